@@ -19,6 +19,7 @@ or with `simulate`, which runs one. Where to look for the rest:
     theory           bounds, timing and exact laws of the papers, as functions
     reporting        results folders and pictures
     cli              the command line
+    checking         declared types of arguments, checked at every public call
     lifecycle        exit codes, stops, and folders that stay readable
 
 Everything is loaded when it is first used. `import fedjax_sim` loads none of it, nor JAX.
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedjax_sim import batching as batching
+    from fedjax_sim import checking as checking
     from fedjax_sim import cli as cli
     from fedjax_sim import clients as clients
     from fedjax_sim import compression as compression
@@ -89,6 +91,7 @@ __version__ = "0.1.0"
 
 _ROOMS = (
     "batching",
+    "checking",
     "cli",
     "clients",
     "compression",

@@ -14,6 +14,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import checked
 from fedjax_sim.types import Array, Params, Plan
 
 LANE_AXIS = "lane"
@@ -287,6 +288,7 @@ def replicate(model: Params, num: int) -> Params:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
 
 
+@checked
 def weighted_sum(weight: Array, models: Params) -> Params:
     """Sum models with weights.
 

@@ -8,6 +8,7 @@ settings struct. `check` turns a bad value into one sentence before anything is 
 `help(SomeHyper)` ends with a table of its settings: meaning, default and allowed values.
 """
 
+import contextvars
 import dataclasses
 import re
 import stat
@@ -22,8 +23,14 @@ from flax import struct as flax_struct
 from fedjax_sim.lifecycle import InputError, nearest
 
 HyperT = TypeVar("HyperT")
+_CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
+
+MOST_SHOWN = 8
+"""Numbers of an array up to which a message shows them."""
+LONGEST = 200
+"""Characters of a value that a message shows."""
 
 
 class ConfigError(InputError):
@@ -37,7 +44,7 @@ class ConfigError(InputError):
         known = allowed.removeprefix("one of ")
         if isinstance(value, str) and known != allowed:
             allowed += nearest(value, re.split(", (?:or )?", known))
-        super().__init__(f"{field} is {value!r}, but must be {allowed}.")
+        super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
 
 
 class DefaultTime(float):
@@ -475,6 +482,17 @@ def check(hyper: Any) -> None:
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
+    within = _CHECKING.set(True)
+    try:
+        _check_fields(hyper)
+        if hasattr(hyper, "check_together"):
+            hyper.check_together()
+    finally:
+        _CHECKING.reset(within)
+
+
+def _check_fields(hyper: Any) -> None:
+    """Check every field alone."""
     for name, field in fields(type(hyper)).items():
         value, allowed = getattr(hyper, name), field.metadata["allowed"]
         if field.metadata.get("is_single") and np.ndim(value) > 0:
@@ -485,8 +503,6 @@ def check(hyper: Any) -> None:
             raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
         if is_traced(field) and _accepts_numbers(value):
             _check_range(name, value, allowed)
-    if hasattr(hyper, "check_together"):
-        hyper.check_together()
     bases = [base for base in type(hyper).__mro__[1:] if dataclasses.is_dataclass(base)]
     for field in dataclasses.fields(hyper):
         is_fixed = "accepts" not in field.metadata and any(field.name in fields(b) for b in bases)
@@ -494,6 +510,23 @@ def check(hyper: Any) -> None:
         if is_fixed and value is not field.default and np.any(np.asarray(value != field.default)):
             given = getattr(value, "__name__", value)
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
+
+
+def check_known(value: Any) -> None:
+    """Check settings as `check` does, unless some are traced or a check calls functions itself.
+
+    Args:
+      value: Settings; any other dataclass is accepted.
+
+    Raises:
+      ConfigError: If a value or a combination of values is not allowed.
+    """
+    if (
+        not _CHECKING.get()
+        and fields(type(value))
+        and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
+    ):
+        check(value)
 
 
 def plain(value: Any) -> Any:
@@ -504,6 +537,17 @@ def plain(value: Any) -> Any:
     """
     is_number = isinstance(value, np.generic | np.ndarray | jax.Array) and value.ndim == 0
     return value.item() if is_number else value
+
+
+def _shown(value: Any) -> str:
+    """Write a value in one line that is not long."""
+    if getattr(value, "size", 0) > MOST_SHOWN and hasattr(value, "dtype"):
+        return f"an array of shape {list(value.shape)} of {value.dtype}"
+    text = " ".join(repr(value).split())
+    if len(text) <= LONGEST:
+        return text
+    is_plain = isinstance(value, str | list | tuple | dict)
+    return f"{text[: LONGEST - 4]} ..." if is_plain else f"of type {type(value).__name__}"
 
 
 def _field(

@@ -14,7 +14,7 @@ statistic.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
@@ -23,7 +23,7 @@ from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
 from fedjax_sim.events import Leaf as Leaf
 
-Key = jax.Array
+Key = Annotated[jax.Array, "a random key"]
 """One typed JAX random key."""
 Array = jax.Array
 Params = Any

@@ -12,6 +12,7 @@ from typing import Any
 
 import optax
 
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.gradient_steps import Training, local_steps, training_of
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.settings import real, struct
@@ -47,6 +48,7 @@ class BaseOptimizer(LocalTraining):
         return optax.chain(optax.scale(1 - self.momentum), optax.trace(self.momentum), scale)
 
 
+@checked
 def frozen_training(
     problem: Problem, hyper: BaseOptimizer, plan: Plan
 ) -> Callable[[Key, Event, Params, Any], tuple[Params, Work]]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import map_slots
+from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError, choice, count, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
@@ -34,6 +35,7 @@ class Expectation:
 ExpectationT = TypeVar("ExpectationT", bound=Expectation)
 
 
+@checked
 def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> ExpectationT:
     """Return the settings unchanged, if they fit the problem.
 
@@ -84,6 +86,7 @@ class Expect(Protocol):
         """
 
 
+@checked
 def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
     """Bind the clients' E-steps.
 

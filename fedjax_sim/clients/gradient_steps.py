@@ -18,6 +18,7 @@ import optax
 from flax import struct as pytrees
 
 from fedjax_sim.batching import map_slots, replicate, split_over_devices, weighted_sum
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.clients.packing import Rows, run_in_rows
@@ -101,6 +102,7 @@ GradientOfClient = Callable[..., BatchGradient]
 """From (problem, hyper, key, client, offset, *extras) to the gradient of that client's steps."""
 
 
+@checked
 def local_training(
     problem: Problem,
     hyper: LocalTraining,
@@ -149,6 +151,7 @@ def local_training(
     return train
 
 
+@checked
 def training_of(
     problem: Problem,
     hyper: LocalTraining,
@@ -203,6 +206,7 @@ def training_of(
     return training
 
 
+@checked
 def local_steps(
     plan: Plan,
     event: Event,

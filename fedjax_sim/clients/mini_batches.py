@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead
-from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, ClientLosses, Key, Params, Problem
@@ -21,14 +21,15 @@ BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 
 
+@checked
 def batch_gradient(
     problem: Problem,
-    hyper: LocalTraining,
+    hyper: Any,
     key: Key,
     client: Array,
     offset: Array,
     *,
-    most_steps: int | None = None,
+    most_steps: Count | None = None,
     is_alone: bool = False,
 ) -> BatchGradient:
     """Return the gradient of `batch_loss`; with `example_clip` the mean of clipped gradients.
@@ -66,14 +67,15 @@ def batch_gradient(
     return gradient
 
 
+@checked
 def batch_loss(
     problem: Problem,
-    hyper: LocalTraining,
+    hyper: Any,
     key: Key,
     client: Array,
     offset: Array,
     *,
-    most_steps: int | None = None,
+    most_steps: Count | None = None,
     is_alone: bool = False,
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.
@@ -97,7 +99,7 @@ def batch_loss(
 
 def _draw_batches(
     problem: Any,
-    hyper: LocalTraining,
+    hyper: Any,
     key: Key,
     client: Array,
     offset: Array,

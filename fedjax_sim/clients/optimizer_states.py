@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.gradient_steps import (
     Direction,
     Total,
@@ -62,6 +63,7 @@ class LastingTrain(Protocol):
         """
 
 
+@checked
 def first_optimizers(problem: Problem, hyper: LastingTraining, model: Params) -> Any:
     """Make the initial states of all clients' optimizers.
 
@@ -78,6 +80,7 @@ def first_optimizers(problem: Problem, hyper: LastingTraining, model: Params) ->
     return replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
 
 
+@checked
 def lasting_training(
     problem: Problem,
     hyper: LastingTraining,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead, map_slots
-from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
@@ -44,6 +44,7 @@ class WholeGradients(Checked):
         return super().completed(problem)
 
 
+@checked
 def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
     """Check that a problem can compute exact gradients.
 
@@ -61,8 +62,9 @@ def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
         raise ConfigError(field, value, reason)
 
 
+@checked
 def whole_gradient(
-    problem: Any, key: Key, client: Array, first: Array, *, most_steps: int | None
+    problem: Any, key: Key, client: Array, first: Array, *, most_steps: Count | None
 ) -> BatchGradient:
     """Return the gradient of the loss of all of a client's examples, for local steps.
 
@@ -95,7 +97,8 @@ class GradientsAt(Protocol):
         """
 
 
-def gradients_at(problem: Any, hyper: LocalTraining, plan: Plan, *, is_exact: bool) -> GradientsAt:
+@checked
+def gradients_at(problem: Any, hyper: Any, plan: Plan, *, is_exact: bool) -> GradientsAt:
     """Bind gradients of clients' losses.
 
     Args:

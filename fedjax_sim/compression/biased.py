@@ -8,13 +8,13 @@ Dimension letter: `D` entries of a vector.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import checked, shape
 from fedjax_sim.compression.base import Compressor, wide_of
 from fedjax_sim.settings import ConfigError, count, fixed, struct
 from fedjax_sim.types import Array, Key
@@ -61,13 +61,13 @@ class TopK(Biased):
 
     kept: int = count(1, "Number of entries kept, k.")
 
-    def apply(self, key: Key, vector: Array) -> Array:
+    @checked
+    def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
         """Keep the largest entries of a vector `f[D]`; the key is not used.
 
         Raises:
-          AssertionError: If `vector` is not a vector.
+          ConfigError: If `vector` is not a vector.
         """
-        chex.assert_rank(vector, 1)
         if self.kept >= vector.size:
             return vector
         places = jax.lax.top_k(jnp.abs(wide_of(vector)), self.kept)[1]
@@ -103,13 +103,13 @@ class ScaledSign(Biased):
         least=0,
     )
 
-    def apply(self, key: Key, vector: Array) -> Array:
+    @checked
+    def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
         """Send the signs of a vector `f[D]`, scaled; the key is not used.
 
         Raises:
-          AssertionError: If `vector` is not a vector.
+          ConfigError: If `vector` is not a vector.
         """
-        chex.assert_rank(vector, 1)
         wide, size = wide_of(vector), self._block(vector.size)
         padding = -vector.size % size
         blocks = jnp.pad(jnp.abs(wide), (0, padding)).reshape(-1, size)

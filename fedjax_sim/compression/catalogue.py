@@ -1,5 +1,6 @@
 """Compressors by the names of the command line."""
 
+from fedjax_sim.checking import checked
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.biased import ScaledSign, TopK
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
@@ -24,6 +25,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 """Every kind of compressor, by name."""
 
 
+@checked
 def parse_compressor(text: str) -> Compressor:
     """Read a compressor from text.
 

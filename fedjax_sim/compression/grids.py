@@ -5,12 +5,12 @@ appendices without a source are those of Dieuleveut et al., FedEM, arXiv 2111.02
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import checked, shape
 from fedjax_sim.compression.base import Compressor, Rounding, check_whole, divisor
 from fedjax_sim.settings import ConfigError, count, fixed, real, redefault, static, struct
 from fedjax_sim.types import Array
@@ -69,14 +69,13 @@ class Grid(Compressor):
         """Number of levels s, a whole number; traced if a setting that determines it is."""
         raise NotImplementedError
 
-    def around(self, magnitude: Array) -> Rounding:
+    @checked
+    def around(self, magnitude: Annotated[Array, shape("D")]) -> Rounding:
         """Find the neighbours of magnitudes `f[D]` on the grids of their blocks.
 
         Raises:
-          AssertionError: If the magnitudes are not a vector.
-          ConfigError: If rows do not divide the vector.
+          ConfigError: If the magnitudes are not a vector, or rows do not divide it.
         """
-        chex.assert_rank(magnitude, 1)
         dim, size = magnitude.size, self._block(magnitude.size)
         rows = magnitude.reshape(-1, self._row(dim))
         blocks = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % size))).reshape(len(rows), -1, size)

@@ -6,10 +6,12 @@ Dimension letter: `D` entries of a vector.
 """
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Limit, Whole, checked
 from fedjax_sim.compression.base import Compressor, Rounding, divisor
 from fedjax_sim.settings import count, fixed, struct
 from fedjax_sim.types import Array, Key
@@ -57,7 +59,14 @@ class Luq(Compressor):
         return word + dim * math.ceil(math.log2(2 * self.top + 3))
 
 
-def luq(key: Key, g: Array, *, bits: int = 4, top: int | None = None) -> Array:
+@checked
+def luq(
+    key: Key,
+    g: Array,
+    *,
+    bits: Annotated[int, Limit(least=1, most=32)] = 4,
+    top: Whole | None = None,
+) -> Array:
     """Round a tensor at random, without bias, to its largest magnitude times powers of two.
 
     With M = max |g| and a = M / 2^top, the levels are 0 and +-a 2^k for k = 0, ..., top. A value
@@ -67,7 +76,7 @@ def luq(key: Key, g: Array, *, bits: int = 4, top: int | None = None) -> Array:
     Args:
       key: Key of the draws.
       g: `f[...]`, any shape, with one scale for all entries. `vmap` gives each row its own scale.
-      bits: Bits per entry, which determine `top` if that is None.
+      bits: Bits per entry, from 1 to 32, which determine `top` if that is None.
       top: Number of powers of two below the largest magnitude. None takes 2^(bits - 1) - 1 like the
         reference code, although sign, zero and exponents leave room for 2^(bits - 1) - 2 only.
 

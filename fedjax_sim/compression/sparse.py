@@ -3,12 +3,12 @@
 Dimension letter: `D` entries of a vector.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import checked, shape
 from fedjax_sim.compression.base import Compressor, Rounding, check_whole, wide_of
 from fedjax_sim.settings import fixed, real, struct
 from fedjax_sim.types import Array, Key
@@ -61,13 +61,13 @@ class RandK(Compressor):
         """
         check_whole("kept", self.kept)
 
-    def apply(self, key: Key, vector: Array) -> Array:
+    @checked
+    def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
         """Keep k random entries of a vector `f[D]`, scaled up.
 
         Raises:
-          AssertionError: If `vector` is not a vector.
+          ConfigError: If `vector` is not a vector.
         """
-        chex.assert_rank(vector, 1)
         wide = wide_of(vector)
         places = jax.random.permutation(key, wide.size)
         scale = jnp.asarray(self.omega(wide.size) + 1, wide.dtype)

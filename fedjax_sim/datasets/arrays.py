@@ -7,16 +7,24 @@ example.
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.settings import ConfigError, check_file
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 """Arrays that an .npz file must have."""
 
+READING = (
+    *(ValueError, OSError, RuntimeError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""Errors of NumPy for a file that is damaged, encrypted, or promises too large an array."""
 
+
+@checked
 class Dataset(NamedTuple):
     """A training set and a test set of labelled images.
 
@@ -34,22 +42,23 @@ class Dataset(NamedTuple):
         data has no clients.
     """
 
-    train_images: np.ndarray
-    train_labels: np.ndarray
-    test_images: np.ndarray
-    test_labels: np.ndarray
-    num_classes: int
+    train_images: Annotated[np.ndarray, shape("n ...")]
+    train_labels: Annotated[np.ndarray, shape("n")]
+    test_images: Annotated[np.ndarray, shape("m ...")]
+    test_labels: Annotated[np.ndarray, shape("m")]
+    num_classes: Count
     name: str
     train_clients: np.ndarray | None = None
 
 
+@checked
 def from_arrays(
     train_images: np.ndarray,
     train_labels: np.ndarray,
     test_images: np.ndarray,
     test_labels: np.ndarray,
     *,
-    num_classes: int | None = None,
+    num_classes: Count | None = None,
     name: str = "own",
     train_clients: np.ndarray | None = None,
 ) -> Dataset:
@@ -126,24 +135,20 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
         raise ConfigError(
             "npz file", str(path), "an existing file, complete and written by numpy.savez"
         )
-    with np.load(path, allow_pickle=False) as file:
-        for array in ARRAYS:
-            if array not in file:
-                raise ConfigError(
-                    "npz file",
-                    str(path),
-                    f"one with the arrays {', '.join(ARRAYS)} ({array} is missing)",
-                )
-        try:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [array for array in ARRAYS if array not in file]
             arrays = {
                 array: file[array]
                 for array in (*ARRAYS, "class_names", "train_clients")
                 if array in file
             }
-        except (ValueError, OSError, zipfile.BadZipFile, zlib.error):
-            raise ConfigError(
-                "npz file", str(path), "an undamaged file of plain arrays, without Python objects"
-            ) from None
+    except READING:
+        allowed = "an undamaged file of plain arrays, without Python objects or a password"
+        raise ConfigError("npz file", str(path), allowed) from None
+    if missing:
+        allowed = f"one with the arrays {', '.join(ARRAYS)} ({missing[0]} is missing)"
+        raise ConfigError("npz file", str(path), allowed)
     num_classes = len(np.atleast_1d(arrays.pop("class_names"))) if "class_names" in arrays else None
     return from_arrays(**arrays, num_classes=num_classes, name=name or path.stem)
 

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
 from fedjax_sim.datasets.fetched import CLIENT_TEXTS, SOURCES, TEXTS, fetch, fetch_text
 from fedjax_sim.datasets.synthetic import from_name
@@ -14,6 +15,7 @@ from fedjax_sim.lifecycle import cache_folder
 from fedjax_sim.settings import ConfigError
 
 
+@checked
 def names() -> dict[str, str]:
     """List the names that `load` and `load_text` accept.
 
@@ -35,6 +37,7 @@ def names() -> dict[str, str]:
     }
 
 
+@checked
 def what_to_fetch() -> list[dict[str, str]]:
     """List what a user needs to fetch, or lets be downloaded, for the sets that are not bundled.
 
@@ -54,6 +57,7 @@ def what_to_fetch() -> list[dict[str, str]]:
     ]
 
 
+@checked
 def is_text(name: str) -> bool:
     """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images.
 
@@ -66,6 +70,7 @@ def is_text(name: str) -> bool:
     return name in TEXTS | CLIENT_TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
+@checked
 def load(
     name: str,
     *,
@@ -111,6 +116,7 @@ def load(
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
 
 
+@checked
 def load_text(
     name: str,
     *,

@@ -21,6 +21,7 @@ import re
 
 import numpy as np
 
+from fedjax_sim.checking import AtLeast0, Count, Seed, checked
 from fedjax_sim.datasets.arrays import Dataset, from_arrays
 from fedjax_sim.settings import ConfigError
 
@@ -31,8 +32,14 @@ HELD_OUT = 0.1
 """Share of each client's examples, at the end, that is kept for testing."""
 
 
+@checked
 def make_synthetic(
-    alpha: float, beta: float, *, num_clients: int = 30, seed: int = 0, is_iid: bool = False
+    alpha: AtLeast0,
+    beta: AtLeast0,
+    *,
+    num_clients: Count = 30,
+    seed: Seed = 0,
+    is_iid: bool = False,
 ) -> Dataset:
     """Draw the data of Synthetic(alpha, beta), whose clients the partition "natural" keeps.
 
@@ -52,12 +59,8 @@ def make_synthetic(
       ConfigError: If an argument is not allowed.
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not (np.isfinite(value) and 0 <= value <= (0 if is_iid else np.inf)):
-            allowed = "0, as the data are IID" if is_iid else "a finite number of at least 0"
-            raise ConfigError(name, value, allowed)
-    for name, whole, least in (("num_clients", num_clients, 1), ("seed", seed, 0)):
-        if not isinstance(whole, int | np.integer) or whole < least:
-            raise ConfigError(name, whole, f"a whole number of at least {least}")
+        if is_iid and value:
+            raise ConfigError(name, value, "0, as the data are IID")
     rng = np.random.default_rng(seed)
     sizes = LEAST_EXAMPLES + np.floor(rng.lognormal(4, 2, num_clients)).astype(int)
     deviations = np.arange(1, DIMENSION + 1) ** (-1.2 / 2)

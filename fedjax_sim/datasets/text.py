@@ -14,15 +14,15 @@ Letters: `n` sequences; `L` characters or words to predict in a sequence.
 """
 
 import re
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import Count, Fraction, checked, shape
+from fedjax_sim.datasets.arrays import READING
 from fedjax_sim.settings import ConfigError, check_file
 
 PADDING = 0
@@ -39,6 +39,7 @@ ENDS = ("<beginning>", "<end>")
 """The beginning and the end of a speech or sentence, for texts that were published by clients."""
 
 
+@checked
 class Text(NamedTuple):
     """Sequences of character codes for training and testing, each with its speaker.
 
@@ -56,10 +57,10 @@ class Text(NamedTuple):
       name: Name of the text, used in tables and pictures.
     """
 
-    train_sequences: np.ndarray
-    train_speakers: np.ndarray
-    test_sequences: np.ndarray
-    test_speakers: np.ndarray
+    train_sequences: Annotated[np.ndarray, shape("n L")]
+    train_speakers: Annotated[np.ndarray, shape("n")]
+    test_sequences: Annotated[np.ndarray, shape("m L")]
+    test_speakers: Annotated[np.ndarray, shape("m")]
     characters: str | tuple[str, ...]
     speakers: tuple[str, ...]
     name: str
@@ -75,12 +76,13 @@ class Text(NamedTuple):
         return self.train_speakers
 
 
+@checked
 def from_text(
     text: str,
     *,
-    sequence_length: int = 80,
-    held_out: float = 0.2,
-    min_characters: int | None = None,
+    sequence_length: Count = 80,
+    held_out: Fraction = 0.2,
+    min_characters: Count | None = None,
     characters: str | None = None,
     name: str,
 ) -> Text:
@@ -112,18 +114,12 @@ def from_text(
       ConfigError: If an option is out of its range, if the text has no speech, or if no speaker has
         `min_characters`.
     """
-    if not isinstance(sequence_length, int) or sequence_length < 1:
-        raise ConfigError("sequence_length", sequence_length, "a whole number of at least 1")
-    if not 0 < held_out < 1:
-        raise ConfigError("held_out", held_out, "above 0 and below 1")
     if (
         characters is not None
         and not 0 < len(set(characters)) == len(characters) <= MOST_CHARACTERS
     ):
         raise ConfigError("characters", characters, f"from 1 to {MOST_CHARACTERS} different ones")
     least = 2 * sequence_length if min_characters is None else min_characters
-    if not isinstance(least, int) or least < 1:
-        raise ConfigError("min_characters", min_characters, "a whole number of at least 1")
     words_of = speeches(text)
     if not words_of:
         raise ConfigError(
@@ -270,7 +266,7 @@ def from_npz(path: Path, name: str) -> Text:
             for field in ("characters", "speakers"):
                 arrays[field] = tuple(arrays[field].tolist())
             return Text(**arrays, name=name)
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile, zlib.error):
+    except (KeyError, *READING):
         raise ConfigError(
             "npz file", str(path), "an undamaged file with the sequences of a text"
         ) from None

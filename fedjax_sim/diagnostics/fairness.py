@@ -16,12 +16,16 @@ then.
 Dimension letters: `N` clients, `T` ticks, `S` slots, `G` groups, `K` classes, `U` updates received.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-import chex
 import numpy as np
 
+from fedjax_sim.checking import Count, Limit, Share, checked, shape
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Timeline
+
+Groups = Annotated[np.ndarray, shape("N"), Limit(least=0, is_whole=True)]
+"""`i32[N]`, label of each client's group, from 0."""
 
 
 class FairnessReport(NamedTuple):
@@ -61,8 +65,9 @@ class FairnessReport(NamedTuple):
     share_without: np.ndarray
 
 
+@checked
 def fairness_report(
-    timeline: Timeline, num_clients: int, groups: np.ndarray | None = None, skip: float = 0.0
+    timeline: Timeline, num_clients: Count, groups: Groups | None = None, skip: Share = 0.0
 ) -> FairnessReport:
     """Compute all measures of this module that need only a timeline.
 
@@ -76,13 +81,13 @@ def fairness_report(
       The report.
 
     Raises:
-      AssertionError: If `groups` does not have one label per client.
+      ConfigError: If `groups` does not have one label per client.
     """
     each = influence(timeline, num_clients, skip=skip)
     share = update_share(timeline, num_clients, skip=skip)
     mean, largest = client_staleness(timeline, num_clients, skip=skip)
-    if groups is not None:
-        chex.assert_shape(np.asarray(groups), (num_clients,))
+    if groups is not None and len(groups) != num_clients:
+        raise ConfigError("number of groups' labels", len(groups), f"num_clients, {num_clients}")
     nothing = np.zeros(0)
     return FairnessReport(
         influence=each,
@@ -101,7 +106,8 @@ def fairness_report(
     )
 
 
-def influence(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.ndarray:
+@checked
+def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Average each client's weight over ticks, where the weights of its slots in a tick add up.
 
     Args:
@@ -117,7 +123,8 @@ def influence(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.
     return np.bincount(updates.client, updates.weight, num_clients) / updates.num_ticks
 
 
-def influence_per_time(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.ndarray:
+@checked
+def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Sum each client's weights per unit of virtual time.
 
     Time runs from the last skipped tick, or from 0 if none is skipped, to the last tick.
@@ -134,7 +141,8 @@ def influence_per_time(timeline: Timeline, num_clients: int, *, skip: float = 0.
     return np.bincount(updates.client, updates.weight, num_clients) / updates.duration
 
 
-def update_share(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> np.ndarray:
+@checked
+def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Compute each client's share of all updates received.
 
     Args:
@@ -149,7 +157,8 @@ def update_share(timeline: Timeline, num_clients: int, *, skip: float = 0.0) -> 
     return np.bincount(updates.client, minlength=num_clients) / max(len(updates.client), 1)
 
 
-def time_to_first(timeline: Timeline, num_clients: int) -> np.ndarray:
+@checked
+def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     """Find when each client first changes the server's model, by an update with a weight above 0.
 
     Args:
@@ -166,8 +175,9 @@ def time_to_first(timeline: Timeline, num_clients: int) -> np.ndarray:
     return first
 
 
+@checked
 def client_staleness(
-    timeline: Timeline, num_clients: int, *, skip: float = 0.0
+    timeline: Timeline, num_clients: Count, *, skip: Share = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the mean and the largest staleness of each client's updates.
 
@@ -188,7 +198,8 @@ def client_staleness(
     return mean, np.where(count > 0, largest, np.nan)
 
 
-def share_without(timeline: Timeline, groups: np.ndarray, *, skip: float = 0.0) -> np.ndarray:
+@checked
+def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> np.ndarray:
     """Compute the share of ticks without an update from any client of a group.
 
     In such ticks no choice of weights can help the group.
@@ -207,7 +218,8 @@ def share_without(timeline: Timeline, groups: np.ndarray, *, skip: float = 0.0) 
     return 1 - heard.mean(axis=0)
 
 
-def group_sums(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+@checked
+def group_sums(values: np.ndarray, groups: Groups) -> np.ndarray:
     """Add up the values of each group's clients.
 
     Args:
@@ -220,6 +232,7 @@ def group_sums(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return np.bincount(groups, values)
 
 
+@checked
 def jain_index(values: np.ndarray) -> float:
     """Compute Jain's index (sum x)^2 / (N sum x^2).
 
@@ -234,6 +247,7 @@ def jain_index(values: np.ndarray) -> float:
         return float(np.square(values.sum()) / (values.size * np.square(values).sum()))
 
 
+@checked
 def entropy(values: np.ndarray) -> float:
     """Compute the entropy of values taken as shares of their sum.
 
@@ -250,6 +264,7 @@ def entropy(values: np.ndarray) -> float:
         return float(entr(values / values.sum()).sum())
 
 
+@checked
 def evenness(values: np.ndarray) -> float:
     """Compute the entropy of values relative to its largest value, log N.
 
@@ -262,7 +277,11 @@ def evenness(values: np.ndarray) -> float:
     return entropy(values) / np.log(len(values)) if len(values) > 1 else 1.0
 
 
-def deviation(influence: np.ndarray, target: np.ndarray | None = None) -> float:
+@checked
+def deviation(
+    influence: Annotated[np.ndarray, shape("N")],
+    target: Annotated[np.ndarray, shape("N")] | None = None,
+) -> float:
     """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
 
     Args:
@@ -273,15 +292,18 @@ def deviation(influence: np.ndarray, target: np.ndarray | None = None) -> float:
       The sum over clients.
 
     Raises:
-      AssertionError: If `target` does not have one value per client.
+      ConfigError: If `target` does not have one value per client.
     """
     influence = np.asarray(influence, float)
     wanted = np.full(influence.shape, 1 / influence.size) if target is None else np.asarray(target)
-    chex.assert_equal_shape([influence, wanted])
     return float(np.abs(influence - wanted).sum())
 
 
-def group_accuracy(per_class: np.ndarray, label_shares: np.ndarray) -> np.ndarray:
+@checked
+def group_accuracy(
+    per_class: Annotated[np.ndarray, shape("... K")],
+    label_shares: Annotated[np.ndarray, shape("G K"), Limit(least=0, most=1)],
+) -> np.ndarray:
     """Compute a model's expected accuracy for groups of clients with different label shares.
 
     Args:
@@ -293,10 +315,9 @@ def group_accuracy(per_class: np.ndarray, label_shares: np.ndarray) -> np.ndarra
       With equal shares this is the accuracy on a balanced test set.
 
     Raises:
-      AssertionError: If the numbers of classes differ.
+      ConfigError: If the numbers of classes differ.
     """
     per_class, shares = np.asarray(per_class, float)[..., None, :], np.asarray(label_shares, float)
-    chex.assert_shape(shares, (None, per_class.shape[-1]))
     return np.where(shares > 0, per_class * shares, 0).sum(axis=-1)
 
 
@@ -370,10 +391,12 @@ class _Received(NamedTuple):
     duration: float
 
 
-def _received(timeline: Timeline, skip: float) -> _Received:
+def _received(timeline: Timeline, skip: Share) -> _Received:
     """List the updates that a timeline receives after its skipped ticks."""
     time, clients = np.asarray(timeline.time), np.asarray(timeline.clients)
-    chex.assert_shape(clients, (len(time), None))
+    if time.ndim != 1 or clients.shape[:1] != time.shape or clients.ndim != 2:
+        found = f"times {time.shape} and clients {clients.shape}"
+        raise ConfigError("shapes of the timeline", found, "(T,) and (T, S), those of one lane")
     skipped = int(skip * len(time))
     tick, slot = np.nonzero(clients[skipped:] != EMPTY)
     client, weight, version = (

@@ -4,14 +4,18 @@ Everything is NumPy in float64. Leading axes `...` are a batch. Dimension letter
 `R` samples.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import Limit, checked, shape
+from fedjax_sim.settings import ConfigError
+
 Numbers = npt.NDArray[np.float64]
 
 
+@checked
 class Gaussian(NamedTuple):
     """A normal law in P dimensions, or the first two moments of another law.
 
@@ -20,11 +24,12 @@ class Gaussian(NamedTuple):
         covariance: `f64[..., P, P]`, symmetric and positive semidefinite.
     """
 
-    mean: Numbers
-    covariance: Numbers
+    mean: Annotated[Numbers, shape("... P")]
+    covariance: Annotated[Numbers, shape("... P P")]
 
 
-def fit_gaussian(samples: npt.ArrayLike) -> Gaussian:
+@checked
+def fit_gaussian(samples: Annotated[npt.ArrayLike, shape("... R P"), Limit()]) -> Gaussian:
     """Compute the mean and the covariance of samples.
 
     Args:
@@ -34,13 +39,19 @@ def fit_gaussian(samples: npt.ArrayLike) -> Gaussian:
         The sample mean and the sample covariance, whose divisor is R - 1.
     """
     samples = np.asarray(samples, float)
+    if samples.shape[-2] < 2:
+        raise ConfigError("number of samples", samples.shape[-2], "at least 2")
     mean = samples.mean(axis=-2)
     centred = samples - mean[..., None, :]
     return Gaussian(mean, np.swapaxes(centred, -1, -2) @ centred / (samples.shape[-2] - 1))
 
 
+@checked
 def wasserstein2(
-    mean1: npt.ArrayLike, cov1: npt.ArrayLike, mean2: npt.ArrayLike, cov2: npt.ArrayLike
+    mean1: Annotated[npt.ArrayLike, shape("... P")],
+    cov1: Annotated[npt.ArrayLike, shape("... P P")],
+    mean2: Annotated[npt.ArrayLike, shape("... P")],
+    cov2: Annotated[npt.ArrayLike, shape("... P P")],
 ) -> Numbers:
     """Compute the 2-Wasserstein distance W2 (not its square) between two normal laws.
 
@@ -59,6 +70,10 @@ def wasserstein2(
         `f64[...]`, in the unit of the coordinates.
     """
     mean1, cov1, mean2, cov2 = (np.asarray(x, float) for x in (mean1, cov1, mean2, cov2))
+    for name, covariance in (("cov1", cov1), ("cov2", cov2)):
+        variances = np.diagonal(covariance, axis1=-2, axis2=-1)
+        if (variances < 0).any():
+            raise ConfigError(f"a variance in {name}", float(variances.min()), "at least 0")
     root = _square_root(cov2)
     cross = root @ cov1 @ root
     overlap = np.sqrt(

@@ -11,11 +11,11 @@ kept, `m` test examples, `K` classes.
 
 from typing import NamedTuple, Protocol
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.diagnostics import predictions
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
@@ -63,7 +63,8 @@ class Mixing(NamedTuple):
     ess: Params
 
 
-def thin_samples(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Params:
+@checked
+def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Params:
     """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
 
     Args:
@@ -76,21 +77,24 @@ def thin_samples(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Params:
       The samples kept, a pytree of leaves `[L, s, ...]`.
 
     Raises:
-      ConfigError: If `burn_in` or `thin` is out of range.
-      AssertionError: If leaves differ in their first two dimensions.
+      ConfigError: If `burn_in` or `thin` is out of range, or leaves differ in their first two
+        dimensions.
     """
-    leaves = jax.tree.leaves(samples)
-    chex.assert_equal_shape_prefix(leaves, 2)
-    num = leaves[0].shape[1]
+    shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(samples)}
+    if len(shapes) != 1 or len(num_lanes_and_evals := shapes.pop()) != 2:
+        found = [np.shape(leaf) for leaf in jax.tree.leaves(samples)]
+        raise ConfigError("shapes of samples", found, "[L, V, ...] with one L and one V")
+    num = num_lanes_and_evals[1]
     for name, value, least, most in (("burn_in", burn_in, 0, num - 1), ("thin", thin, 1, num)):
-        if not isinstance(value, (int, np.integer)) or not least <= value <= most:
+        if value > most:
             allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
             raise ConfigError(name, value, allowed)
     return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
 
 
+@checked
 def average_predictions(
-    problem: Predictor, samples: Params, *, burn_in: int = 1, thin: int = 1
+    problem: Predictor, samples: Params, *, burn_in: Whole = 1, thin: Count = 1
 ) -> Predictive:
     """Average the predictions of each lane's samples, and score the average after each sample.
 

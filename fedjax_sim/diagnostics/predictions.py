@@ -4,16 +4,20 @@ Dimension letters: `m` examples, `K` classes, `b` bins of confidence. The *confi
 prediction is the probability of its most probable class.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Count, Limit, checked, shape
 from fedjax_sim.types import Array
 
 BINS = 15
 """Default number of bins of confidence."""
+
+Probabilities = Annotated[Array, shape("m K"), Limit(least=0, most=1, may_be_nan=True)]
+"""`f[m, K]`, those of models that diverged are nan."""
+Labels = Annotated[Array, shape("m"), Limit(least=0, is_whole=True)]
 
 
 class Reliability(NamedTuple):
@@ -30,7 +34,8 @@ class Reliability(NamedTuple):
     examples: Array
 
 
-def accuracy(probabilities: Array, labels: Array) -> Array:
+@checked
+def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the share of examples whose most probable class is right.
 
     Args:
@@ -40,11 +45,11 @@ def accuracy(probabilities: Array, labels: Array) -> Array:
     Returns:
       `f[]`, from 0 to 1.
     """
-    _check_shapes(probabilities, labels)
     return jnp.mean((jnp.argmax(probabilities, axis=-1) == labels).astype(probabilities.dtype))
 
 
-def negative_log_likelihood(probabilities: Array, labels: Array) -> Array:
+@checked
+def negative_log_likelihood(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the mean of -log p(right class).
 
     Args:
@@ -55,12 +60,12 @@ def negative_log_likelihood(probabilities: Array, labels: Array) -> Array:
     Returns:
       `f[]`, in nats.
     """
-    _check_shapes(probabilities, labels)
     right = jnp.take_along_axis(probabilities, labels[:, None], axis=-1)
     return -jnp.mean(jnp.log(jnp.maximum(right, jnp.finfo(right.dtype).tiny)))
 
 
-def brier_score(probabilities: Array, labels: Array) -> Array:
+@checked
+def brier_score(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the mean over examples of sum_y (p(y) - 1[y is right])^2.
 
     Args:
@@ -70,12 +75,12 @@ def brier_score(probabilities: Array, labels: Array) -> Array:
     Returns:
       `f[]`: 0 is perfect, 2 is the worst, and a uniform guess has 1 - 1/K.
     """
-    _check_shapes(probabilities, labels)
     right = jax.nn.one_hot(labels, probabilities.shape[-1])
     return jnp.mean(jnp.sum(jnp.square(probabilities - right), axis=-1))
 
 
-def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Reliability:
+@checked
+def reliability(probabilities: Probabilities, labels: Labels, *, bins: Count = BINS) -> Reliability:
     """Group predictions by confidence, in the bins ((i - 1) / b, i / b] (Guo et al. 2017).
 
     Args:
@@ -86,7 +91,6 @@ def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Rel
     Returns:
       Confidence, accuracy and number of predictions of every bin.
     """
-    _check_shapes(probabilities, labels)
     confidence = jnp.max(probabilities, axis=-1)
     is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(confidence.dtype)
     place = jnp.clip(jnp.ceil(confidence * bins).astype("int32") - 1, 0, bins - 1)
@@ -99,7 +103,10 @@ def reliability(probabilities: Array, labels: Array, *, bins: int = BINS) -> Rel
     )
 
 
-def expected_calibration_error(probabilities: Array, labels: Array, *, bins: int = BINS) -> Array:
+@checked
+def expected_calibration_error(
+    probabilities: Probabilities, labels: Labels, *, bins: Count = BINS
+) -> Array:
     """Compute the mean distance between confidence and accuracy of the bins.
 
     Args:
@@ -114,7 +121,8 @@ def expected_calibration_error(probabilities: Array, labels: Array, *, bins: int
     return jnp.sum(examples * jnp.abs(right - confidence)) / labels.shape[0]
 
 
-def score_predictions(probabilities: Array, labels: Array) -> dict[str, Array]:
+@checked
+def score_predictions(probabilities: Probabilities, labels: Labels) -> dict[str, Array]:
     """Compute all scores of predictions.
 
     Args:
@@ -130,9 +138,3 @@ def score_predictions(probabilities: Array, labels: Array) -> dict[str, Array]:
         "brier": brier_score(probabilities, labels),
         "ece": expected_calibration_error(probabilities, labels),
     }
-
-
-def _check_shapes(probabilities: Array, labels: Array) -> None:
-    """Refuse labels `[m, 1]`, which would broadcast silently."""
-    chex.assert_rank(probabilities, 2)
-    chex.assert_shape(labels, probabilities.shape[:1])

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_sim.checking import Count, Seed, Whole, checked
 from fedjax_sim.diagnostics.predictions import BINS, Reliability, reliability
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
@@ -28,7 +29,8 @@ ONLY = "w"
 SAMPLE = ("chain", "draw")
 
 
-def to_arviz(run: Any, problem: Any = None, *, burn_in: int = 1, thin: int = 1) -> xr.DataTree:
+@checked
+def to_arviz(run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1) -> xr.DataTree:
     """Return the samples of a run as ArviZ's groups.
 
     Args:
@@ -90,15 +92,16 @@ def to_arviz(run: Any, problem: Any = None, *, burn_in: int = 1, thin: int = 1) 
     return xr.DataTree.from_dict(groups)
 
 
+@checked
 def predictive(
     run: Any,
     problem: Any,
     inputs: Any,
     targets: Any = None,
     *,
-    burn_in: int = 1,
-    thin: int = 1,
-    seed: int = 0,
+    burn_in: Whole = 1,
+    thin: Count = 1,
+    seed: Seed = 0,
 ) -> xr.DataTree:
     """Predict further examples by every sample.
 
@@ -235,7 +238,8 @@ def _dataset(found: dict[str, Any], dims: dict[str, Any]) -> xr.Dataset:
     )
 
 
-def calibration(predicted: xr.DataTree, *, bins: int = BINS) -> Reliability:
+@checked
+def calibration(predicted: xr.DataTree, *, bins: Count = BINS) -> Reliability:
     """Group predictions, averaged over all samples, by confidence.
 
     Args:
@@ -253,6 +257,7 @@ def calibration(predicted: xr.DataTree, *, bins: int = BINS) -> Reliability:
     return reliability(*averaged_predictions(predicted), bins=bins)
 
 
+@checked
 def averaged_predictions(predicted: xr.DataTree) -> tuple[Array, Array]:
     """Return class probabilities averaged over all samples `f[m, K]`, and targets `i32[m]`.
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,48 +13,28 @@ from fedjax_sim.engine.curves import Grid
 from fedjax_sim.engine.identities import text_of
 from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.options import Options
-from fedjax_sim.engine.placement import Layout, check_layout, check_precision
+from fedjax_sim.engine.placement import check_layout
 from fedjax_sim.engine.problem_checks import check_problem
+from fedjax_sim.engine.progress import check_file
 from fedjax_sim.settings import ConfigError, check, fields, plain
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import AnyProblem, HyperT, LatentProblem, System
 
 
 def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
-    """List seeds and the values of settings."""
-    if settings is not None and not isinstance(settings, Mapping):
-        allowed = "a mapping from names of settings to lists of values"
-        raise ConfigError("settings", type(settings).__name__, allowed)
+    """List seeds and the values of settings, with numbers as Python has them."""
     seeds = plain(seeds)
-    if isinstance(seeds, int):
-        if not is_whole(seeds, 1):
-            raise ConfigError("seeds", seeds, "a number of at least 1, or a list")
-        seeds = range(seeds)
-    values = {name: listed(f"values of {name}", each) for name, each in (settings or {}).items()}
-    return Grid(values, listed("seeds", seeds))
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
+    return Grid(values, list(map(plain, seeds)))
 
 
 def list_lanes(
     system: System, problem: Any, hyper: Any, grid: Grid, options: Options
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
-    seeds, settings = list(grid.seeds), grid.settings
-    _check_run(system, seeds, settings, options)
-    hyper = system.Hyper() if hyper is None else hyper
-    names = [field.name for field in dataclasses.fields(system.Hyper)]
-    if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
-        kind = hyper if isinstance(hyper, type) else type(hyper)
-        allowed = f"settings of {system.name}, an instance of its Hyper"
-        raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
-    if "num_clients" not in names:
-        allowed = "those of a system, with num_clients among them"
-        raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
-    points = [
-        dict(zip(settings, values, strict=True)) for values in itertools.product(*settings.values())
-    ]
-    hypers = [dataclasses.replace(hyper, **point) for point in points]
-    for each in hypers:
-        check(each)
+    seeds = list(grid.seeds)
+    points, hypers = check_call(system, hyper, grid, options)
     problems = _problems_of(system, problem, seeds)
     _check_clients(hypers, problems)
     _check_models(problems)
@@ -137,64 +118,63 @@ def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> Hy
     return this.with_message_bits(*system.messages.bits(model, hyper))
 
 
-def listed(field: str, values: Any) -> list[Any]:
-    """Make a list of a user's sequence, with numbers as Python has them."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ConfigError(field, values, "a list")
-    return [plain(value) for value in values]
+def check_call(
+    system: System, hyper: Any, grid: Grid, options: Options
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Check everything that can be checked without problems and timelines.
 
+    Args:
+      system: The system.
+      hyper: Its settings; its defaults if None.
+      grid: Seeds and values of settings.
+      options: The options of the sweep.
 
-def is_whole(value: Any, least: int) -> bool:
-    """Tell whether a value is a whole number that is large enough."""
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return is_integer and int(value) >= least
+    Returns:
+      The values of the swept settings at each point of the grid, and all settings there.
 
-
-def _check_run(
-    system: System, seeds: list[int], settings: Mapping[str, Sequence[Any]], options: Options
-) -> None:
-    """Check everything that can be checked without problems and timelines."""
-    if not isinstance(system, System):
-        raise ConfigError("system", system, "a System, such as fedjax_sim.SYSTEMS['favano']")
-    is_valid = all(is_whole(seed, 0) and seed < 2**31 for seed in seeds)
-    if not seeds or not is_valid or len(set(seeds)) < len(seeds):
-        allowed = f"different whole numbers from 0 to {2**31 - 1}, at least one"
-        raise ConfigError("seeds", seeds, allowed)
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
+        raise ConfigError("seeds", grid.seeds, "different whole numbers, at least one")
     budget = options.time_budget
     if (budget is None) == (options.num_ticks is None):
         raise ConfigError("time_budget", budget, "given, or else num_ticks, but not both")
-    is_number = isinstance(budget, int | float)
-    if budget is not None and not (is_number and np.isfinite(budget) and budget > 0):
-        raise ConfigError("time_budget", budget, "a finite number above 0")
-    for name in ("num_ticks", "num_evals", "max_lanes", "evals_per_chunk"):
-        value = getattr(options, name)
-        if value is not None and not is_whole(value, 1):
-            raise ConfigError(name, value, "a whole number of at least 1")
+    if options.resume and options.checkpoint is None:
+        raise ConfigError("resume", options.resume, "False without a checkpoint to continue from")
+    if isinstance(options.progress, Path):
+        check_file(options.progress)
     if options.checkpoint is not None and jax.process_count() > 1:
         allowed = "None with several processes, which cannot write one"
         raise ConfigError("checkpoint", str(options.checkpoint), allowed)
     if options.on_evaluation is not None and jax.process_count() > 1:
         allowed = "None with several processes, which could decide differently"
         raise ConfigError("on_evaluation", options.on_evaluation, allowed)
-    if options.on_evaluation is not None and not callable(options.on_evaluation):
-        raise ConfigError(
-            "on_evaluation", options.on_evaluation, "a function of a Progress, or None"
-        )
-    for tracker in options.trackers:
-        if not callable(getattr(tracker, "log", None)):
-            allowed = "trackers, such as fedjax_sim.reporting.trackers.CSV(FILE)"
-            raise ConfigError("trackers", tracker, f"a list of {allowed}")
-    check_precision(options.precision)
-    if not isinstance(options.layout, Layout):
-        raise ConfigError("layout", options.layout, "a fedjax_sim.Layout")
     check_layout(options.layout)
     if options.client_variance and system.fit.learns is LatentProblem:
         allowed = f"False for {system.name}, whose clients hold statistics and no models"
         raise ConfigError("client_variance", True, allowed)
     known = fields(system.Hyper)
-    for name, values in settings.items():
+    for name, values in grid.settings.items():
         if name not in known:
             raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
+    names = [field.name for field in dataclasses.fields(system.Hyper)]
+    hyper = system.Hyper() if hyper is None else hyper
+    if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
+        kind = hyper if isinstance(hyper, type) else type(hyper)
+        allowed = f"settings of {system.name}, an instance of its Hyper"
+        raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
+    if "num_clients" not in names:
+        allowed = "those of a system, with num_clients among them"
+        raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
+    points = [
+        dict(zip(grid.settings, values, strict=True))
+        for values in itertools.product(*grid.settings.values())
+    ]
+    hypers = [dataclasses.replace(hyper, **point) for point in points]
+    for each in hypers:
+        check(each)
+    return points, hypers

@@ -48,6 +48,8 @@ def check_metrics(metrics: Sequence[tuple[str, jax.Array]], further: Collection[
     for name, value in metrics:
         variable, dims = read_name(name)
         for word in (variable, *dims):
+            if not word or "/" in word:
+                raise ConfigError("name of a metric", name, 'without "/", and not empty')
             if word in RESERVED or word in further:
                 allowed = f"another one, as {word} already names a setting or a fact in the curves"
                 raise ConfigError("name of a metric", name, allowed)

@@ -2,13 +2,17 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fedjax_sim.checking import OneOf
 from fedjax_sim.engine.placement import Layout
 from fedjax_sim.engine.progress import Shown, is_shown
 from fedjax_sim.engine.watching import OnEvaluation
 from fedjax_sim.settings import plain
-from fedjax_sim.types import Tracker
+from fedjax_sim.types import PRECISIONS, Tracker
+
+Precision = Annotated[str, OneOf(PRECISIONS)]
+"""How exact matrix products are on accelerators."""
 
 ANY_JAX: Literal["any_jax"] = "any_jax"
 """Value of `resume` that accepts a checkpoint of another version of JAX."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.engine.step_cost import StepCost
 from fedjax_sim.lifecycle import cache_folder, say
 from fedjax_sim.settings import ConfigError
@@ -80,6 +81,7 @@ MOST_PADDED = 1.5
 """Trips run over trips needed, beyond which batched lanes are split into batches."""
 
 
+@checked
 class Layout(NamedTuple):
     """What a caller may fix; `None` leaves a choice to the measured rule of `choose`.
 
@@ -98,11 +100,11 @@ class Layout(NamedTuple):
         differ enough in their steps.
     """
 
-    slots_at_once: int | None = None
+    slots_at_once: Count | None = None
     lanes_at_once: bool | None = None
-    lane_devices: int | None = None
-    client_devices: int | None = None
-    lane_batches: int | None = None
+    lane_devices: Count | None = None
+    client_devices: Count | None = None
+    lane_batches: Count | None = None
     packed: bool | None = None
 
 
@@ -203,7 +205,8 @@ class Placement(NamedTuple):
         return max(1, -(-together // length)), max(1, -(-of_lane // length))
 
 
-def use_cores(num: int | None = None) -> int:
+@checked
+def use_cores(num: Count | None = None) -> int:
     """Make every CPU core a device, so that lanes run side by side.
 
     Call it before JAX does anything; later it changes nothing.
@@ -220,6 +223,7 @@ def use_cores(num: int | None = None) -> int:
     return jax.local_device_count()
 
 
+@checked
 def keep_compiled(is_wanted: bool = True) -> None:
     """Keep compiled programs on disk for the next process, or do not.
 
@@ -259,15 +263,13 @@ def keep_by_default() -> None:
 
 
 def check_layout(layout: Layout) -> None:
-    """Check the counts of a layout.
+    """Check a layout as a whole.
 
     Raises:
-      ConfigError: If a count is below 1, or there are fewer devices than the layout asks for.
+      ConfigError: If there are fewer devices than the layout asks for, or its fields do not go
+        together.
     """
-    for name in ("slots_at_once", "lane_batches", "lane_devices", "client_devices"):
-        value = getattr(layout, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"layout.{name}", value, "at least 1")
+    Layout(*layout)  # Checks fields that were replaced.
     if layout.packed and layout.slots_at_once is not None:
         allowed = "false with slots_at_once, because packed slots share rows and not batches"
         raise ConfigError("layout.packed", True, allowed)

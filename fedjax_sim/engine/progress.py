@@ -6,6 +6,7 @@ written into pipes and files.
 
 import contextlib
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from fedjax_sim.lifecycle import is_terminal, tell, write_whole
+from fedjax_sim.settings import ConfigError
 
 Shown = bool | Path | None
 """None: on a terminal and in a notebook; True: also as lines elsewhere; False: nowhere; a path: in
@@ -117,6 +119,22 @@ class Display:
             self._cell = display(content, raw=True, display_id=True)
         else:
             self._cell.update(content, raw=True)
+
+
+def check_file(path: Path) -> None:
+    """Check that the file that is to hold the line can be written.
+
+    Raises:
+      ConfigError: If it cannot.
+    """
+    try:
+        is_free = not path.exists() or path.is_file()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, ValueError):
+        is_free = False
+    if not is_free:
+        raise ConfigError("progress", str(path), "a file in a folder that can be written")
 
 
 def is_shown(shown: Shown) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import jax
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.engine.curves import join_lanes, lengthen
 from fedjax_sim.engine.run_files import read_files, write_files
 from fedjax_sim.settings import ConfigError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Run(Generic[HyperT]):
     """What a sweep returns.
@@ -133,6 +135,7 @@ class Run(Generic[HyperT]):
         write_files(Path(folder), self)
 
 
+@checked
 def load(folder: str | Path, system: str | None = None, *, trust: bool = False) -> Run:
     """Read a run from a folder: what `sweep` or `simulate` returned.
 

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.fairness import summarise_clients
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
+@checked
 def summary(curves: Mapping[str, "xr.Dataset"]) -> dict[str, Any]:
     """Summarise final values by system, in the form of summary.json.
 

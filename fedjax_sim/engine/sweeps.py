@@ -5,14 +5,16 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
 
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked
 from fedjax_sim.engine.bad_lanes import warn_of_lanes
 from fedjax_sim.engine.checkpoint import remove_checkpoints
 from fedjax_sim.engine.compile_meter import CompileMeter
@@ -20,10 +22,10 @@ from fedjax_sim.engine.curves import label_curves, label_lanes
 from fedjax_sim.engine.division import Unit, divide
 from fedjax_sim.engine.groups import plan_group, units_of
 from fedjax_sim.engine.identities import asked_of
-from fedjax_sim.engine.inputs import grid_of, is_whole, list_lanes, listed
+from fedjax_sim.engine.inputs import grid_of, list_lanes
 from fedjax_sim.engine.lanes import Lane, groups_of
 from fedjax_sim.engine.metric_names import describe_metrics
-from fedjax_sim.engine.options import Options, Resume
+from fedjax_sim.engine.options import Options, Precision, Resume
 from fedjax_sim.engine.pieces import run_in_pieces
 from fedjax_sim.engine.placement import Layout, keep_by_default
 from fedjax_sim.engine.runs import Run, join_lanes_of_trees
@@ -65,24 +67,25 @@ class Share(Protocol):
         """
 
 
+@checked
 def simulate(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
     hyper: HyperT | None = None,
     *,
-    seed: int = 0,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    num_evals: int = 25,
+    seed: LaneSeed = 0,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    num_evals: Count = 25,
     layout: Layout = Layout(),
-    evals_per_chunk: int | None = None,
+    evals_per_chunk: Count | None = None,
     client_variance: bool = False,
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
-    checkpoint_every: float = 20.0,
+    checkpoint_every: AtLeast0 = 20.0,
     resume: Resume = False,
     progress: bool | str | Path | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     start: Run | Params | None = None,
     on_evaluation: OnEvaluation | None = None,
     trackers: Sequence[Tracker] = (),
@@ -142,31 +145,32 @@ def simulate(
     return dataclasses.replace(run, curves=run.curves.isel(seed=0), models=models, samples=samples)
 
 
+@checked
 def sweep(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
     hyper: HyperT | None = None,
     *,
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    num_evals: int = 25,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    num_evals: Count = 25,
     layout: Layout = Layout(),
-    max_lanes: int | None = None,
-    evals_per_chunk: int | None = None,
+    max_lanes: Count | None = None,
+    evals_per_chunk: Count | None = None,
     client_variance: bool = False,
     keep_models: bool = False,
     checkpoint: str | Path | None = None,
-    checkpoint_every: float = 20.0,
+    checkpoint_every: AtLeast0 = 20.0,
     resume: Resume = False,
     progress: bool | str | Path | None = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     start: Run | Params | None = None,
     on_evaluation: OnEvaluation | None = None,
     trackers: Sequence[Tracker] = (),
-    part: tuple[int, int] | None = None,
-    lanes: Collection[int] | None = None,
+    part: tuple[Whole, Count] | None = None,
+    lanes: Collection[Whole] | None = None,
     share: Share | None = None,
 ) -> Run[HyperT]:
     """Run a system for every combination of settings and every seed.
@@ -205,13 +209,13 @@ def sweep(
         samples).
       checkpoint: Folder for checkpoints; None writes none. One process at a time writes to it.
       checkpoint_every: Least seconds between two checkpoints.
-      resume: Whether to continue from the newest checkpoint. A run that ended returns its result
-        again, or goes on if the budget is now longer, with evaluations as far apart as before
-        whatever `num_evals` would give; its bits are those of a run of this length from the start.
-        It is an error if anything has changed that decides what the run returns: settings, data,
-        the code of the problem, the system or a function among the settings, the schedule, or the
-        version of this package or of JAX. "any_jax" accepts another version of JAX. The program is
-        then not compared.
+      resume: Whether to continue from the newest checkpoint in the folder `checkpoint`. A run that
+        ended returns its result again, or goes on if the budget is now longer, with evaluations as
+        far apart as before whatever `num_evals` would give; its bits are those of a run of this
+        length from the start. It is an error if anything has changed that decides what the run
+        returns: settings, data, the code of the problem, the system or a function among the
+        settings, the schedule, or the version of this package or of JAX. "any_jax" accepts another
+        version of JAX. The program is then not compared.
       progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
         also as lines in a pipe. False: nowhere. Or a file that is to hold one line.
       precision: Precision of matrix products on accelerators: "float32", "tensorfloat32" (about
@@ -243,6 +247,10 @@ def sweep(
     Warns:
       LaneWarning: Once if lanes diverged, and once if lanes collapsed to chance.
     """
+    if part is not None and part[0] >= part[1]:
+        raise ConfigError("part", part, "(i, n) with whole numbers i from 0 to n - 1")
+    if part is not None and lanes is not None:
+        raise ConfigError("lanes", lanes, "left out for a part")
     options = Options(
         time_budget,
         num_ticks,
@@ -258,9 +266,12 @@ def sweep(
         progress if isinstance(progress, bool | None) else Path(progress),
         precision,
         on_evaluation,
-        tuple(listed("trackers", trackers)),
+        tuple(trackers),
     )
     grid = grid_of(seeds, settings)
+    num_lanes = math.prod(grid.shape)
+    if lanes is not None and (len(lanes) == 0 or max(lanes) >= num_lanes):
+        raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
     asked = {} if share is None else _asked_of_all(system, whole, options)
     if share is not None and (found := share.find(asked)) is not None:
@@ -296,16 +307,17 @@ def sweep(
     return run if share is None else share.exchange(run, asked)
 
 
+@checked
 def survey_lanes(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
     hyper: HyperT | None = None,
     *,
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    max_lanes: int | None = None,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    max_lanes: Count | None = None,
 ) -> list[Unit[int]]:
     """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
 
@@ -359,24 +371,16 @@ def _places_to_run(
     system: System,
     lanes: list[Lane],
     options: Options,
-    part: tuple[int, int] | None,
+    part: tuple[Whole, Count] | None,
     chosen: Collection[int] | None,
 ) -> list[int] | None:
     """List the places of the lanes to run, ascending; None for all lanes."""
     if part is not None:
-        if chosen is not None:
-            raise ConfigError("lanes", chosen, "left out for a part")
-        pair: Any = tuple(part) if isinstance(part, Iterable) else ()
-        if len(pair) != 2 or not all(is_whole(each, 0) for each in pair) or pair[0] >= pair[1]:
-            raise ConfigError("part", part, "(i, n) with whole numbers i from 0 to n - 1")
-        return sorted(divide(_units_of_all(system, lanes, options), pair[1])[pair[0]])
+        number, num_parts = map(int, part)
+        return sorted(divide(_units_of_all(system, lanes, options), num_parts)[number])
     if chosen is None:
         return None
-    places = listed("lanes", chosen)
-    if not places or not all(is_whole(place, 0) and place < len(lanes) for place in places):
-        allowed = f"some of the numbers from 0 to {len(lanes) - 1}"
-        raise ConfigError("lanes", places, allowed)
-    return sorted(set(places))
+    return sorted({int(place) for place in chosen})
 
 
 @contextlib.contextmanager
@@ -400,18 +404,19 @@ def _locked(options: Options) -> Iterator[None]:
         lock.release()
 
 
+@checked
 def lower_sweep(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
     hyper: HyperT | None = None,
     *,
     devices: Sequence[Any],
-    seeds: int | Sequence[int] = 1,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    num_ticks: int,
-    num_evals: int = 25,
+    num_ticks: Count,
+    num_evals: Count = 25,
     layout: Layout = Layout(),
-    precision: str = "float32",
+    precision: Precision = "float32",
 ) -> list[jax.stages.Lowered]:
     """Lower the programs of a sweep for devices that need not exist; nothing learns.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.engine.curves import NEVER
 from fedjax_sim.engine.lanes import Lane
 from fedjax_sim.engine.progress import Display, Shown
@@ -18,6 +19,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Tracker
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """How far the lanes that run together are: what `on_evaluation` receives.
@@ -44,8 +46,8 @@ class Progress:
     lanes: Sequence[int]
     settings: Sequence[Mapping[str, Any]]
     seeds: Sequence[int]
-    evaluation: int
-    num_evals: int
+    evaluation: Whole
+    num_evals: Count
     ticks: np.ndarray
     time: np.ndarray
     metrics: Mapping[str, np.ndarray]

@@ -7,9 +7,11 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.launch.jobs import SAVED, Job, start_job
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Local:
     """Processes on this machine.
@@ -24,8 +26,8 @@ class Local:
         saved.
     """
 
-    processes: int | None = None
-    restarts: int = 100
+    processes: Count | None = None
+    restarts: Whole = 100
 
     def start(self, jobs: Sequence[Job], folder: Path) -> "LocalJobs":
         """Start as many jobs as have a place; its arguments are those of `Launcher.start`."""

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
 from fedjax_sim.launch.jobs import SAVED, Job, start_job, wait_for
 from fedjax_sim.lifecycle import PartError
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Ray:
     """Tasks of a Ray cluster, one for each part.
@@ -24,10 +26,10 @@ class Ray:
         runs a task again whose node was lost.
     """
 
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    num_cpus: Above0 = 1.0
+    num_gpus: AtLeast0 = 0.0
     address: str | None = None
-    restarts: int = 100
+    restarts: Whole = 100
 
     def check(self) -> None:
         """Start Ray, or connect with its cluster.

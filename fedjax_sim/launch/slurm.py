@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedjax_sim.checking import Above0, Count, Whole, checked
 from fedjax_sim.launch.jobs import SAVED, Job, start_job, wait_for
 from fedjax_sim.lifecycle import PartError, open_own
 
@@ -21,6 +22,7 @@ PATIENCE = 600
 """Seconds in which Slurm kills a job that it ends."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Slurm:
     """An array job of Slurm with one task for each part.
@@ -45,15 +47,15 @@ class Slurm:
         local executor.
     """
 
-    timeout_min: int = 60
-    signal_delay_s: int = 120
-    gpus: int = 0
-    cpus: int = 1
-    mem_gb: float | None = None
+    timeout_min: Count = 60
+    signal_delay_s: Whole = 120
+    gpus: Whole = 0
+    cpus: Count = 1
+    mem_gb: Above0 | None = None
     partition: str | None = None
     account: str | None = None
-    at_once: int = 256
-    restarts: int = 100
+    at_once: Count = 256
+    restarts: Whole = 100
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     cluster: Literal["slurm", "local"] = "slurm"
 

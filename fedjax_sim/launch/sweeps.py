@@ -1,16 +1,18 @@
 """Run a sweep in parts from Python."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, checked
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
-    from fedjax_sim.engine.options import Resume
+    from fedjax_sim.engine.options import Precision, Resume
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import Run
     from fedjax_sim.engine.sweeps import ProblemT
@@ -29,6 +31,7 @@ SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionab
 """JAX's switches that change results. Parts set them as they are here."""
 
 
+@checked
 def sweep(
     system: "System[HyperT, StateT, InfoT]",
     problem: "ProblemT | list[ProblemT] | Callable[[int], ProblemT]",
@@ -36,20 +39,20 @@ def sweep(
     *,
     folder: str | Path,
     launcher: Launcher = Local(),
-    parts: int | None = None,
-    seeds: int | Sequence[int] = 1,
+    parts: Count | None = None,
+    seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
-    num_evals: int = 25,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    num_evals: Count = 25,
     layout: "Layout | None" = None,
-    max_lanes: int | None = None,
+    max_lanes: Count | None = None,
     client_variance: bool = False,
     keep_models: bool = False,
-    checkpoint_every: float = 20.0,
+    checkpoint_every: AtLeast0 = 20.0,
     resume: "Resume" = False,
     progress: bool = True,
-    precision: str = "float32",
+    precision: "Precision" = "float32",
     start: "Run | Params | None" = None,
     on_evaluation: "OnEvaluation | None" = None,
 ) -> "Run[HyperT]":
@@ -96,6 +99,8 @@ def sweep(
         is made.
     """
     from fedjax_sim.engine.bad_lanes import warn_of_lanes
+    from fedjax_sim.engine.inputs import check_call, grid_of, list_lanes
+    from fedjax_sim.engine.options import Options
     from fedjax_sim.engine.placement import Layout
     from fedjax_sim.engine.runs import join_runs
     from fedjax_sim.launch.parts import parts_in
@@ -124,7 +129,8 @@ def sweep(
         "start": start,
         "on_evaluation": on_evaluation,
     }
-    num_lanes, usual, known = _count_lanes(seeds, settings), None, None
+    grid = grid_of(seeds, settings)
+    num_lanes, usual, known = math.prod(grid.shape), None, None
     if resume:
         known = read_record(where / RECORD)
         if known is None:
@@ -134,7 +140,7 @@ def sweep(
             words = f"{known['lanes']} lanes, as in {where}"
             raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
         usual = parts_in(where)
-    elif where.exists() and any(where.iterdir()):
+    elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(folder), "new or empty, or else resumed")
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
@@ -142,6 +148,18 @@ def sweep(
     jobs = [_job(call, i, num_parts) for i in range(num_parts)]
     if known is not None:
         arguments |= _lengthened(known, arguments, jobs)
+    options = Options(
+        arguments["time_budget"],
+        arguments["num_ticks"],
+        num_evals,
+        layout or Layout(),
+        max_lanes,
+        client_variance=client_variance,
+    )
+    check_call(system, hyper, grid, options)
+    # A function of the seed is called in the parts.
+    if not callable(problem) or isinstance(problem, system.fit.learns):
+        list_lanes(system, problem, hyper, grid, options)
     _write_call(call, arguments)
     record = {"lanes": num_lanes} | {name: plain(arguments[name]) for name in BUDGETS}
     if known is None:
@@ -204,14 +222,6 @@ def _lengthened(
         check_begun([job.folder / "checkpoint" for job in jobs], name, before)
         budgets[name] = budget
     return budgets
-
-
-def _count_lanes(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> int:
-    """Count the lanes of a sweep."""
-    num_lanes = seeds if isinstance(seeds, int) else len(seeds)
-    for values in (settings or {}).values():
-        num_lanes *= len(values)
-    return num_lanes
 
 
 def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:

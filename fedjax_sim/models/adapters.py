@@ -16,11 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import checked
 from fedjax_sim.models.calls import check_switches, switches_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Key, Model, Params
 
 
+@checked
 def from_nnx(make: Callable[[Any], Any]) -> Model:
     """Adapt a flax nnx module.
 
@@ -47,6 +49,7 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
     return _Nnx(make, graph, jax.tree.structure(params), rest)
 
 
+@checked
 def from_equinox(make: Callable[[Key], Any]) -> Model:
     """Adapt an equinox module.
 
@@ -76,6 +79,7 @@ def from_equinox(make: Callable[[Key], Any]) -> Model:
     return _Equinox(make, takes_key, fixed)
 
 
+@checked
 def from_haiku(function: Callable[..., Any]) -> Model:
     """Adapt a function that calls haiku modules.
 

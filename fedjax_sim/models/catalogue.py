@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
+from fedjax_sim.checking import checked
 from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN
 from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import MLP, LogisticRegression
@@ -12,6 +13,7 @@ from fedjax_sim.models.recurrent import CharacterRNN
 from fedjax_sim.models.resnet import resnet18, resnet20
 
 
+@checked
 class Entry(NamedTuple):
     """A network that the command line lists.
 

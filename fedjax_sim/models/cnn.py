@@ -11,12 +11,14 @@ import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.models import convolution
 from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import dense, flatten
 from fedjax_sim.types import Array, Key
 
 
+@checked
 class LeNet(nn.Module):
     """LeNet-5 with ReLU and max-pooling, the CNN of delay-sensitive hierarchical FL.
 
@@ -30,7 +32,7 @@ class LeNet(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    num_classes: int
+    num_classes: Count
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
 
@@ -46,6 +48,7 @@ class LeNet(nn.Module):
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
+@checked
 class DoubleConvNet(nn.Module):
     """The LeNet-type CNNs of FedStaleWeight's public code.
 
@@ -61,8 +64,8 @@ class DoubleConvNet(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    num_classes: int
-    blocks: tuple[int, ...] = (32, 64)
+    num_classes: Count
+    blocks: tuple[Count, ...] = (32, 64)
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
 
@@ -88,6 +91,7 @@ class DoubleConvNet(nn.Module):
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
+@checked
 class SmallCNN(nn.Module):
     """The CNN of pfl's CIFAR-10 benchmark, without its dropout.
 
@@ -100,7 +104,7 @@ class SmallCNN(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    num_classes: int
+    num_classes: Count
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
 
@@ -144,7 +148,7 @@ def conv(
     """
     bound = (window**2 * x.shape[-1]) ** -0.5
 
-    def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:
+    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
         return jax.random.uniform(key, shape, param_dtype, -bound, bound)
 
     return nn.Conv(

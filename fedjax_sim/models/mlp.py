@@ -12,10 +12,12 @@ import jax
 from flax import linen as nn
 from flax.typing import Dtype
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.models import products
 from fedjax_sim.types import Array, Key
 
 
+@checked
 class LogisticRegression(nn.Module):
     """One dense layer.
 
@@ -24,7 +26,7 @@ class LogisticRegression(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    num_classes: int
+    num_classes: Count
     dtype: Dtype | None = None
 
     @nn.compact
@@ -34,6 +36,7 @@ class LogisticRegression(nn.Module):
         return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
+@checked
 class MLP(nn.Module):
     """Dense layers with ReLU between them. Without hidden layers this is logistic regression.
 
@@ -43,8 +46,8 @@ class MLP(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    hidden: tuple[int, ...]
-    num_classes: int
+    hidden: tuple[Count, ...]
+    num_classes: Count
     dtype: Dtype | None = None
 
     @nn.compact
@@ -81,7 +84,7 @@ def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
     """
     bound = fan_in**-0.5
 
-    def initial(key: Key, shape: tuple[int, ...], param_dtype: Dtype) -> Array:
+    def initial(key: Key, shape: tuple[Count, ...], param_dtype: Dtype) -> Array:
         return jax.random.uniform(key, shape, param_dtype, -bound, bound)
 
     return nn.Dense(

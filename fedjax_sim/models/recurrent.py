@@ -7,9 +7,12 @@ layer, whose weights start as U(+-1 / sqrt(fan-in)).
 Letters: `L` characters in a sequence.
 """
 
+from typing import Annotated
+
 from flax import linen as nn
 from flax.typing import Dtype
 
+from fedjax_sim.checking import Count, OneOf, checked
 from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
@@ -17,6 +20,7 @@ CELLS = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}
 """Recurrent cells by name."""
 
 
+@checked
 class CharacterRNN(nn.Module):
     """An embedding, layers of LSTM or GRU cells, and a dense layer.
 
@@ -31,10 +35,10 @@ class CharacterRNN(nn.Module):
       dtype: Type of the computation, by default float32. Parameters are float32.
     """
 
-    num_classes: int
-    embedding: int = 8
-    hidden: tuple[int, ...] = (256, 256)
-    cell: str = "lstm"
+    num_classes: Count
+    embedding: Count = 8
+    hidden: tuple[Count, ...] = (256, 256)
+    cell: Annotated[str, OneOf(tuple(CELLS))] = "lstm"
     dtype: Dtype | None = None
 
     @nn.compact

@@ -11,9 +11,12 @@ channels.
 Letters: `B` images; `H`, `W`, `C` height, width and channels of an image.
 """
 
+from typing import Annotated
+
 from flax import linen as nn
 from flax.typing import Dtype
 
+from fedjax_sim.checking import Count, OneOf, checked
 from fedjax_sim.models import convolution
 from fedjax_sim.models.cnn import conv, group_norm
 from fedjax_sim.models.convolution import Convolution
@@ -21,6 +24,7 @@ from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
 
+@checked
 class ResNet(nn.Module):
     """A stem, stages of basic blocks, the mean over space, and a dense layer.
 
@@ -37,10 +41,10 @@ class ResNet(nn.Module):
       dtype: Type of the computation, by default that of the inputs. Parameters are float32.
     """
 
-    num_classes: int
-    stages: tuple[int, ...]
-    blocks: int
-    stem: str = "cifar"
+    num_classes: Count
+    stages: tuple[Count, ...]
+    blocks: Count
+    stem: Annotated[str, OneOf(("cifar", "imagenet"))] = "cifar"
     convolution: Convolution = convolution.auto
     dtype: Dtype | None = None
 
@@ -83,8 +87,9 @@ class ResNet(nn.Module):
         return group_norm(x, 8, self.dtype)
 
 
+@checked
 def resnet20(
-    num_classes: int,
+    num_classes: Count,
     *,
     convolution: Convolution = convolution.auto,
     dtype: Dtype | None = None,
@@ -104,8 +109,9 @@ def resnet20(
     return ResNet(num_classes, (16, 32, 64), 3, convolution=convolution, dtype=dtype)
 
 
+@checked
 def resnet18(
-    num_classes: int,
+    num_classes: Count,
     *,
     convolution: Convolution = convolution.auto,
     dtype: Dtype | None = None,

@@ -15,9 +15,11 @@ Letters: `L` characters in a sequence, `W` width, `H` heads.
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.types import Array
 
 
+@checked
 class CharacterTransformer(nn.Module):
     """Embeddings of characters and places, blocks of attention and dense layers, and logits.
 
@@ -30,12 +32,12 @@ class CharacterTransformer(nn.Module):
       rank: Rank of the low-rank changes; 0 for none.
     """
 
-    num_classes: int
-    width: int = 64
-    blocks: int = 2
-    heads: int = 4
-    longest: int = 128
-    rank: int = 0
+    num_classes: Count
+    width: Count = 64
+    blocks: Count = 2
+    heads: Count = 4
+    longest: Count = 128
+    rank: Whole = 0
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

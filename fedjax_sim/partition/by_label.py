@@ -6,11 +6,11 @@ in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` clas
 
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, Seed, Share, Whole, checked
 from fedjax_sim.partition.parts import (
     Partition,
-    check_alpha,
     check_labels,
-    check_whole,
+    check_most,
     cut_classes_until_enough,
     gather_by_owner,
     make_generator,
@@ -29,8 +29,9 @@ CIFAR100_SUPERCLASSES = (
 """Superclass of each class of CIFAR-100, both in alphabetical order."""
 
 
+@checked
 def classes_per_client(
-    labels: np.ndarray, *, num_clients: int, classes: int = 2, seed: int
+    labels: np.ndarray, *, num_clients: Count, classes: Count = 2, seed: Seed
 ) -> Partition:
     """Give each client equally many examples of a few distinct classes, drawn at random.
 
@@ -52,9 +53,8 @@ def classes_per_client(
       ConfigError: If an argument is not allowed, or if a slot would have no example.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("num_clients", num_clients)
     present, class_of = np.unique(labels, return_inverse=True)
-    check_whole("classes", classes, most=len(present))
+    check_most("classes", classes, len(present))
     slots_of_all, num_with_one_more = divmod(classes * num_clients, len(present))
     num_slots = np.full(len(present), slots_of_all)
     num_slots[rng.choice(len(present), num_with_one_more, replace=False)] += 1
@@ -77,14 +77,15 @@ def classes_per_client(
     return pack_equal_rows(index.reshape(num_clients, -1))
 
 
+@checked
 def label_groups(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    slow_fraction: float = 1 / 3,
-    slow_labels: int = 4,
-    held_out: float = 0.0,
-    seed: int,
+    num_clients: Count,
+    slow_fraction: Share = 1 / 3,
+    slow_labels: Count = 4,
+    held_out: Share = 0.0,
+    seed: Seed,
 ) -> Partition:
     """Give the first few labels to the last clients and all other labels to the first clients.
 
@@ -112,15 +113,12 @@ def label_groups(
     """
     labels, rng = check_labels(labels), make_generator(seed)
     present = np.unique(labels)
-    check_whole("num_clients", num_clients, least=2)
-    check_whole("slow_labels", slow_labels, most=len(present) - 1)
-    for name, value in (("slow_fraction", slow_fraction), ("held_out", held_out)):
-        if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise ConfigError(name, value, "at least 0 and below 1")
+    if num_clients < 2:
+        raise ConfigError("num_clients", num_clients, "at least 2, one in each group")
+    check_most("slow_labels", slow_labels, len(present) - 1)
     num_slow = int(np.ceil(slow_fraction * num_clients - 1e-6))
-    check_whole(
-        "number of clients in the last group (slow_fraction)", num_slow, most=num_clients - 1
-    )
+    if not 1 <= num_slow < num_clients:
+        raise ConfigError("slow_fraction", slow_fraction, "such that each group has a client")
     rows: list[np.ndarray] = []
     for group_labels, group_size in (
         (present[slow_labels:], num_clients - num_slow),
@@ -146,14 +144,15 @@ def label_groups(
     )
 
 
+@checked
 def dirichlet_groups(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    group_sizes: tuple[int, ...],
-    alpha: float,
-    seed: int,
-    min_examples: int = 1,
+    num_clients: Count,
+    group_sizes: tuple[Count, ...],
+    alpha: Above0,
+    seed: Seed,
+    min_examples: Count = 1,
 ) -> Partition:
     """Split each class over groups in Dirichlet proportions, and a group's examples evenly.
 
@@ -178,10 +177,9 @@ def dirichlet_groups(
         group enough examples.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("num_clients", num_clients, most=len(labels))
+    check_most("num_clients", num_clients, len(labels))
     _check_groups(group_sizes, num_clients)
-    check_whole("min_examples", min_examples, most=len(labels) // num_clients)
-    check_alpha(alpha)
+    check_most("min_examples", min_examples, len(labels) // num_clients)
     per_class = cut_classes_until_enough(
         rng,
         len(group_sizes),
@@ -201,13 +199,14 @@ def dirichlet_groups(
     return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
+@checked
 def disjoint_groups(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    group_sizes: tuple[int, ...],
-    classes: int = 2,
-    seed: int,
+    num_clients: Count,
+    group_sizes: tuple[Count, ...],
+    classes: Count = 2,
+    seed: Seed,
 ) -> Partition:
     """Deal the labels to groups that share none, then split each group by `classes_per_client`.
 
@@ -229,10 +228,10 @@ def disjoint_groups(
         a class.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("num_clients", num_clients, most=len(labels))
+    check_most("num_clients", num_clients, len(labels))
     _check_groups(group_sizes, num_clients)
     present = rng.permutation(np.unique(labels))
-    check_whole("classes", classes, most=len(present) // len(group_sizes))
+    check_most("classes", classes, len(present) // len(group_sizes))
     examples, owner = [], []
     first_client = 0
     for group_labels, size in zip(
@@ -248,14 +247,15 @@ def disjoint_groups(
     return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
+@checked
 def pachinko(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    alpha: float = 0.1,
-    beta: float = 10.0,
-    superclasses: tuple[int, ...] = CIFAR100_SUPERCLASSES,
-    seed: int,
+    num_clients: Count,
+    alpha: Above0 = 0.1,
+    beta: Above0 = 10.0,
+    superclasses: tuple[Whole, ...] = CIFAR100_SUPERCLASSES,
+    seed: Seed,
 ) -> Partition:
     """Give clients equally many examples by Pachinko allocation: a superclass, then a class in it.
 
@@ -280,9 +280,7 @@ def pachinko(
       ConfigError: If an argument is not allowed, or if a label has no superclass.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("num_clients", num_clients, most=len(labels))
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        check_alpha(value, name)
+    check_most("num_clients", num_clients, len(labels))
     num_classes = int(labels.max()) + 1
     if superclasses is CIFAR100_SUPERCLASSES and num_classes != len(superclasses):
         allowed = f"given for data with {num_classes} classes; the default is that of CIFAR-100"
@@ -315,12 +313,7 @@ def _draw(rng: np.random.Generator, shares: np.ndarray, is_left: np.ndarray) -> 
 
 def _check_groups(group_sizes: tuple[int, ...], num_clients: int) -> None:
     """Raise ConfigError unless the groups have at least one client each, and all clients."""
-    if (
-        not isinstance(group_sizes, tuple)
-        or not group_sizes
-        or sum(group_sizes) != num_clients
-        or min(group_sizes) < 1
-    ):
+    if sum(group_sizes) != num_clients:
         raise ConfigError(
             "group_sizes",
             group_sizes,

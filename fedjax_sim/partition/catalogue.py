@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_sim.checking import Count, Seed, checked
 from fedjax_sim.partition.by_label import (
     classes_per_client,
     dirichlet_groups,
@@ -59,8 +60,9 @@ PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
 """A function and a description of one line for each name."""
 
 
+@checked
 def make(
-    name: str, labels: np.ndarray, *, num_clients: int, seed: int, **options: Any
+    name: str, labels: np.ndarray, *, num_clients: Count, seed: Seed, **options: Any
 ) -> Partition:
     """Make a partition by name.
 

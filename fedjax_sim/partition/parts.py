@@ -4,17 +4,20 @@ Letters: `n` training examples, `N` clients, `M` examples of the client with the
 """
 
 import zlib
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import Count, Limit, checked, shape
 from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.settings import ConfigError
 
+WHOLE = Limit(least=0, most=2**31 - 1, is_whole=True)
 DIRICHLET_TRIES = 1000
 """Draws of Dirichlet proportions before it is an error that an owner has too few examples."""
 
 
+@checked
 class Partition(NamedTuple):
     """The training examples of each client.
 
@@ -24,11 +27,12 @@ class Partition(NamedTuple):
       counts: `i32[N]`, number of examples of each client.
     """
 
-    index: np.ndarray  # type: ignore[assignment]
-    counts: np.ndarray
+    index: Annotated[np.ndarray, shape("N M"), WHOLE]  # type: ignore[assignment]
+    counts: Annotated[np.ndarray, shape("N"), WHOLE]
 
 
-def label_histogram(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
+@checked
+def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count) -> np.ndarray:
     """Count each client's examples of each class.
 
     Args:
@@ -64,11 +68,7 @@ def make_generator(seed: int) -> np.random.Generator:
 
     Returns:
       The generator. Equal seeds give equal draws.
-
-    Raises:
-      ConfigError: If the seed is not a whole number of at least 0.
     """
-    check_whole("seed", seed, least=0)
     return np.random.default_rng([int(seed), zlib.crc32(b"partition")])
 
 
@@ -84,24 +84,10 @@ def check_labels(labels: np.ndarray) -> np.ndarray:
     return labels
 
 
-def check_whole(field: str, value: int, *, least: int = 1, most: int | None = None) -> None:
-    """Raise ConfigError unless a value is a whole number within its limits, both inclusive."""
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_whole or value < least or (most is not None and value > most):
-        raise ConfigError(
-            field,
-            value,
-            f"a whole number of at least {least}"
-            + ("" if most is None else f" and at most {most}"),
-        )
-
-
-def check_alpha(alpha: Any, name: str = "alpha") -> None:
-    """Raise ConfigError unless a value can be the concentration of a Dirichlet distribution."""
-    if not isinstance(alpha, (int, float, np.integer, np.floating)) or not (
-        np.isfinite(alpha) and alpha > 0
-    ):
-        raise ConfigError(name, alpha, "a finite number above 0")
+def check_most(field: str, value: int, most: int) -> None:
+    """Raise ConfigError unless a number is at most `most`."""
+    if value > most:
+        raise ConfigError(field, value, f"a whole number of at least 1 and at most {most}")
 
 
 def cut_classes_until_enough(

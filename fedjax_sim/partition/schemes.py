@@ -5,11 +5,11 @@ Letters: `n` training examples, `N` clients, `C` classes.
 
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, Seed, checked
 from fedjax_sim.partition.parts import (
     Partition,
-    check_alpha,
     check_labels,
-    check_whole,
+    check_most,
     cut_classes,
     cut_classes_until_enough,
     gather_by_owner,
@@ -23,7 +23,8 @@ TRIES_BEFORE_TOP_UP = 100
 """Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""
 
 
-def iid(labels: np.ndarray, *, num_clients: int, seed: int) -> Partition:
+@checked
+def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
     """Split the examples at random into equal parts.
 
     The remainder of n / N is left out.
@@ -40,20 +41,21 @@ def iid(labels: np.ndarray, *, num_clients: int, seed: int) -> Partition:
       ConfigError: If an argument is not allowed.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("num_clients", num_clients, most=len(labels))
+    check_most("num_clients", num_clients, len(labels))
     size = len(labels) // num_clients
     return pack_equal_rows(
         rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
     )
 
 
+@checked
 def dirichlet(
     labels: np.ndarray,
     *,
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    min_examples: int = 1,
+    num_clients: Count,
+    alpha: Above0,
+    seed: Seed,
+    min_examples: Count = 1,
     top_up: bool = False,
 ) -> Partition:
     """Split each class over the clients in proportions from a symmetric Dirichlet distribution.
@@ -80,9 +82,8 @@ def dirichlet(
         `DIRICHLET_TRIES` gives every client enough examples.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("num_clients", num_clients, most=len(labels))
-    check_whole("min_examples", min_examples, most=len(labels) // num_clients)
-    check_alpha(alpha)
+    check_most("num_clients", num_clients, len(labels))
+    check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes = np.unique(labels, return_counts=True)[1]
     if top_up:
         for _ in range(TRIES_BEFORE_TOP_UP):
@@ -97,8 +98,9 @@ def dirichlet(
     return gather_by_owner(by_class, owner, num_clients)
 
 
+@checked
 def shards(
-    labels: np.ndarray, *, num_clients: int, shards_per_client: int = 2, seed: int
+    labels: np.ndarray, *, num_clients: Count, shards_per_client: Count = 2, seed: Seed
 ) -> Partition:
     """Sort the examples by label, cut them into equal shards and deal the shards at random.
 
@@ -118,8 +120,8 @@ def shards(
       ConfigError: If an argument is not allowed.
     """
     labels, rng = check_labels(labels), make_generator(seed)
-    check_whole("shards_per_client", shards_per_client, most=len(labels))
-    check_whole("num_clients", num_clients, most=len(labels) // shards_per_client)
+    check_most("shards_per_client", shards_per_client, len(labels))
+    check_most("num_clients", num_clients, len(labels) // shards_per_client)
     num_shards = num_clients * shards_per_client
     size = len(labels) // num_shards
     kept = rng.permutation(len(labels))[: num_shards * size]
@@ -127,8 +129,9 @@ def shards(
     return pack_equal_rows(dealt.reshape(num_clients, -1))
 
 
+@checked
 def natural(
-    labels: np.ndarray, *, client_ids: np.ndarray, num_clients: int, seed: int
+    labels: np.ndarray, *, client_ids: np.ndarray, num_clients: Count, seed: Seed
 ) -> Partition:
     """Keep the clients that the data came with.
 
@@ -155,7 +158,7 @@ def natural(
     if client_ids.dtype.kind not in "iuUS":
         raise ConfigError("dtype of client_ids", str(client_ids.dtype), "integers or strings")
     ids, client_of = np.unique(client_ids, return_inverse=True)
-    check_whole("num_clients", num_clients, most=len(ids))
+    check_most("num_clients", num_clients, len(ids))
     chosen = np.sort(rng.choice(len(ids), num_clients, replace=False))
     row_of = np.full(len(ids), -1)
     row_of[chosen] = np.arange(num_clients)

@@ -13,11 +13,19 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import (
+    Above0,
+    AtLeast0,
+    Count,
+    Fraction,
+    Limit,
+    checked,
+)
 from fedjax_sim.settings import ConfigError
 
 SELECTIONS = ("uniform", "poisson")
@@ -48,6 +56,7 @@ class Accounted(Hashable, Protocol):
         """Make an accountant that has seen nothing."""
 
 
+@checked
 class NoisySteps(NamedTuple):
     """Steps along noisy gradients of mini-batches; neighbours differ in one of the examples.
 
@@ -61,10 +70,10 @@ class NoisySteps(NamedTuple):
       delta: delta.
     """
 
-    num_examples: int
-    batch: int
+    num_examples: Count
+    batch: Count
     accountant: str
-    delta: float
+    delta: Fraction
 
     def check(self) -> None:
         """Check that the accountant covers mini-batches, and that dp-accounting is there.
@@ -196,8 +205,11 @@ def _check_accountant(name: str) -> None:
         raise ConfigError("privacy with noise", name, allowed) from None
 
 
+@checked
 def epsilon_after(
-    rounds: npt.ArrayLike, mechanism: Accounted, noise: float
+    rounds: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
+    mechanism: Accounted,
+    noise: AtLeast0,
 ) -> npt.NDArray[np.float64]:
     """Compute epsilon after numbers of rounds, or of steps for `NoisySteps`.
 
@@ -216,8 +228,9 @@ def epsilon_after(
     return np.array([table[int(number)] for number in numbers.ravel()]).reshape(numbers.shape)
 
 
+@checked
 def find_noise(
-    epsilon: float, rounds: int, mechanism: Accounted, *, tolerance: float = 1e-5
+    epsilon: Above0, rounds: Count, mechanism: Accounted, *, tolerance: Above0 = 1e-5
 ) -> float:
     """Find the least noise multiplier z with which `rounds` rounds have at most this epsilon.
 

@@ -3,29 +3,35 @@
 Dimension letter: `S` slots of a tick.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedjax_sim.checking import Count, Limit, checked, shape
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
 
-def clip_updates(updates: Params, bound: Any) -> tuple[Params, Array]:
+@checked
+def clip_updates(
+    updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
+) -> tuple[Params, Array]:
     """Shorten each update to a norm of at most `bound`: x min(1, C / ||x||).
 
     Args:
       updates: Leaves `[S, ...]`.
-      bound: C, `f[]`.
+      bound: C, `f[]`, above 0.
 
     Returns:
       The clipped updates, and which of them were not too long, `bool[S]`.
     """
     leaves = jax.tree.leaves(updates)
+    if len({jnp.shape(leaf)[:1] for leaf in leaves} | {()}) != 2:
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        raise ConfigError("shapes of updates", shapes, "[S, ...] with one number S of slots")
     num_slots = leaves[0].shape[0]
-    chex.assert_tree_shape_prefix(updates, (num_slots,))
     squares = sum(jnp.sum(jnp.square(leaf).reshape(num_slots, -1), axis=1) for leaf in leaves)
     norm = jnp.sqrt(jnp.asarray(squares))
     bound = jnp.asarray(bound, norm.dtype)
@@ -38,7 +44,10 @@ def clip_updates(updates: Params, bound: Any) -> tuple[Params, Array]:
     return jax.tree.map(clip, updates), is_short
 
 
-def gaussian_like(key: Key, model: Params, deviation: Any) -> Params:
+@checked
+def gaussian_like(
+    key: Key, model: Params, deviation: Annotated[Array | float, shape(""), Limit(least=0)]
+) -> Params:
     """Draw Gaussian noise in the shape of a model.
 
     Args:
@@ -51,8 +60,9 @@ def gaussian_like(key: Key, model: Params, deviation: Any) -> Params:
     return restored(jnp.asarray(deviation, vector.dtype) * noise)
 
 
+@checked
 def next_bound(
-    key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: int
+    key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: Count
 ) -> Array:
     """Move the bound towards a quantile of the norms: C <- C exp(-eta_C (b - gamma)).
 
@@ -63,7 +73,7 @@ def next_bound(
     Args:
       key: Key of the noise.
       privacy: The settings, an `AdaptiveClipping`.
-      bound: C, `f[]`.
+      bound: C, `f[]`, above 0.
       is_short: `bool[S]`, updates that needed no clipping.
       is_present: `bool[S]`, slots of clients that take part.
       cohort: Expected number of clients that take part, m.

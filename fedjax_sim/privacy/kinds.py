@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -146,6 +147,7 @@ PRIVACY: dict[str, type[Privacy]] = {
 """Every kind, by name."""
 
 
+@checked
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 

@@ -11,11 +11,13 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Whole, checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Augmentation:
     """Random crop of a padded image, then mirroring left to right with probability 1/2.
@@ -26,7 +28,7 @@ class Augmentation:
       flip: Whether images are mirrored.
     """
 
-    pad: int = 4
+    pad: Whole = 4
     flip: bool = True
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import trees
+from fedjax_sim.checking import AtLeast0, Count, Seed, checked
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.client_data import check_tests, hold_out, pad_partitions
@@ -40,6 +41,7 @@ class Options(TypedDict, total=False):
     seed: int
 
 
+@checked
 @overload
 def supervised(
     model: Model,
@@ -50,6 +52,7 @@ def supervised(
 ) -> list[Supervised]: ...
 
 
+@checked
 @overload
 def supervised(
     model: Model,
@@ -60,6 +63,7 @@ def supervised(
 ) -> Supervised: ...
 
 
+@checked
 def supervised(
     model: Model,
     loss: PerExample,
@@ -76,9 +80,9 @@ def supervised(
     per_client: bool = False,
     start: Params | None = None,
     frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: float | None = None,
-    test_block: int = EVALUATED_AT_ONCE,
-    seed: int = 0,
+    prior_precision: AtLeast0 | None = None,
+    test_block: Count = EVALUATED_AT_ONCE,
+    seed: Seed = 0,
 ) -> Supervised | list[Supervised]:
     """Build a problem from a network, a loss and data.
 
@@ -126,7 +130,7 @@ def supervised(
       ConfigError: If an argument is not allowed, if the data are not of one length, or if the
         network, the loss or a metric does not take the data or has a result of the wrong shape.
     """
-    _check_options(model, metrics, prior_precision, test_block)
+    _check_model(model)
     if isinstance(data, Examples):
         clients = data.clients if clients is None and split is None else clients
         data = (data.inputs, data.targets)
@@ -303,21 +307,13 @@ def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
     return problem.replace(start=part(False), frozen=part(True) if frozen is not None else None)
 
 
-def _check_options(
-    model: Any, metrics: Any, prior_precision: float | None, test_block: int
-) -> None:
-    """Check what needs no data."""
+def _check_model(model: Any) -> None:
+    """Check that a network can be called and kept, which needs no data."""
     if not (hasattr(model, "init") and hasattr(model, "apply")) or isinstance(model, type):
         allowed = "an object with init and apply; see fedjax_sim.models.from_nnx and others"
         raise ConfigError("model", getattr(model, "__name__", type(model).__name__), allowed)
     if not isinstance(model, Hashable):
         raise ConfigError("model", type(model).__name__, "hashable")
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise ConfigError("metrics", type(metrics).__name__, "a mapping from names to functions")
-    if prior_precision is not None and not (np.isfinite(prior_precision) and prior_precision >= 0):
-        raise ConfigError("prior_precision", prior_precision, "None, or a finite number from 0")
-    if isinstance(test_block, bool) or not isinstance(test_block, int) or test_block < 1:
-        raise ConfigError("test_block", test_block, "a whole number of at least 1")
 
 
 def _metric(given: PerExample | Metric) -> Metric:

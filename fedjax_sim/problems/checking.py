@@ -81,8 +81,8 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
         counted = mask.shape
     _check_values("loss", Metric(problem.loss_of), outputs, targets, counted)
     for name, metric in problem.metrics:
-        if "[" in name or name == "loss":
-            raise ConfigError("name of a metric", name, "another one, without brackets")
+        if not name or "[" in name or "/" in name or name == "loss":
+            raise ConfigError("name of a metric", name, 'another one, without brackets and "/"')
         _check_values(f"metric {name}", metric, outputs, targets, counted)
     return getattr(outputs, "shape", ())
 

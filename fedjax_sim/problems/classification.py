@@ -7,12 +7,12 @@ Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.checking import Above0, AtLeast0, Finite, checked
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
@@ -64,6 +64,7 @@ class OfImages:
         return self.change(key, images), labels
 
 
+@checked
 @struct.dataclass(repr=False)
 class Classification(Supervised):
     """Cross-entropy of a model's logits.
@@ -134,20 +135,21 @@ class Classification(Supervised):
         return self._map_clients(of_client)
 
 
+@checked
 def make_classification(
     model: Model,
     dataset: Dataset,
     partition: Partition,
     *,
-    mean: float | Sequence[float] = 0.0,
-    std: float | Sequence[float] = 1.0,
+    mean: Finite | Sequence[Finite] = 0.0,
+    std: Above0 | Sequence[Above0] = 1.0,
     augmentation: Augmentation | None = None,
     per_class: bool = False,
     per_client: bool = False,
     test_partition: Partition | None = None,
     start: Params | None = None,
     frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: float | None = None,
+    prior_precision: AtLeast0 | None = None,
 ) -> Classification:
     """Build a classification problem.
 
@@ -170,7 +172,6 @@ def make_classification(
 
     Raises:
       ConfigError: If an option, the data or the partition is not allowed.
-      AssertionError: If arrays of the data set or of the partition have shapes that do not match.
     """
     problems = make_classifications(
         model,
@@ -189,20 +190,21 @@ def make_classification(
     return problems[0]
 
 
+@checked
 def make_classifications(
     model: Model,
     dataset: Dataset,
     partitions: Sequence[Partition],
     *,
-    mean: float | Sequence[float] = 0.0,
-    std: float | Sequence[float] = 1.0,
+    mean: Finite | Sequence[Finite] = 0.0,
+    std: Above0 | Sequence[Above0] = 1.0,
     augmentation: Augmentation | None = None,
     per_class: bool = False,
     per_client: bool = False,
     test_partition: Partition | None = None,
     start: Params | None = None,
     frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: float | None = None,
+    prior_precision: AtLeast0 | None = None,
 ) -> list[Classification]:
     """Build one classification problem per partition, for a sweep with a partition per seed.
 
@@ -230,12 +232,7 @@ def make_classifications(
 
     Raises:
       ConfigError: If an option, the data or a partition is not allowed.
-      AssertionError: If arrays of the data set or of a partition have shapes that do not match.
     """
-    if prior_precision is not None and not (np.isfinite(prior_precision) and prior_precision >= 0):
-        raise ConfigError("prior_precision", prior_precision, "None, or a finite number from 0")
-    if np.min(std) <= 0:
-        raise ConfigError("std", std, "above 0")
     channels = dataset.train_images.shape[-1]
     for name, value in (("mean", mean), ("std", std)):
         if np.shape(value) not in ((), (channels,)):
@@ -277,12 +274,12 @@ def check_data(dataset: Dataset) -> None:
 
     Raises:
       ConfigError: If images are not finite, labels are no whole numbers from 0, or there are no
-        examples to test on.
-      AssertionError: If shapes do not match.
+        examples to test on, or if shapes do not match.
     """
-    chex.assert_shape(np.asarray(dataset.train_labels), (len(dataset.train_images),))
-    chex.assert_shape(np.asarray(dataset.test_labels), (len(dataset.test_images),))
-    chex.assert_shape(dataset.test_images, (None, *dataset.train_images.shape[1:]))
+    Dataset(*dataset)  # Checks arrays that have been replaced.
+    found, wanted = dataset.test_images.shape[1:], dataset.train_images.shape[1:]
+    if found != wanted:
+        raise ConfigError("shape of each of test_images", found, f"{wanted}, as of train_images")
     if not len(dataset.test_labels):
         raise ConfigError("number of test examples", 0, "at least 1")
     for name in ("train_images", "test_images"):

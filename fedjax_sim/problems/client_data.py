@@ -10,11 +10,11 @@ Dimension letters: `N` clients, `M` places for examples of a client (the rest is
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Count, Seed, checked
 from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner, make_generator
@@ -27,7 +27,8 @@ ROUNDING = 1e-9
 """What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
 
 
-def check_partition(partition: Partition, num_examples: int) -> None:
+@checked
+def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
     Args:
@@ -38,14 +39,10 @@ def check_partition(partition: Partition, num_examples: int) -> None:
     Raises:
       ConfigError: If it is no partition, a client has no example or more than M, or a position is
         out of range.
-      AssertionError: If the shapes are wrong.
     """
-    if not isinstance(partition, Partition):
-        allowed = "a Partition, as the functions of fedjax_sim.partition return it"
-        raise ConfigError("partition", type(partition).__name__, allowed)
-    counts, index = np.asarray(partition.counts), np.asarray(partition.index)
-    chex.assert_rank(index, 2)
-    chex.assert_shape(counts, (len(index),))
+    index, counts = map(np.asarray, Partition(*partition))  # Checks arrays that were replaced.
+    if not counts.size:
+        raise ConfigError("number of clients in partition", 0, "at least 1")
     for count in (counts.min(), counts.max()):
         if not 1 <= count <= index.shape[1]:
             allowed = f"from 1 to {index.shape[1]}, the places that a client has for examples"
@@ -77,7 +74,10 @@ def check_tests(partitions: Sequence[Partition], tests: Sequence[Partition]) -> 
             raise ConfigError("clients of test_partition", found, allowed)
 
 
-def pad_partitions(partitions: Sequence[Partition], num_examples: int) -> list[tuple[Array, Array]]:
+@checked
+def pad_partitions(
+    partitions: Sequence[Partition], num_examples: Count
+) -> list[tuple[Array, Array]]:
     """Check partitions, and pad them to one width so that their problems share a program.
 
     Args:
@@ -89,10 +89,11 @@ def pad_partitions(partitions: Sequence[Partition], num_examples: int) -> list[t
 
     Raises:
       ConfigError: If a client has no example, or a position is out of range.
-      AssertionError: If the shapes of a partition are wrong.
     """
     for partition in partitions:
         check_partition(partition, num_examples)
+    if not partitions:
+        raise ConfigError("number of partitions", 0, "at least 1")
     width = max(partition.index.shape[1] for partition in partitions)
     padded = []
     for partition in partitions:
@@ -103,6 +104,7 @@ def pad_partitions(partitions: Sequence[Partition], num_examples: int) -> list[t
     return padded
 
 
+@checked
 def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable, ...]]:
     """Give every example to the client that it names.
 
@@ -131,7 +133,8 @@ def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable
     return gather_by_owner(np.arange(len(owner)), owner, len(number)), tuple(number)
 
 
-def hold_out(partition: Partition, share: float, seed: int) -> tuple[Partition, Partition]:
+@checked
+def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition, Partition]:
     """Keep a share of every client's examples for testing.
 
     Args:
@@ -145,7 +148,7 @@ def hold_out(partition: Partition, share: float, seed: int) -> tuple[Partition, 
     Raises:
       ConfigError: If the share is not between 0 and 1, or nothing is left to test on.
     """
-    if not isinstance(share, int | float) or not 0 < share < 1:
+    if not 0 < share < 1:
         raise ConfigError("test", share, "data, or a share above 0 and below 1")
     random = make_generator(seed)
     owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}

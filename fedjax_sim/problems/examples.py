@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fedjax_sim import trees
+from fedjax_sim.checking import checked
 from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner
@@ -24,6 +25,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array
 
 
+@checked
 class Examples(NamedTuple):
     """Examples and whose they are.
 
@@ -38,6 +40,7 @@ class Examples(NamedTuple):
     clients: Sequence[Hashable] | None = None
 
 
+@checked
 def from_dataframe(
     table: Any,
     *,

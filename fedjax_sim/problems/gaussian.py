@@ -9,7 +9,7 @@ Dimension letters: `N` clients, `P` parameters.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Self
+from typing import Annotated, Self
 
 import chex
 import jax
@@ -19,12 +19,14 @@ import numpy.typing as npt
 from flax import struct
 from jax.custom_derivatives import SymbolicZero
 
+from fedjax_sim.checking import AtLeast0, Count, FloatType, Limit, Seed, checked, shape
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
+COUNTS = Limit(least=1, most=2**31 - 1, is_whole=True)
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
 """Covariance of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
 
@@ -36,6 +38,7 @@ Large batches of tiny matrix products, or of sums over tiny axes, are slow.
 
 
 @jax.custom_jvp
+@checked
 def quadratic_form(x: Array, hessian: Array) -> Array:
     """Compute x' H x / 2 for a symmetric H, with the gradient H x.
 
@@ -84,6 +87,7 @@ def times(matrix: Array, x: Array) -> Array:
     return sum((matrix[:, i] * x[i] for i in range(1, x.shape[0])), matrix[:, 0] * x[0])
 
 
+@checked
 @struct.dataclass
 class OneGaussian:
     """The losses of one client of `GaussianClients`; letters as there.
@@ -131,6 +135,7 @@ class OneGaussian:
         return quadratic_form(params - self.center, self.hessian) / self.num_examples
 
 
+@checked
 @struct.dataclass
 class GaussianClients(ClientLosses):
     """Client c has f^c(w) = (w - b_c)' H_c (w - b_c) / 2 and the weight p_c = n_c / n.
@@ -157,14 +162,15 @@ class GaussianClients(ClientLosses):
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
+    @checked
     def of(
         cls,
-        hessians: npt.ArrayLike,
-        centers: npt.ArrayLike,
+        hessians: Annotated[npt.ArrayLike, Limit()],
+        centers: Annotated[npt.ArrayLike, shape("N P"), Limit()],
         *,
-        counts: npt.ArrayLike = 1,
-        noise: npt.ArrayLike = 0.0,
-        start: npt.ArrayLike = 0.0,
+        counts: Annotated[npt.ArrayLike, shape("", "N"), COUNTS] = 1,
+        noise: Annotated[npt.ArrayLike, Limit()] = 0.0,
+        start: Annotated[npt.ArrayLike, shape("", "P"), Limit()] = 0.0,
         per_client: bool = False,
     ) -> Self:
         """Build from arrays or plain numbers.
@@ -182,13 +188,15 @@ class GaussianClients(ClientLosses):
           The problem.
 
         Raises:
-          ConfigError: If a Hessian is not symmetric, or a count is no whole number.
-          AssertionError: If `centers` is not a matrix.
-          ValueError: If another argument does not fit the shape of `centers`.
+          ConfigError: If a Hessian is not symmetric, a count is no whole number, or an argument
+            does not fit the shape of `centers`.
         """
+        num, dim = np.shape(centers)
+        for name, value in (("hessians", hessians), ("noise", noise)):
+            if np.shape(value) not in ((), (num,), (dim, dim), (num, dim, dim)):
+                allowed = f"(), ({num},), ({dim}, {dim}) or ({num}, {dim}, {dim}), as of centers"
+                raise ConfigError(f"shape of {name}", np.shape(value), allowed)
         centers = jnp.asarray(centers)
-        chex.assert_rank(centers, 2)
-        num, dim = centers.shape
 
         def matrices(x: npt.ArrayLike) -> Array:
             x = np.asarray(x, float)
@@ -198,12 +206,7 @@ class GaussianClients(ClientLosses):
         hessians = matrices(hessians)
         if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        counts = np.asarray(counts)
-        with np.errstate(invalid="ignore"):
-            whole = counts.astype("int32")
-        if (wrong := counts[counts != whole]).size:
-            raise ConfigError("one of counts", wrong[0].item(), "a whole number of 32 bits")
-        counts = jnp.broadcast_to(jnp.asarray(whole), (num,))
+        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
         return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 
@@ -289,14 +292,15 @@ class GaussianClients(ClientLosses):
         )
 
 
+@checked
 def make_gaussian_clients(
-    seed: int,
+    seed: Seed,
     *,
-    alpha: float,
-    num_clients: int = 50,
-    examples_per_client: npt.ArrayLike = 1000,
-    covariance: npt.ArrayLike = COVARIANCE,
-    dtype: str = "float64",
+    alpha: AtLeast0,
+    num_clients: Count = 50,
+    examples_per_client: Annotated[npt.ArrayLike, shape("", "N"), COUNTS] = 1000,
+    covariance: Annotated[npt.ArrayLike, shape("P P", "N P P"), Limit()] = COVARIANCE,
+    dtype: FloatType = "float64",
 ) -> GaussianClients:
     """Draw the simulated data of FA-LD (arXiv 2112.05120, Sec. 5.1).
 
@@ -319,17 +323,19 @@ def make_gaussian_clients(
       The problem, with exact gradients and the initial model 0.
 
     Raises:
-      ConfigError: If `alpha` or the shape of `covariance` is not allowed.
-      ValueError: If `examples_per_client` is neither one number nor one per client.
+      ConfigError: If an argument is not allowed.
     """
-    if not (np.isfinite(alpha) and alpha >= 0):
-        raise ConfigError("alpha", alpha, "a finite number from 0")
     covariance = np.asarray(covariance, float)
     dim = covariance.shape[-1]
     if covariance.shape not in ((dim, dim), (num_clients, dim, dim)):
         raise ConfigError(
             "shape of covariance", covariance.shape, f"[P, P] or [{num_clients}, P, P]"
         )
+    if np.size(examples_per_client) not in (1, num_clients):
+        allowed = f"one number, or {num_clients}: one per client"
+        raise ConfigError("examples_per_client", examples_per_client, allowed)
+    if not (np.linalg.eigvalsh(covariance) > 0).all():
+        raise ConfigError("covariance", covariance, "positive definite")
     random = np.random.default_rng(seed)
     counts = np.broadcast_to(np.asarray(examples_per_client), (num_clients,))
     true_means = np.sqrt(alpha) * random.normal(size=(num_clients, dim))

@@ -30,6 +30,7 @@ import numpy.typing as npt
 import optax
 from flax import struct
 
+from fedjax_sim.checking import checked
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner
@@ -48,6 +49,7 @@ LogPrior = Callable[[Params], Array]
 """From parameters to `f[]`."""
 
 
+@checked
 @struct.dataclass
 class LogDensity(ClientLosses):
     """A posterior whose examples are spread over clients; see the module for its conventions.
@@ -155,6 +157,7 @@ class LogDensity(ClientLosses):
         return -self.log_prior(params) / self.counts.sum()
 
 
+@checked
 def from_logdensity(
     log_likelihood: LogLikelihood,
     log_prior: LogPrior,
@@ -214,6 +217,7 @@ def from_logdensity(
     )
 
 
+@checked
 def log_density_of(problem: Classification | Logistic) -> LogDensity:
     """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.checking import AtLeast0, FloatType, checked
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import check_data
@@ -21,6 +22,7 @@ from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
 
+@checked
 @struct.dataclass
 class Logistic:
     """A logistic regression whose examples are spread over clients.
@@ -150,12 +152,13 @@ class Logistic:
         return self.prior_precision / (2 * self.counts.sum()) * jnp.sum(jnp.square(params))
 
 
+@checked
 def make_logistic(
     dataset: Dataset,
     partition: Partition,
     *,
-    prior_precision: float = 1.0,
-    dtype: str = "float32",
+    prior_precision: AtLeast0 = 1.0,
+    dtype: FloatType = "float32",
     test_partition: Partition | None = None,
 ) -> Logistic:
     """Build a logistic regression that starts from zero coefficients.
@@ -174,7 +177,6 @@ def make_logistic(
     Raises:
       ConfigError: If the data are not allowed or have other classes than 0 and 1,
         `prior_precision` is not allowed, or a partition does not fit the data set.
-      AssertionError: If arrays of the data set or of the partition have shapes that do not match.
     """
     if dataset.num_classes != 2:
         raise ConfigError(
@@ -182,8 +184,6 @@ def make_logistic(
             dataset.num_classes,
             "2 for a logistic regression of two classes",
         )
-    if not (np.isfinite(prior_precision) and prior_precision >= 0):
-        raise ConfigError("prior_precision", prior_precision, "a finite number from 0")
     check_data(dataset)
     for name in ("train_labels", "test_labels"):
         if (largest := int(np.max(getattr(dataset, name), initial=0))) > 1:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array
 
@@ -22,6 +23,7 @@ PerExample = Callable[[Any, Any], Array]
 """From outputs and targets of B examples to one number for each, `[B]` or `[B, ...]`."""
 
 
+@checked
 class Metric(NamedTuple):
     """A mean over examples, or several along named dimensions.
 
@@ -42,6 +44,7 @@ class Metric(NamedTuple):
     less_is_better: bool = False
 
 
+@checked
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Compute the cross-entropy of classes.
 
@@ -61,6 +64,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     return optax.softmax_cross_entropy(logits, hot)
 
 
+@checked
 def is_right(logits: Array, labels: Array) -> Array:
     """Tell whether the largest logit is that of the right class; its mean is the accuracy.
 
@@ -78,8 +82,9 @@ def is_right(logits: Array, labels: Array) -> Array:
     return jnp.argmax(logits, axis=-1) == labels
 
 
+@checked
 @functools.cache
-def accuracy_of_classes(num_classes: int) -> Metric:
+def accuracy_of_classes(num_classes: Count) -> Metric:
     """Make a metric of the accuracy on the examples of each class.
 
     Args:
@@ -101,6 +106,7 @@ def accuracy_of_classes(num_classes: int) -> Metric:
     return Metric(values, among, ("class",), (tuple(range(num_classes)),))
 
 
+@checked
 def squared_error(outputs: Array, targets: Array) -> Array:
     """Compute the squared error of predicted numbers, the mean over an example's numbers.
 
@@ -117,6 +123,7 @@ def squared_error(outputs: Array, targets: Array) -> Array:
     return _mean_of_example(jnp.square(_difference(outputs, targets)))
 
 
+@checked
 def absolute_error(outputs: Array, targets: Array) -> Array:
     """Compute the absolute error of predicted numbers, the mean over an example's numbers.
 
@@ -133,6 +140,7 @@ def absolute_error(outputs: Array, targets: Array) -> Array:
     return _mean_of_example(jnp.abs(_difference(outputs, targets)))
 
 
+@checked
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:
     """Compute the cross-entropy of labels that are there or not, the mean over an example's labels.
 

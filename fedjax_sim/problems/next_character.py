@@ -8,11 +8,11 @@ Dimension letters: `N` clients, `B` sequences of a mini-batch, `n` training and 
 
 from collections.abc import Callable, Mapping, Sequence
 
-import chex
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.checking import checked
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import losses
@@ -28,6 +28,7 @@ EVALUATED_AT_ONCE = 100
 """Test sequences that are evaluated together: a limit on the memory for activations."""
 
 
+@checked
 @struct.dataclass(repr=False)
 class NextCharacter(Supervised):
     """Cross-entropy of each character of a sequence, given the characters before it.
@@ -62,6 +63,7 @@ def is_character(targets: Array) -> Array:
     return targets != PADDING
 
 
+@checked
 def make_next_characters(
     model: Model,
     dataset: Text,
@@ -96,12 +98,10 @@ def make_next_characters(
     Raises:
       ConfigError: If a partition does not fit the data set, or the model's logits have the wrong
         shape.
-      AssertionError: If arrays of the data set or of a partition have shapes that do not match.
     """
     for partition in partitions:
         check_partition(partition, len(dataset.train_sequences))
     length = dataset.train_sequences.shape[1] - 1
-    chex.assert_shape([dataset.train_sequences, dataset.test_sequences], (None, length + 1))
     problem = NextCharacter(
         data=on_device("train_sequences", dataset.train_sequences),
         test_data=on_device("test_sequences", dataset.test_sequences),

@@ -4,7 +4,7 @@ Dimension letters: `N` clients, `P` parameters.
 """
 
 from collections.abc import Mapping
-from typing import Self
+from typing import Annotated, Self
 
 import chex
 import jax
@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy.typing as npt
 from flax import struct
 
+from fedjax_sim.checking import Limit, checked, shape
 from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
 
+@checked
 @struct.dataclass
 class Quadratic(ClientLosses):
     """Client i has the loss f_i(w) = (curvature_i / 2) ||w - center_i||^2, with gradient noise.
@@ -39,21 +41,22 @@ class Quadratic(ClientLosses):
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @classmethod
+    @checked
     def of(
         cls,
-        centers: npt.ArrayLike,
+        centers: Annotated[npt.ArrayLike, shape("N P"), Limit()],
         *,
-        curvature: npt.ArrayLike = 1.0,
-        noise: npt.ArrayLike = 0.0,
-        start: npt.ArrayLike = 0.0,
+        curvature: Annotated[npt.ArrayLike, shape("", "N"), Limit(least=0)] = 1.0,
+        noise: Annotated[npt.ArrayLike, shape(""), Limit(least=0)] = 0.0,
+        start: Annotated[npt.ArrayLike, shape("", "P"), Limit()] = 0.0,
         per_client: bool = False,
     ) -> Self:
         """Build from arrays or plain numbers.
 
         Args:
           centers: `[N, P]`, the minimum of each client's loss. Its dtype is that of the problem.
-          curvature: One number for all clients, or one per client `[N]`.
-          noise: Standard deviation of the gradient noise.
+          curvature: One number for all clients, or one per client `[N]`, at least 0.
+          noise: Standard deviation of the gradient noise, at least 0.
           start: Initial model: one number for all coordinates, or `[P]`.
           per_client: Whether every client's loss is measured too.
 
@@ -61,11 +64,9 @@ class Quadratic(ClientLosses):
           The problem.
 
         Raises:
-          AssertionError: If `centers` is not a matrix or `noise` is not a number.
-          ValueError: If `curvature` or `start` does not fit the shape of `centers`.
+          ConfigError: If an argument is not allowed, or does not fit the shape of `centers`.
         """
         centers = jnp.asarray(centers)
-        chex.assert_rank([centers, jnp.asarray(noise)], [2, 0])
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
         return cls(

@@ -26,6 +26,7 @@ import optax
 from flax import struct
 
 from fedjax_sim import trees
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.problems.evaluation import (
     along,
@@ -63,6 +64,7 @@ class Preparation:
         return batch if self.function is None else self.function(batch)
 
 
+@checked
 @struct.dataclass(repr=False)
 class Supervised:
     """The mean loss of a network's outputs.
@@ -114,7 +116,7 @@ class Supervised:
     test_counts: Array | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
     client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None)
-    test_block: int = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
+    test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
 
     def __repr__(self) -> str:
         """Say how much there is; arrays would fill the screen."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
 
+from fedjax_sim.checking import checked
 from fedjax_sim.engine.records import environment, to_json
 from fedjax_sim.engine.run_files import (
     CURVES,
@@ -84,6 +85,7 @@ class Results(NamedTuple):
     config: dict[str, Any]
 
 
+@checked
 class Folder:
     """A results folder to write to.
 
@@ -359,6 +361,7 @@ class Folder:
             self._written[name] = digest_of(target)
 
 
+@checked
 def save(
     folder: Folder,
     curves: Mapping[str, xr.Dataset],
@@ -397,6 +400,7 @@ def save(
     return content
 
 
+@checked
 def load(path: str | Path, *, trust: bool = False) -> Results:
     """Read the results folder of a finished run.
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.settings import choice, real, static, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
@@ -68,6 +69,7 @@ class Approximation:
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
 
 
+@checked
 def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     """Count the bits sent down at each tick: `i64[T]`.
 
@@ -88,6 +90,7 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits
 
 
+@checked
 def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     """Keep S_K, with K uniform on the ticks 0..k.
 

@@ -5,6 +5,7 @@ FedBuff, FedStaleWeight and FedAsync use them.
 
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.settings import redefault, struct
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
@@ -40,7 +41,8 @@ class StaleArrivals(WeightedArrivals):
     ties: str = redefault(Arrivals, "ties", "client")
 
 
-def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: int) -> Timeline:
+@checked
+def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals, with weights from their clients' staleness.
 
     Args:

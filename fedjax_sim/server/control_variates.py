@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.clients.whole_gradients import gradients_at
@@ -52,6 +53,7 @@ class Anchor(NamedTuple):
     period: Any = ()
 
 
+@checked
 class ControlVariates:
     """Control variates that are bound to a problem, settings and a plan."""
 
@@ -164,7 +166,10 @@ class ControlVariates:
         return gradient
 
 
-def count_control_bits(hyper: Any, senders: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+@checked
+def count_control_bits(
+    hyper: Any, senders: np.ndarray, size: Whole
+) -> tuple[np.ndarray, np.ndarray]:
     """Count the bits sent up and down for control variates at each tick: `i64[T]` each.
 
     Anchors go to all clients, of whom participants receive the server's model anyway. Global

@@ -39,6 +39,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import checked
 from fedjax_sim.clients import (
     BatchGradient,
     LocalTraining,
@@ -160,6 +161,7 @@ class EdgeTrain(Protocol):
         """
 
 
+@checked
 def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
@@ -213,6 +215,7 @@ def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrai
     return train
 
 
+@checked
 def edge_wire(
     problem: Problem, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
 ) -> Wire:
@@ -237,6 +240,7 @@ def edge_wire(
     )
 
 
+@checked
 def first_memo(problem: Problem, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
     """Begin with the initial model, for messages of clients and of local servers.
 
@@ -378,6 +382,7 @@ def present_clients(
     return clients, weight / weight.sum()
 
 
+@checked
 def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
@@ -391,6 +396,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     return hyper.batch_size * clients * hyper.client_steps
 
 
+@checked
 def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline) -> dict[str, Leaf]:
     """Count the bits sent between clients and their local servers at each tick, `i64[T]` each.
 
@@ -409,6 +415,7 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
     return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
 
 
+@checked
 def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     """Count the bits of a client's message to its local server, and of the one that it gets.
 

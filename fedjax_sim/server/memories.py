@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression.messages import Compression
 from fedjax_sim.server.aggregation import weighted_sum
@@ -64,6 +65,7 @@ class Memory(NamedTuple):
     server: Array
 
 
+@checked
 def first_memory(hyper: Memories, fields: Array) -> Memory:
     """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`.
 
@@ -78,6 +80,7 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
     return Memory(clients, clients.mean(axis=0))
 
 
+@checked
 def exchange(
     hyper: Any, key: Key, event: Event, memory: Memory, target: Array, active: Array
 ) -> tuple[Array, Memory]:
@@ -117,6 +120,7 @@ def exchange(
     return field, Memory(clients_after, memory.server + alpha * mean)
 
 
+@checked
 def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each.
 

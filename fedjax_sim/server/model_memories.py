@@ -15,6 +15,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression.base import Identity
 from fedjax_sim.compression.messages import Compression, decode_messages
@@ -61,6 +62,7 @@ class ModelMemories(Compression):
         return replicate(optax.tree.zeros_like(sent), num_clients)
 
 
+@checked
 def decode_mean(
     hyper: Any,
     key: Key,

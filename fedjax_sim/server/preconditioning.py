@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.whole_gradients import gradients_at
 from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.settings import Checked, choice, real, struct
@@ -51,6 +52,7 @@ class Square(NamedTuple):
     is_known: Any = ()
 
 
+@checked
 class Preconditioner:
     """A preconditioner that is bound to a problem, settings and a plan."""
 
@@ -118,7 +120,8 @@ class Preconditioner:
         )
 
 
-def count_precondition_bits(hyper: Any, senders: np.ndarray, size: int) -> np.ndarray:
+@checked
+def count_precondition_bits(hyper: Any, senders: np.ndarray, size: Whole) -> np.ndarray:
     """Count the bits that participants send up, and the server back to them: `i64[T]`.
 
     Args:

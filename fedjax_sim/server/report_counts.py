@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Timeline, full_precision_bits
@@ -15,6 +16,7 @@ def _whole(params: Params, hyper: Any) -> Params:
     return params
 
 
+@checked
 def report_messages(
     up: Callable[[Params, Any], Params] = _whole,
     *,
@@ -50,6 +52,7 @@ def report_messages(
     return Messages(bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks))
 
 
+@checked
 def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends.
 

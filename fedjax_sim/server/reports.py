@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import checked
 from fedjax_sim.clients import Total, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity
 from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
@@ -83,6 +84,7 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
+@checked
 class Wire:
     """The messages between clients and server, bound to a problem, settings and a plan."""
 

@@ -12,10 +12,12 @@ an average.
 Dimension letters: `T` ticks, `S` slots (the buffer size), `A` arrivals.
 """
 
-import chex
+from typing import Annotated, Any
+
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.settings import choice, count, real, struct, switch
 from fedjax_sim.types import Array
 
@@ -76,8 +78,13 @@ class StalenessWeights:
     )
 
 
+@checked
 def staleness_weights(
-    clients: Array, staleness: Array, settings: StalenessWeights, *, num_clients: int
+    clients: Annotated[Array, shape("T S")],
+    staleness: Annotated[Array, shape("T S")],
+    settings: Any,
+    *,
+    num_clients: Count,
 ) -> Array:
     """Weight each update of every buffer by its staleness.
 
@@ -94,8 +101,6 @@ def staleness_weights(
     Returns:
       `f64[T, S]`. A normalised row sums to 1.
     """
-    chex.assert_rank(clients, 2)
-    chex.assert_equal_shape((clients, staleness))
     num_slots = clients.shape[1]
     stale = mean_staleness(clients, staleness, settings)
     is_normalised = settings.normalised or settings.weighting == "code_exact"
@@ -125,6 +130,7 @@ def _add_slot(total: Array, slot: Array) -> tuple[Array, None]:
     return total + slot, None
 
 
+@checked
 def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights) -> Array:
     """Average the staleness of each slot's client, as the server knows it when the buffer is full.
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+from fedjax_sim.checking import checked
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import real, static, struct
 from fedjax_sim.types import Event, Params
@@ -41,6 +42,7 @@ class ServerStep:
         return self.server_optimizer(self.server_lr)
 
 
+@checked
 def step_server(
     hyper: ServerStep, event: Event, server: Params, optimizer: Any, progress: Params
 ) -> tuple[Params, Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.types import Event, Params, Plan
 
@@ -36,6 +37,7 @@ class Keeper(Protocol):
         """Server models that some client works from, leaves `[R, ...]`."""
 
 
+@checked
 def first_version(model: Params, plan: Plan) -> Versioned:
     """Begin with a model in row 0. Other rows are written before they are read.
 
@@ -52,6 +54,7 @@ def first_version(model: Params, plan: Plan) -> Versioned:
     return Versioned(model, versions)
 
 
+@checked
 def stale_models(state: Keeper, event: Event) -> Params:
     """Read the server model that each slot's work started from: leaves `[S, ...]`.
 
@@ -65,6 +68,7 @@ def stale_models(state: Keeper, event: Event) -> Params:
     return read_rows(state.versions, event.read)
 
 
+@checked
 def next_version(state: Keeper, event: Event, model: Params) -> Versioned:
     """Make a model the server's, and keep it in the store for clients that will start from it.
 

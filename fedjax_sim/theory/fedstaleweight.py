@@ -30,6 +30,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Whole, checked
+
 Numbers = npt.NDArray[np.float64]
 Value = TypeVar("Value", float, Numbers, jax.Array)
 Weighting = Callable[[Numbers], Numbers]
@@ -43,6 +45,7 @@ the other order is derived.
 """
 
 
+@checked
 class Competition(NamedTuple):
     """What the utility (9) of a client that holds one slot of a buffer needs to know of the rest.
 
@@ -55,6 +58,7 @@ class Competition(NamedTuple):
     other_delay: float
 
 
+@checked
 class FedStaleWeightSetup(NamedTuple):
     """The constants of assumptions 1 to 5 and of the run that a bound is about.
 
@@ -71,15 +75,15 @@ class FedStaleWeightSetup(NamedTuple):
         initial_gap: f(w_0) - f_*.
     """
 
-    buffer_size: int
-    max_staleness: int
+    buffer_size: Count
+    max_staleness: Whole
     client_lr: tuple[float, ...]
-    server_lr: float
-    smoothness: float
-    local_variance: float
-    global_variance: float
-    gradient_bound: float
-    initial_gap: float
+    server_lr: AtLeast0
+    smoothness: Above0
+    local_variance: AtLeast0
+    global_variance: AtLeast0
+    gradient_bound: AtLeast0
+    initial_gap: AtLeast0
 
 
 class BoundTerms(NamedTuple):
@@ -105,6 +109,7 @@ class BoundTerms(NamedTuple):
         return self.initial + self.staleness + self.drift + self.reweighting
 
 
+@checked
 def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Numbers:
     """Compute p, each client's share of all arrivals, eq. (2).
 
@@ -119,8 +124,9 @@ def arrival_shares(rate: npt.ArrayLike, *, num_clients: npt.ArrayLike = 1) -> Nu
     return rates / np.sum(np.multiply(num_clients, rates))
 
 
+@checked
 def expected_staleness(
-    share: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation"
+    share: npt.ArrayLike, *, buffer_size: Count, pull: str = "after_aggregation"
 ) -> Numbers:
     """Compute E[tau] from shares of arrivals, eq. (6).
 
@@ -141,8 +147,9 @@ def expected_staleness(
     return (1 / np.asarray(share, np.float64) - UNCOUNTED_ARRIVALS[pull]) / buffer_size
 
 
+@checked
 def share_from_staleness(
-    staleness: npt.ArrayLike, *, buffer_size: int, pull: str = "after_aggregation"
+    staleness: npt.ArrayLike, *, buffer_size: Count, pull: str = "after_aggregation"
 ) -> Numbers:
     """Compute shares of arrivals from expected staleness, eq. (7).
 
@@ -162,8 +169,13 @@ def share_from_staleness(
     return 1 / (buffer_size * np.asarray(staleness, np.float64) + UNCOUNTED_ARRIVALS[pull])
 
 
+@checked
 def raw_weight(
-    staleness: npt.ArrayLike, *, buffer_size: int, num_clients: int, pull: str = "after_aggregation"
+    staleness: npt.ArrayLike,
+    *,
+    buffer_size: Count,
+    num_clients: Count,
+    pull: str = "after_aggregation",
 ) -> Numbers:
     """Compute a weight before it is normalised, eq. (8).
 
@@ -190,6 +202,7 @@ def raw_weight(
     ) / num_clients
 
 
+@checked
 def fair_weight(share: npt.ArrayLike) -> Numbers:
     """Compute 1 / (n p), the weight that solves (3).
 
@@ -205,6 +218,7 @@ def fair_weight(share: npt.ArrayLike) -> Numbers:
     return 1 / (len(shares) * shares)
 
 
+@checked
 def welfare_deviation(weight: npt.ArrayLike, share: npt.ArrayLike) -> float:
     """Compute the objective of (3), the summed distance of weighted influences to 1 / n.
 
@@ -219,6 +233,7 @@ def welfare_deviation(weight: npt.ArrayLike, share: npt.ArrayLike) -> float:
     return float(np.sum(np.abs(influence - 1 / len(influence))))
 
 
+@checked
 def slot_weights(slot_rate: npt.ArrayLike) -> Numbers:
     """Compute the normalised weights of a buffer if expected staleness is known exactly. Derived.
 
@@ -234,7 +249,8 @@ def slot_weights(slot_rate: npt.ArrayLike) -> Numbers:
     return inverse / np.sum(inverse, axis=-1, keepdims=True)
 
 
-def slot_weight_printed(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int) -> float:
+@checked
+def slot_weight_printed(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: Whole) -> float:
     """Compute a client's normalised weight in the long form that the paper gives above (9).
 
     It equals the weight by `slot_weights`.
@@ -267,7 +283,8 @@ def slot_weight_printed(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, clie
     )
 
 
-def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int) -> Competition:
+@checked
+def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: Whole) -> Competition:
     """Collect what the utility of a client needs to know of the other clients and slots.
 
     Args:
@@ -291,6 +308,7 @@ def competition(rate: npt.ArrayLike, *, slot_client: npt.ArrayLike, client: int)
     )
 
 
+@checked
 def utility(report: Value, others: Competition) -> Value:
     """Compute a client's weight in a buffer times its share of arrivals, eq. (9).
 
@@ -306,6 +324,7 @@ def utility(report: Value, others: Competition) -> Value:
     return report / ((1 + others.other_delay * report) * (report + others.other_rate))
 
 
+@checked
 def utility_slope(report: Value, others: Competition) -> Value:
     """Compute the derivative of `utility` with respect to the reported rate.
 
@@ -320,6 +339,7 @@ def utility_slope(report: Value, others: Competition) -> Value:
     return (others.other_rate - others.other_delay * report**2) / both**2
 
 
+@checked
 def optimal_report(others: Competition) -> float:
     """Compute the reported rate with the largest utility, (A / C)^(1/2). Derived.
 
@@ -334,6 +354,7 @@ def optimal_report(others: Competition) -> float:
     return math.sqrt(others.other_rate / others.other_delay) if others.other_delay > 0 else math.inf
 
 
+@checked
 def is_truthful(rate: float, others: Competition) -> bool:
     """Tell whether reporting the true rate is optimal in this buffer, C r^2 <= A. Derived.
 
@@ -350,11 +371,12 @@ def is_truthful(rate: float, others: Competition) -> bool:
     return others.other_delay * rate**2 <= others.other_rate
 
 
+@checked
 def expected_influence(
     rate: npt.ArrayLike,
     *,
     num_clients: npt.ArrayLike,
-    buffer_size: int,
+    buffer_size: Count,
     weight: Numbers | Weighting | None = None,
 ) -> Numbers:
     """Compute the average share of each group of clients in an aggregation. Derived.
@@ -388,6 +410,7 @@ def expected_influence(
     return chance @ (held / np.sum(held, axis=-1, keepdims=True))
 
 
+@checked
 def stationary_point(
     influence: npt.ArrayLike, optima: npt.ArrayLike, *, curvature: npt.ArrayLike = 1.0
 ) -> Numbers:
@@ -409,7 +432,8 @@ def stationary_point(
     return pull @ np.asarray(optima, np.float64) / np.sum(pull)
 
 
-def weight_bounds(max_staleness: int, *, buffer_size: int) -> tuple[float, float]:
+@checked
+def weight_bounds(max_staleness: Whole, *, buffer_size: Count) -> tuple[float, float]:
     """Bound a normalised weight from below and above, stated before (11).
 
     Args:
@@ -423,7 +447,8 @@ def weight_bounds(max_staleness: int, *, buffer_size: int) -> tuple[float, float
     return 1 / ((b - 1) * most + 1), most / (b * (max_staleness + 1))
 
 
-def squared_weight_gap(max_staleness: int, *, buffer_size: int) -> float:
+@checked
+def squared_weight_gap(max_staleness: Whole, *, buffer_size: Count) -> float:
     """Compute U, the largest squared difference of a normalised weight from 1 / b. Derived.
 
     Args:
@@ -436,7 +461,8 @@ def squared_weight_gap(max_staleness: int, *, buffer_size: int) -> float:
     return ((buffer_size - 1) * max_staleness / (buffer_size * (max_staleness + 1))) ** 2
 
 
-def squared_weight_gap_printed(max_staleness: int, *, buffer_size: int) -> float:
+@checked
+def squared_weight_gap_printed(max_staleness: Whole, *, buffer_size: Count) -> float:
     """Compute U as the paper prints it, the larger of two squares, eq. (11).
 
     The square that belongs to the upper bound is always the larger one, so this equals
@@ -455,7 +481,8 @@ def squared_weight_gap_printed(max_staleness: int, *, buffer_size: int) -> float
     )
 
 
-def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> int:
+@checked
+def max_staleness_bound(max_staleness_unbuffered: Whole, *, buffer_size: Count) -> int:
     """Bound tau_max,b by tau_max,1 / b, rounded up, on the same arrivals (assumption 5).
 
     Args:
@@ -468,6 +495,7 @@ def max_staleness_bound(max_staleness_unbuffered: int, *, buffer_size: int) -> i
     return -(-max_staleness_unbuffered // buffer_size)
 
 
+@checked
 def is_step_small(setup: FedStaleWeightSetup) -> bool:
     """Tell whether the theorem's condition on step sizes holds, eta_g eta_l^(q) Q <= 1 / L.
 
@@ -480,7 +508,8 @@ def is_step_small(setup: FedStaleWeightSetup) -> bool:
     return setup.server_lr * max(setup.client_lr) * len(setup.client_lr) * setup.smoothness <= 1
 
 
-def bound(setup: FedStaleWeightSetup, *, num_ticks: int) -> BoundTerms:
+@checked
+def bound(setup: FedStaleWeightSetup, *, num_ticks: Count) -> BoundTerms:
     """Compute the right side of (10), as printed.
 
     It is meant to bound the mean over t < T of the squared gradient of f at w_t, and does not:
@@ -507,7 +536,8 @@ def bound(setup: FedStaleWeightSetup, *, num_ticks: int) -> BoundTerms:
     )
 
 
-def is_vacuous(max_staleness: int, *, buffer_size: int) -> bool:
+@checked
+def is_vacuous(max_staleness: Whole, *, buffer_size: Count) -> bool:
     """Tell whether the last term of (10) alone is at least G, 4 b^2 U >= 1. Derived.
 
     Args:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import previous_visits
@@ -166,7 +167,8 @@ class Arrivals(ClientDelays):
         return min(self.concurrency, self.num_clients)
 
 
-def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+@checked
+def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals: each tick receives Z updates of K local steps.
 
     The first ticks do not depend on `num_ticks`.
@@ -193,7 +195,8 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     return schedules.get(hyper.restart, _held_back)(key, hyper, num_ticks)
 
 
-def arrivals_within(hyper: Arrivals, time: float) -> float:
+@checked
+def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
     Updates arrive at the sum of the clients' rates; if M < N clients are at work, at M divided by

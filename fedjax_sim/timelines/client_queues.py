@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, count, real, redefault, struct, weights
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.devices import draw_devices, per_update
@@ -60,6 +61,7 @@ class ClientQueues(ClientDelays):
         return super().decided() | given
 
 
+@checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
 
@@ -74,7 +76,8 @@ def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     return share / share.sum()
 
 
-def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: int) -> Timeline:
+@checked
+def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> Timeline:
     """Schedule server steps with one finished task each; a task carries the model it was sent with.
 
     The first ticks do not depend on `num_ticks`.
@@ -109,7 +112,8 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: int) -> Tim
     return Timeline(time, client, steps, before, weight[:, None], holds)
 
 
-def client_queues_within(hyper: ClientQueues, time: float) -> float:
+@checked
+def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
 
     Args:

@@ -55,6 +55,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError, check_file
 
 Windows = Sequence[tuple[float, float]]
@@ -77,6 +78,7 @@ class ClientWindows(NamedTuple):
     period: np.ndarray
 
 
+@checked
 class ClientTable:
     """What is known of individual clients, instead of two groups of fast and slow ones.
 
@@ -224,6 +226,7 @@ class ClientTable:
         return ClientWindows(first.astype(np.int32), flat[:, 0], flat[:, 1], periods)
 
 
+@checked
 def read_client_table(path: str | Path) -> ClientTable:
     """Read a table of clients from a CSV file, see this module.
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import (
@@ -146,7 +147,8 @@ class CohortRounds(Rounds):
 HyperT = TypeVar("HyperT", bound=CohortRounds)
 
 
-def rounds_within(hyper: Any, time: float) -> Any:
+@checked
+def rounds_within(hyper: Any, time: Above0) -> Any:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
     With a recorded trace these are rounds of its mean work.
@@ -163,6 +165,7 @@ def rounds_within(hyper: Any, time: float) -> Any:
     return time / np.maximum(hyper.server_interact + work, 1e-200)
 
 
+@checked
 def cohort_system(
     name: str,
     hyper: type[HyperT],
@@ -195,7 +198,8 @@ def cohort_system(
     )
 
 
-def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: int) -> Timeline:
+@checked
+def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     """Schedule rounds of sampled clients.
 
     A round ends when `num_selected` reports are in, or when nobody is left to wait for, or at the

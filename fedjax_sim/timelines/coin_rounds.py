@@ -6,6 +6,7 @@ Dimension letters: `N` clients, `T` ticks. A tick is a round, and slot i belongs
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import count, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Timeline
@@ -25,7 +26,8 @@ class CoinRounds:
     round_time: float = real(1.0, "Duration of a round, in units of virtual time.", above=0)
 
 
-def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: int) -> Timeline:
+@checked
+def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timeline:
     """Schedule rounds in which each client takes part with probability p.
 
     Args:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
@@ -95,7 +96,8 @@ class Contacts(ClientDelays):
         return super().decided() | self.decided_by_trace("carry_residual")
 
 
-def schedule_contacts(key: Key, hyper: Contacts, num_ticks: int) -> tuple[Timeline, Array]:
+@checked
+def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Timeline, Array]:
     """Schedule periodic contacts of a uniform cohort.
 
     All clients start at time 0. A client contacted at a tick restarts from the model made there.

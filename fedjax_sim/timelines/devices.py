@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import checked
 from fedjax_sim.settings import is_known
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, update_time
@@ -92,6 +93,7 @@ def draw_devices(key: Key, hyper: ClientDelays) -> Devices:
     )
 
 
+@checked
 def loss_shares(hyper: ClientDelays) -> Array | None:
     """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
 
@@ -241,6 +243,7 @@ def is_lost(devices: Devices, client: Array, update: Array) -> Array:
     return draw_losses(devices.key, devices.loss, client, update)
 
 
+@checked
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
     """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
 

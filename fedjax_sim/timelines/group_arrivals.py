@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, count, fixed, struct
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.group_rounds import exchange_times, group_work, mean_work
@@ -87,7 +88,8 @@ def group_reports(key: Key, groups: GroupArrivals, num: int) -> Reports:
     return Reports(finish[number, group], group.astype("int32"), work.steps[number, -1, group])
 
 
-def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: int) -> Timeline:
+@checked
+def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered reports of groups.
 
     A slot is a place in the buffer, and its client number is the group's number. The first ticks do
@@ -117,7 +119,8 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: int) -> T
     )
 
 
-def group_arrivals_within(hyper: GroupArrivals, time: float) -> float:
+@checked
+def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
     Args:

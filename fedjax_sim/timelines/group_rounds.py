@@ -23,16 +23,17 @@ Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.devices import draw_devices, finish_work
 from fedjax_sim.timelines.groups import (
+    AGGREGATIONS,
     Groups,
     exchange_law,
     group_shares,
@@ -221,7 +222,12 @@ def group_work(
     return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
-def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
+@checked
+def aggregation_weights(
+    shares: Annotated[Array, shape("M", "U M")],
+    steps: Annotated[Array, shape("U M")],
+    aggregation: Annotated[str, OneOf(AGGREGATIONS)],
+) -> Array:
     """Compute the weights of the groups' progress in every round.
 
     With one step everywhere the weights are the shares, whatever the aggregation.
@@ -236,10 +242,8 @@ def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
       Weights, `f[U, M]`.
 
     Raises:
-      AssertionError: If the shapes do not fit together.
+      ConfigError: If the shapes do not fit together.
     """
-    chex.assert_rank([shares, steps], [{1, 2}, 2])
-    chex.assert_shape(steps, (None, shares.shape[-1]))
     shares, steps = jnp.broadcast_to(shares, steps.shape), steps.astype(shares.dtype)
     match aggregation:
         case "average":
@@ -249,7 +253,8 @@ def aggregation_weights(shares: Array, steps: Array, aggregation: str) -> Array:
     return shares / steps
 
 
-def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
+@checked
+def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline:
     """Schedule rounds of groups.
 
     A slot belongs to a group, and its client number is the group's number. All ticks of a round
@@ -300,7 +305,8 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: int) -> Timeline:
     )
 
 
-def group_rounds_within(hyper: Groups, time: float) -> float:
+@checked
+def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 
     Args:

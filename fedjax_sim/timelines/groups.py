@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import AtLeast0, checked
 from fedjax_sim.settings import (
     ConfigError,
     choice,
@@ -30,7 +31,7 @@ from fedjax_sim.settings import (
     whole,
 )
 from fedjax_sim.timelines.laws import RATES, SPREADS, ClientDelays
-from fedjax_sim.types import EMPTY, Array, Leaf, Problem
+from fedjax_sim.types import EMPTY, Array, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
 """Rules for the weight of a group's progress; the setting `aggregation` explains them."""
@@ -371,7 +372,8 @@ class Groups(ClientDelays):
 GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
-def complete_groups(hyper: GroupsT, problem: Problem | None) -> GroupsT:
+@checked
+def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
     """Fill in what follows from the clients' numbers of examples. Runs on the host.
 
     Without a problem all clients have equally many.
@@ -424,6 +426,7 @@ class Members(NamedTuple):
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
+@checked
 def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
@@ -477,6 +480,7 @@ def group_shares(groups: Groups) -> Leaf:
     return weight / weight.sum()
 
 
+@checked
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
@@ -490,8 +494,16 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
 
 
+@checked
 def paper_delays(
-    d: float, b: float, e: float, f: float, d_g: float, b_g: float, e_g: float, f_g: float
+    d: AtLeast0,
+    b: AtLeast0,
+    e: AtLeast0,
+    f: AtLeast0,
+    d_g: AtLeast0,
+    b_g: AtLeast0,
+    e_g: AtLeast0,
+    f_g: AtLeast0,
 ) -> dict[str, float]:
     """Translate the delay coefficients of the paper's experiments into settings of `Groups`.
 

@@ -6,13 +6,13 @@ when the engine draws timelines.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Count, OneOf, checked
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -391,6 +391,7 @@ class Speeds(NamedTuple):
     spread: Array
 
 
+@checked
 def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
@@ -420,6 +421,7 @@ def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     )
 
 
+@checked
 def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
     """Draw every client's rate.
 
@@ -433,7 +435,10 @@ def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
     return draw_client_speeds(key, clients).rate
 
 
-def draw_runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
+@checked
+def draw_runtimes(
+    key: Key, speeds: Speeds, num: Count, law: Annotated[str, OneOf(RUNTIME_LAWS)]
+) -> Array:
     """Draw running times of mean 1/rate.
 
     Args:
@@ -446,9 +451,11 @@ def draw_runtimes(key: Key, speeds: Speeds, num: int, law: str) -> Array:
       Virtual times, `f64[..., num]`.
 
     Raises:
-      AssertionError: If rates and spreads differ in shape.
+      ConfigError: If rates and spreads differ in shape.
     """
-    chex.assert_equal_shape([speeds.rate, speeds.spread])
+    if speeds.rate.shape != speeds.spread.shape:
+        allowed = f"{speeds.rate.shape}, as of the rates"
+        raise ConfigError("shape of the spreads", speeds.spread.shape, allowed)
     rate, spread = (leaf[..., None] for leaf in speeds)
     shape, dtype = (*rate.shape[:-1], num), rate.dtype
     if law == "runtime_constant":

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
@@ -153,7 +154,8 @@ class WeightedRounds(Rounds):
         return weight / weight.sum()
 
 
-def schedule_rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
+@checked
+def schedule_rounds(key: Key, hyper: Rounds, num_ticks: Count) -> Timeline:
     """Schedule synchronous rounds of uniform cohorts.
 
     Every selected client does K steps from the current model. With a recorded trace a client's work
@@ -172,7 +174,8 @@ def schedule_rounds(key: Key, hyper: Rounds, num_ticks: int) -> Timeline:
     return _synchronous(key, hyper, clients, jnp.full(clients.shape, 1 / hyper.num_selected))
 
 
-def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: int) -> Timeline:
+@checked
+def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) -> Timeline:
     """Schedule synchronous rounds of weighted clients.
 
     A client that is drawn more than once in a round works once, in one slot.

@@ -7,13 +7,16 @@ import contextlib
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from fedjax_sim.checking import Limit, checked
 from fedjax_sim.settings import ConfigError, check_file
 
 
+@checked
 class Trace:
     """Recorded work of clients, in order of finish.
 
@@ -33,7 +36,12 @@ class Trace:
 
     made_of_attributes = True  # Files keep it by these.
 
-    def __init__(self, client: Any, start: Any, finish: Any):
+    def __init__(
+        self,
+        client: Any,
+        start: Annotated[npt.ArrayLike, Limit()],
+        finish: Annotated[npt.ArrayLike, Limit()],
+    ):
         """Check the rows and sort them by finish, and by client where finishes are equal.
 
         Args:
@@ -67,8 +75,6 @@ class Trace:
                 shapes,
                 "three columns (client, start, finish) of the same length, at least 1",
             )
-        if not np.all(np.isfinite(columns[1])) or not np.all(np.isfinite(columns[2])):
-            raise ConfigError("trace", "nan or inf", "finite times of start and finish")
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
             raise ConfigError(
                 "trace",
@@ -147,6 +153,7 @@ class ClientRows(NamedTuple):
     finish: np.ndarray
 
 
+@checked
 def read_trace(path: str | Path) -> Trace:
     """Read a trace from a CSV file.
 

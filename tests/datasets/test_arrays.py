@@ -1,5 +1,8 @@
 """Data sets from a user's arrays and .npz files, and what is refused."""
 
+import struct
+import zipfile
+
 import numpy as np
 import pytest
 
@@ -101,3 +104,25 @@ def test_own_file_that_is_none_is_refused(tmp_path):
     for file in ("a.npz", "b.npz", "missing.npz"):
         with pytest.raises(ConfigError, match=f"npz file is .*{file}"):
             datasets.load(str(tmp_path / file))
+
+
+def test_a_file_with_a_password_or_too_many_rows_is_refused(tmp_path):
+    """Neither is noticed before an array is read."""
+    for name in ("locked.npz", "huge.npz"):
+        np.savez(tmp_path / name, **user_arrays())
+    content = bytearray((tmp_path / "locked.npz").read_bytes())
+    for header, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        place = content.find(header)
+        while place >= 0:
+            content[place + flags] |= 1
+            place = content.find(header, place + 1)
+    (tmp_path / "locked.npz").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "huge.npz", "a") as file:
+        header = "{'descr': '|u1', 'fortran_order': False, 'shape': (100000000000000000000, 4), }"
+        header = header.ljust(117) + "\n"
+        file.writestr(
+            "train_clients.npy", b"\x93NUMPY\1\0" + struct.pack("<H", 118) + header.encode()
+        )
+    for name in ("locked.npz", "huge.npz"):
+        with pytest.raises(ConfigError, match=f"npz file is .*{name}', but must be an undamaged"):
+            datasets.load(str(tmp_path / name))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
+from fedjax_sim import ConfigError
 from fedjax_sim.diagnostics import predictions
 from fedjax_sim.reporting.plots.posterior import reliability_figure
 
@@ -79,5 +80,5 @@ def test_labels_of_another_shape_are_refused(predicted: tuple[np.ndarray, np.nda
         predictions.brier_score,
         predictions.expected_calibration_error,
     ):
-        with pytest.raises(AssertionError, match="shape"):
+        with pytest.raises(ConfigError, match="labels is an array of shape"):
             score(probabilities, labels[:, None])

@@ -46,6 +46,8 @@ class Watched(Quadratic):
             "a coordinate": {"ticks": away.sum()},
             "a fact": {"finite": away.sum()},
             "along seeds": {"away[seed]": away.sum(axis=1)},
+            "with a slash": {"top/5": away.sum()},
+            "along a slash": {"away[a/b]": away.sum(axis=1)},
             "along itself": {"client": away.sum(), "away[client]": away.sum(axis=1)},
         }
         gap = {"gap[axis]": jnp.array([jnp.nan, 1.0])} if self.kind == "right" else {}
@@ -162,6 +164,8 @@ def test_a_histogram_shows_all_clients_and_other_tables_are_left_out(run: fedjax
         ("a coordinate", "name of a metric is 'ticks', but must be another one, as ticks already"),
         ("a fact", "name of a metric is 'finite', but must be another one, as finite already"),
         ("along seeds", r"a metric is 'away\[seed\]', but must be another one, as seed already"),
+        ("with a slash", "name of a metric is 'top/5', but must be without \"/\""),
+        ("along a slash", r"name of a metric is 'away\[a/b\]', but must be without"),
         ("along itself", "name of a metric is 'client', but must be another one, as there is a cl"),
     ],
 )

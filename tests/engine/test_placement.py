@@ -172,16 +172,19 @@ def test_lanes_take_all_devices() -> None:
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (Layout(slots_at_once=0), "layout.slots_at_once is 0"),
-        (Layout(lane_devices=-1), "layout.lane_devices is -1"),
-        (Layout(client_devices=0), "layout.client_devices is 0"),
-        (Layout(lane_batches=0), "layout.lane_batches is 0"),
-        (Layout(lane_devices=3, client_devices=3), "at most the 8"),
+        ({"slots_at_once": 0}, "slots_at_once is 0"),
+        ({"lane_devices": -1}, "lane_devices is -1"),
+        ({"client_devices": 0}, "client_devices is 0"),
+        ({"lane_batches": 0}, "lane_batches is 0"),
+        ({"lane_devices": 3, "client_devices": 3}, "at most the 8"),
     ],
 )
-def test_bad_layouts_are_refused(layout: Layout, words: str) -> None:
+def test_bad_layouts_are_refused(layout: dict[str, Any], words: str) -> None:
+    """When they are made, and when a field has been replaced."""
     with pytest.raises(ConfigError, match=words):
-        check_layout(layout)
+        check_layout(Layout(**layout))
+    with pytest.raises(ConfigError, match=words):
+        check_layout(Layout()._replace(**layout))
 
 
 def test_cores_become_devices() -> None:

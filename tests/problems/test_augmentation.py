@@ -56,7 +56,7 @@ def test_the_same_key_gives_the_same_images() -> None:
     first, again, other = (augment(jax.random.key(seed), IMAGES) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
-    with pytest.raises(ConfigError, match="pad is -1, but must be at least 0"):
+    with pytest.raises(ConfigError, match="pad is -1, but must be a whole number of at least 0"):
         Augmentation(pad=-1)
 
 

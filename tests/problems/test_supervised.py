@@ -279,6 +279,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"metrics": {"mae": lambda o, t: t.nothing}}, "metric mae is '<lambda>', but must be a func"),
     ({"metrics": {"loss": problems.absolute_error}}, "name of a metric is 'loss'"),
+    ({"metrics": {"top/5": problems.absolute_error}}, "name of a metric is 'top/5'"),
+    ({"metrics": {"": problems.absolute_error}}, "name of a metric is ''"),
     (
         {"metrics": {"m": problems.Metric(problems.absolute_error, dims=("class",))}},
         r"shape of the metric m is \(2,\), but must be \(2, class\)",
@@ -299,8 +301,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"loss": problems.cross_entropy, "model": ONE_HOT, "data": CLASSES, "test": (INPUTS, LATE)},
         "largest class in test is 4, but",
     ),
-    ({"metrics": [problems.is_right]}, "metrics is 'list', but must be a mapping from names to"),
-    ({"clients": None, "split": [np.arange(5)]}, "partition is 'ndarray', but must be a Partition"),
+    (
+        {"metrics": [problems.is_right]},
+        "metrics is .*is_right.*, but must be a mapping from text to a function",
+    ),
+    ({"clients": None, "split": [np.arange(5)]}, "split is \\[array\\(.*, but must be a Partition"),
     (
         {"loss": problems.cross_entropy, "data": (INPUTS, TARGETS[:9])},
         "examples in the arrays of d",

@@ -690,5 +690,5 @@ def test_settings_as_text() -> None:
 @pytest.mark.parametrize("shape", [(2,), (3, 1), (3, 4)])
 def test_steps_must_have_an_entry_per_group(shape: tuple[int, ...]) -> None:
     """Other shapes would broadcast against the shares, or not fit."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(ConfigError, match=r"steps is .* of shape"):
         aggregation_weights(jnp.array([0.25, 0.75]), jnp.ones(shape), "average")

@@ -535,5 +535,5 @@ def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
 
 
 def test_rates_and_spreads_must_have_one_shape() -> None:
-    with pytest.raises(AssertionError, match="shape"):
+    with pytest.raises(ConfigError, match="shape of the spreads is"):
         draw_runtimes(jax.random.key(0), Speeds(jnp.ones(3), jnp.zeros(())), 2, "runtime_uniform")

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from fedjax_sim.checking import AtLeast0, Count, checked
 from fedjax_sim.problems.latent.mixtures import (
     component_logits,
     expected_statistics,
@@ -46,6 +47,7 @@ class Mixture(NamedTuple):
     means: Array
 
 
+@checked
 @struct.dataclass
 class BernoulliMixture:
     """The model of this module.
@@ -55,8 +57,8 @@ class BernoulliMixture:
       smoothing: Strength of the penalty, above 0.
     """
 
-    components: int = struct.field(pytree_node=False)
-    smoothing: float = 1e-3
+    components: Count = struct.field(pytree_node=False)
+    smoothing: AtLeast0 = 1e-3
 
     def with_data(self, examples: Array, weight: Array) -> Self:
         """Check the shapes of the examples `f[B, D]` and return the model as it is."""

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.compression import Compressor, Identity, RandK, RandSparsification, parse_compressor
 from fedjax_sim.compression.base import wide_of
 from fedjax_sim.settings import ConfigError, count, fixed, part, static, struct, switch
@@ -27,6 +28,7 @@ def _is_shape(value: object) -> bool:
     )
 
 
+@checked
 @struct
 class CellSampling(Compressor):
     """Send the cells where a random set of rows meets a random set of columns of a matrix.
@@ -60,8 +62,8 @@ class CellSampling(Compressor):
         _is_shape,
         meaning="Shape (J, L) of the matrix; it has no usable default and must be given.",
     )
-    rows: int = count(1, "Number of rows drawn for each message, at most J.")
-    columns: int = count(1, "Number of columns drawn for each message, at most L.")
+    rows: Count = count(1, "Number of rows drawn for each message, at most J.")
+    columns: Count = count(1, "Number of columns drawn for each message, at most L.")
     unbiased: bool = switch(
         True,
         "Whether the cells sent are divided by their probability rho, which makes the compressor "

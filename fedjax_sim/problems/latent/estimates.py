@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import AtLeast0, Whole, checked
 from fedjax_sim.lifecycle import InputError, check_seal, write_sealed
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
@@ -156,12 +157,13 @@ class Fitted(NamedTuple):
             return np.asarray(function(self.params, jnp.asarray(examples, dtype)))
 
 
+@checked
 def fitted(
     run: Any,
     problem: Estimation | Sequence[Estimation],
     *,
-    lane: int | None = None,
-    tolerance: float = 1e-3,
+    lane: Whole | None = None,
+    tolerance: AtLeast0 = 1e-3,
 ) -> Fitted:
     """Take the fitted model out of a run.
 
@@ -216,6 +218,7 @@ def fitted(
     )
 
 
+@checked
 def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     """Read a fitted model that `Fitted.save` wrote.
 

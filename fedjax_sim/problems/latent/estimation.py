@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import chex
 import jax
@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from flax import struct
 
+from fedjax_sim.checking import Limit, OneOf, checked, shape
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems.checking import form_of
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.settings import ConfigError
@@ -29,6 +31,7 @@ EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
 
 
+@checked
 @struct.dataclass
 class Estimation:
     """A latent-variable model and the examples of clients.
@@ -195,13 +198,14 @@ class Estimation:
         return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
 
 
+@checked
 def make_estimation(
     model: LatentModel,
     data: Any,
     partition: Partition,
     *,
-    weighting: str = "pooled",
-    start: npt.ArrayLike | None = None,
+    weighting: Annotated[str, OneOf(("pooled", "equal"))] = "pooled",
+    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None = None,
     per_client: bool = False,
 ) -> Estimation:
     """Build an estimation problem.
@@ -222,19 +226,19 @@ def make_estimation(
 
     Raises:
       ConfigError: If `weighting`, the data or the partition is not allowed.
-      AssertionError: If the shapes of the partition, of `start` or of the data are wrong.
     """
     options: dict[str, Any] = {"weighting": weighting, "start": start, "per_client": per_client}
     return make_estimations(model, data, [partition], **options)[0]
 
 
+@checked
 def make_estimations(
     model: LatentModel,
     data: Any,
     partitions: Sequence[Partition],
     *,
-    weighting: str = "pooled",
-    start: npt.ArrayLike | None = None,
+    weighting: Annotated[str, OneOf(("pooled", "equal"))] = "pooled",
+    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None = None,
     per_client: bool = False,
 ) -> list[Estimation]:
     """Build one estimation problem per partition, for a sweep with a partition per seed.
@@ -257,11 +261,11 @@ def make_estimations(
 
     Raises:
       ConfigError: If `weighting`, the data or a partition is not allowed.
-      AssertionError: If the shapes of a partition, of `start` or of the data are wrong.
     """
-    if weighting not in ("pooled", "equal"):
-        raise ConfigError("weighting", weighting, "one of pooled, equal")
     examples, num = read_arrays("data", data)
+    for leaf in jax.tree.leaves(examples):
+        if not np.isfinite(np.asarray(leaf, float)).all():
+            raise ConfigError("data", "an array with nan or inf", "finite")
     dtype = jax.tree.leaves(examples)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         dtype = jnp.dtype("float32")
@@ -270,9 +274,7 @@ def make_estimations(
     # share a compiled program.
     model = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), model)
     given = None if start is None else jnp.asarray(start, dtype)
-    if given is not None:
-        chex.assert_rank(given, 1)
-    problems = []
+    problems: list[Estimation] = []
     clients = pad_partitions(partitions, num)
     for partition, (index, device_counts) in zip(partitions, clients, strict=True):
         counts = np.asarray(partition.counts)
@@ -283,5 +285,15 @@ def make_estimations(
         problem = Estimation(
             model, examples, index, device_counts, shares, given, per_client=per_client
         )
-        problems.append(dataclasses.replace(problem, model=model.with_data(*problem._pooled())))
+        try:
+            problem = dataclasses.replace(problem, model=model.with_data(*problem._pooled()))
+            if not problems:
+                jax.eval_shape(problem.init, jax.random.key(0))
+        except ConfigError:
+            raise
+        except Exception as error:  # Whatever a model raises.
+            reason = " ".join(str(error).split())
+            allowed = f"examples that {type(model).__name__} takes ({reason})"
+            raise ConfigError("data", form_of(data), allowed) from error
+        problems.append(problem)
     return problems

@@ -26,6 +26,7 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve
 
+from fedjax_sim.checking import AtLeast0, Count, checked
 from fedjax_sim.types import Array, Key, Leaf
 
 
@@ -41,6 +42,7 @@ class Factors(NamedTuple):
     noise: Array
 
 
+@checked
 @struct.dataclass
 class FactorAnalysis:
     """The model of this module.
@@ -52,8 +54,8 @@ class FactorAnalysis:
       variance: `f[D]`, v; None until `with_data` sets it.
     """
 
-    factors: int = struct.field(pytree_node=False)
-    floor: float = struct.field(pytree_node=False, default=1e-6)
+    factors: Count = struct.field(pytree_node=False)
+    floor: AtLeast0 = struct.field(pytree_node=False, default=1e-6)
     mean: Leaf = None
     variance: Leaf = None
 

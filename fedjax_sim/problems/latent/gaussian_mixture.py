@@ -53,6 +53,7 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from fedjax_sim.checking import AtLeast0, Count, checked
 from fedjax_sim.problems.latent.mixtures import (
     component_logits,
     expected_statistics,
@@ -84,6 +85,7 @@ class Mixture(NamedTuple):
     covariance: Array
 
 
+@checked
 @struct.dataclass
 class GaussianMixture:
     """The model of this module.
@@ -101,12 +103,12 @@ class GaussianMixture:
       mean: `f[D]`, m; None until `with_data` sets it for a prior.
     """
 
-    components: int = struct.field(pytree_node=False)
+    components: Count = struct.field(pytree_node=False)
     covariance: Array | None = None
     guard: bool = struct.field(pytree_node=False, default=False)
     second_moment: Leaf = None
     covariance_type: str = struct.field(pytree_node=False, default="tied")
-    prior: float = struct.field(pytree_node=False, default=0.0)
+    prior: AtLeast0 = struct.field(pytree_node=False, default=0.0)
     starts: str = struct.field(pytree_node=False, default="random")
     mean: Leaf = None
 

@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim.checking import AtLeast0, Count, Whole, checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Leaf
 
@@ -77,6 +78,7 @@ class LowRank(NamedTuple):
     columns: Array
 
 
+@checked
 @struct.dataclass
 class MissingValues:
     """The model of this module.
@@ -94,11 +96,11 @@ class MissingValues:
     """
 
     shape: tuple[int, int] = struct.field(pytree_node=False)
-    rank: int = struct.field(pytree_node=False)
+    rank: Count = struct.field(pytree_node=False)
     family: str = struct.field(pytree_node=False, default="gaussian")
     method: str = struct.field(pytree_node=False, default="svd")
-    iterations: int = struct.field(pytree_node=False, default=30)
-    ridge: float = 0.0
+    iterations: Whole = struct.field(pytree_node=False, default=30)
+    ridge: AtLeast0 = 0.0
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
@@ -312,6 +314,7 @@ def truncated(
     return LowRank(left * scale, right * scale)
 
 
+@checked
 def make_matrices(
     client: Sequence[int],
     row: Sequence[int],

@@ -21,6 +21,7 @@ import chex
 import jax.numpy as jnp
 from flax import struct
 
+from fedjax_sim.checking import AtLeast0, checked
 from fedjax_sim.types import Array, Key
 
 
@@ -36,6 +37,7 @@ class Seen(NamedTuple):
     kappa: Array
 
 
+@checked
 @struct.dataclass
 class NoisyMean:
     """The model of this module; its parameters theta are a vector `f[q]`.
@@ -44,7 +46,7 @@ class NoisyMean:
       ridge: Strength of the penalty R(theta) = (ridge / 2) ||theta||^2, at least 0.
     """
 
-    ridge: float = 0.0
+    ridge: AtLeast0 = 0.0
 
     def with_data(self, examples: Seen, weight: Array) -> Self:
         """Check the shapes of the examples and return the model as it is."""

@@ -10,11 +10,13 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.fairness import summarise_clients
 from fedjax_sim.engine.summaries import label_of, settings_of
 from fedjax_sim.reporting.plots.style import COLORS, GREY, LABELS, look, name_beside, styled
 
 
+@checked
 class ClientShares(NamedTuple):
     """What each client of one system contributes.
 
@@ -27,6 +29,7 @@ class ClientShares(NamedTuple):
     influence: np.ndarray
 
 
+@checked
 @styled()
 def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     """Draw each client's influence against its share of the updates, which follows its speed.
@@ -67,6 +70,7 @@ BINS = 20
 """Bins of a histogram."""
 
 
+@checked
 @styled()
 def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
     """Draw a histogram of a metric over clients, at the end of the run.

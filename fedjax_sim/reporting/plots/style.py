@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import EngFormatter
 
+from fedjax_sim.checking import Whole, checked
+
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#808080")
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
 DASHES: tuple[Any, ...] = (
@@ -87,6 +89,7 @@ TITLES = {
 """Titles of pictures whose metric needs more words than its label."""
 
 
+@checked
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw in the style of all pictures; also a decorator of a function that draws."""
@@ -94,11 +97,12 @@ def styled() -> Iterator[None]:
         yield
 
 
+@checked
 def look(
-    number: int,
+    number: Whole,
     marks: Literal["some", "all", "only", "none"] = "some",
     *,
-    points: int = 0,
+    points: Whole = 0,
     **changes: Any,
 ) -> dict[str, Any]:
     """Choose how series `number` looks: colour, dashes and marker.
@@ -142,6 +146,7 @@ def count_bits(axes: Axes, against: str) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
 
 
+@checked
 def name_beside(figure: Figure, axes: Axes, **options: Any) -> None:
     """Put the legend of `axes` to the right of all panels, where it hides nothing.
 

@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, HATCHES, styled
 from fedjax_sim.types import EMPTY, Timeline
 
@@ -20,6 +21,7 @@ MOST_STALENESS_BARS = 40
 LEAST_STALENESS_SHOWN = 6
 
 
+@checked
 class Row(NamedTuple):
     """One schedule to draw.
 
@@ -34,11 +36,12 @@ class Row(NamedTuple):
 
     label: str
     timeline: Timeline
-    num_clients: int
+    num_clients: Count
     is_fast: np.ndarray | None
     senders: str = "clients"
 
 
+@checked
 @styled()
 def timeline_figure(rows: Sequence[Row]) -> Figure:
     """Draw who computed when, and how stale the work was on arrival.

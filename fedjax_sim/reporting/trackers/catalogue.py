@@ -2,7 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
+from fedjax_sim.checking import OneOf, checked
 from fedjax_sim.reporting.trackers.csv_file import CSV
 from fedjax_sim.reporting.trackers.labels import load_extra
 from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
@@ -14,7 +16,8 @@ TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wa
 """Names on the command line, and the package behind each."""
 
 
-def check_tracker(name: str) -> None:
+@checked
+def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
     """Check that the package behind a tracker is installed.
 
     Args:
@@ -26,7 +29,8 @@ def check_tracker(name: str) -> None:
     load_extra(name, TRACKERS[name])
 
 
-def make_tracker(name: str, folder: str | Path) -> Tracker:
+@checked
+def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Path) -> Tracker:
     """Make a tracker that writes into a results folder, and remove its older log there.
 
     MLflow writes to where MLFLOW_TRACKING_URI says instead, if that is set.

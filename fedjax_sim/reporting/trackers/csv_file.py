@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.checking import checked
 from fedjax_sim.lifecycle import open_own
 from fedjax_sim.reporting.trackers.labels import title_of
 
@@ -15,6 +16,7 @@ COLUMNS = (
 )
 
 
+@checked
 class CSV:
     """Writes a line for each metric of each evaluation, since systems have different metrics.
 

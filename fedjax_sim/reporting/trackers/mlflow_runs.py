@@ -4,9 +4,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from fedjax_sim.checking import checked
 from fedjax_sim.reporting.trackers.labels import load_extra, title_of
 
 
+@checked
 class MLflow:
     """Makes a run for each lane, with the lane's settings as parameters and steps in ticks."""
 

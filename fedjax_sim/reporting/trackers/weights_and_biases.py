@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.checking import checked
 from fedjax_sim.reporting.trackers.labels import load_extra, title_of
 
 
+@checked
 class WandB:
     """Makes a run for each lane, with the lane's settings as its configuration.
 

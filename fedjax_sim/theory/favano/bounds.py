@@ -21,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, Whole, checked
 from fedjax_sim.timelines import step_counts
 
 Numbers = npt.NDArray[np.float64]
 
 
+@checked
 class StepMoments(NamedTuple):
     """Moments of X, the number of reported local steps, for each client.
 
@@ -42,6 +44,7 @@ class StepMoments(NamedTuple):
     mean_inverse: Numbers
 
 
+@checked
 class FavanoSetup(NamedTuple):
     """The constants of assumptions A1 to A4 and of the run that a bound is about.
 
@@ -59,15 +62,15 @@ class FavanoSetup(NamedTuple):
         drift_constant: b, from `reweighting_constants`.
     """
 
-    num_clients: int
-    num_contacted: int
-    max_steps: int
-    smoothness: float
-    gradient_variance: float
-    dissimilarity: float
-    dissimilarity_factor: float
-    initial_gap: float
-    noise_constant: float
+    num_clients: Count
+    num_contacted: Count
+    max_steps: Count
+    smoothness: Above0
+    gradient_variance: AtLeast0
+    dissimilarity: AtLeast0
+    dissimilarity_factor: AtLeast0
+    initial_gap: AtLeast0
+    noise_constant: AtLeast0
     drift_constant: float
 
 
@@ -90,6 +93,7 @@ class Condition(NamedTuple):
         return self.value <= self.limit
 
 
+@checked
 class ErrorTerms(NamedTuple):
     """The bound r_0 / (eta T) + b eta + e eta^2, valid for step sizes eta up to 1 / d.
 
@@ -102,14 +106,20 @@ class ErrorTerms(NamedTuple):
         cap: d, the inverse of the largest step size.
     """
 
-    initial: float
-    linear: float
-    quadratic: float
-    cap: float
+    initial: AtLeast0
+    linear: AtLeast0
+    quadratic: AtLeast0
+    cap: AtLeast0
 
 
+@checked
 def step_law(
-    rate: npt.ArrayLike, *, contact_probability: float, round_time: float, max_steps: int, law: str
+    rate: npt.ArrayLike,
+    *,
+    contact_probability: Probability,
+    round_time: AtLeast0,
+    max_steps: Count,
+    law: str,
 ) -> Numbers:
     """Compute the probabilities of X = 0, ..., K for each client, over stationary windows.
 
@@ -133,6 +143,7 @@ def step_law(
     return -np.diff(tails, axis=-1, prepend=1.0, append=0.0)
 
 
+@checked
 def step_moments(law: Numbers) -> StepMoments:
     """Compute the moments of X from its law.
 
@@ -146,8 +157,9 @@ def step_moments(law: Numbers) -> StepMoments:
     return StepMoments(1 - law[:, 0], law @ steps, law @ steps**2, law[:, 1:] @ (1 / steps[1:]))
 
 
+@checked
 def reweighted_variance(
-    moments: StepMoments, *, mean: float, variance: float, reweighting: str
+    moments: StepMoments, *, mean: float, variance: AtLeast0, reweighting: str
 ) -> Numbers:
     """Compute the variance of the reweighted sum of X independent gradients.
 
@@ -169,8 +181,9 @@ def reweighted_variance(
     return mean**2 * (moments.mean_square / moments.mean**2 - 1) + variance / moments.mean
 
 
+@checked
 def reweighting_constants(
-    moments: StepMoments, *, max_steps: int, reweighting: str
+    moments: StepMoments, *, max_steps: Count, reweighting: str
 ) -> tuple[Numbers, float]:
     """Compute the constants a^i and b of Theorem 1.
 
@@ -196,7 +209,8 @@ def reweighting_constants(
     return 1 / mean + square / (max_steps**2 * scale), float(np.max(square / scale))
 
 
-def kappa(num_clients: int, num_contacted: int) -> float:
+@checked
+def kappa(num_clients: Count, num_contacted: Count) -> float:
     """Compute the rate at which the potential contracts, eq. (6).
 
     Args:
@@ -211,7 +225,8 @@ def kappa(num_clients: int, num_contacted: int) -> float:
     return s * (n - s) / (2 * n * (n + 1) * (s + 1))
 
 
-def kappa_sharp(num_clients: int, num_contacted: int) -> float:
+@checked
+def kappa_sharp(num_clients: Count, num_contacted: Count) -> float:
     """Compute the larger rate that the paper's own proof gives at (78)-(79). Derived.
 
     Args:
@@ -224,7 +239,8 @@ def kappa_sharp(num_clients: int, num_contacted: int) -> float:
     return num_contacted / (2 * num_clients * (num_contacted + 1))
 
 
-def kappa_star(num_clients: int, num_contacted: int) -> float:
+@checked
+def kappa_star(num_clients: Count, num_contacted: Count) -> float:
     """Compute the best possible rate without progress. Derived.
 
     Args:
@@ -238,7 +254,8 @@ def kappa_star(num_clients: int, num_contacted: int) -> float:
     return s * (s * n - 1) / (n * max(n - 1, 1) * (s + 1))
 
 
-def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: int) -> float:
+@checked
+def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: Count) -> float:
     """Compute exactly the expected potential after one server step without progress. Derived.
 
     The potential is the sum of squared distances of the server's model and the clients' base models
@@ -262,6 +279,7 @@ def expected_potential(server: Numbers, bases: Numbers, *, num_contacted: int) -
     return float(potential - s / (n * (s + 1)) * pull / (n - 1))
 
 
+@checked
 def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> Numbers:
     """Compute how far reweighted progress takes a client towards its optimum on a quadratic.
 
@@ -293,8 +311,9 @@ def expected_pull(law: Numbers, *, step_curvature: float, reweighting: str) -> N
     )
 
 
+@checked
 def long_run_means(
-    optima: Numbers, pull: Numbers, *, num_contacted: int
+    optima: Numbers, pull: Numbers, *, num_contacted: Count
 ) -> tuple[Numbers, Numbers]:
     """Compute the stationary means of all models, on quadratics of equal curvature. Derived.
 
@@ -321,7 +340,10 @@ def long_run_means(
     return np.mean(bases + np.einsum("i,i...->i...", pull, optima - bases), axis=0), bases
 
 
-def second_moment_bound(setup: FavanoSetup, *, potential: float, gradient_square: float) -> float:
+@checked
+def second_moment_bound(
+    setup: FavanoSetup, *, potential: AtLeast0, gradient_square: float
+) -> float:
     """Bound the sum over clients of the second moments of reweighted progress, (135)-(138).
 
     Holds for eta < 1 / (4 L K^2).
@@ -344,10 +366,11 @@ def second_moment_bound(setup: FavanoSetup, *, potential: float, gradient_square
     )
 
 
+@checked
 def potential_step_bound(
     setup: FavanoSetup,
     *,
-    step_size: float,
+    step_size: AtLeast0,
     potential: float | Numbers,
     gradient_square: float | Numbers,
 ) -> float | Numbers:
@@ -374,8 +397,9 @@ def potential_step_bound(
     )
 
 
+@checked
 def potential_sum_bound(
-    setup: FavanoSetup, *, step_size: float, num_ticks: int, gradient_square_sum: float
+    setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count, gradient_square_sum: float
 ) -> float:
     """Bound the sum of expected potentials over t = 0, ..., T, (168)-(171).
 
@@ -395,7 +419,8 @@ def potential_sum_bound(
     return scale * (drift + 15 * num_ticks * _noise_and_dissimilarity(setup))
 
 
-def bound_of_main_text(setup: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
+@checked
+def bound_of_main_text(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float:
     """Compute the right side of eq. (8) as printed, which leaves out two terms of the proof.
 
     `bound` has all terms.
@@ -419,7 +444,8 @@ def bound_of_main_text(setup: FavanoSetup, *, step_size: float, num_ticks: int) 
     )
 
 
-def bound(setup: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
+@checked
+def bound(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float:
     """Bound the mean over t < T of the expected squared gradient of f at mu_t, Theorem 1.
 
     In the form of (225)-(227). The bound holds if all `conditions` do. It is about mu_t, the mean
@@ -441,6 +467,7 @@ def bound(setup: FavanoSetup, *, step_size: float, num_ticks: int) -> float:
     )
 
 
+@checked
 def error_terms(setup: FavanoSetup) -> ErrorTerms:
     """Collect the bound of Theorem 1 by powers of the step size.
 
@@ -462,10 +489,11 @@ def error_terms(setup: FavanoSetup) -> ErrorTerms:
     )
 
 
+@checked
 def conditions(
     setup: FavanoSetup,
     *,
-    step_size: float,
+    step_size: AtLeast0,
     contraction: Callable[[int, int], float] = kappa_sharp,
 ) -> tuple[Condition, ...]:
     """List all that the proof of Theorem 1 requires of the step size.
@@ -495,6 +523,7 @@ def conditions(
     )
 
 
+@checked
 def largest_step_size(
     setup: FavanoSetup, *, contraction: Callable[[int, int], float] = kappa_sharp
 ) -> float:
@@ -520,7 +549,8 @@ def largest_step_size(
     return float(min(*limits, descent, np.sqrt(room * n / (48 * b)) / (s * L)))
 
 
-def quantization_floor(smoothness: float, squared_error: float) -> float:
+@checked
+def quantization_floor(smoothness: Above0, squared_error: AtLeast0) -> float:
     """Compute what quantized weights add to the bound of Theorem 1, 12 L^2 r_d.
 
     Args:
@@ -533,8 +563,9 @@ def quantization_floor(smoothness: float, squared_error: float) -> float:
     return 12 * smoothness**2 * squared_error
 
 
+@checked
 def quantized_bound(
-    setup: FavanoSetup, *, step_size: float, num_ticks: int, squared_error: float
+    setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count, squared_error: AtLeast0
 ) -> float:
     """Bound the same mean as `bound` if gradients are taken at quantized weights Q(w).
 
@@ -554,7 +585,8 @@ def quantized_bound(
     )
 
 
-def uniform_quantizer_error(dim: int, *, limit: float, bits: int, rounding: str) -> float:
+@checked
+def uniform_quantizer_error(dim: Whole, *, limit: AtLeast0, bits: Count, rounding: str) -> float:
     """Compute r_d, the largest squared error of a uniform quantizer on [-limit, limit]^dim.
 
     Derived. Weights outside this range are not covered.

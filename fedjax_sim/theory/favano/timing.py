@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, checked
 from fedjax_sim.theory.favano.bounds import ErrorTerms, FavanoSetup
 
 
@@ -34,7 +35,8 @@ class Orders(NamedTuple):
     one: float
 
 
-def tuned_step_size(terms: ErrorTerms, *, num_ticks: int) -> float:
+@checked
+def tuned_step_size(terms: ErrorTerms, *, num_ticks: Count) -> float:
     """Compute the step size of the tuning lemma, which balances the terms of the error bound.
 
     Args:
@@ -55,7 +57,8 @@ def tuned_step_size(terms: ErrorTerms, *, num_ticks: int) -> float:
     return min(*balanced, 1 / terms.cap) if balanced else 1 / terms.cap
 
 
-def tuned_bound(terms: ErrorTerms, *, num_ticks: int) -> float:
+@checked
+def tuned_bound(terms: ErrorTerms, *, num_ticks: Count) -> float:
     """Bound the error that is reached with `tuned_step_size`.
 
     Args:
@@ -75,7 +78,8 @@ def tuned_bound(terms: ErrorTerms, *, num_ticks: int) -> float:
     )
 
 
-def sufficient_ticks(terms: ErrorTerms, *, accuracy: float) -> float:
+@checked
+def sufficient_ticks(terms: ErrorTerms, *, accuracy: Above0) -> float:
     """Compute a number of server steps that suffices for an accuracy, (45) and (48).
 
     Args:
@@ -94,7 +98,8 @@ def sufficient_ticks(terms: ErrorTerms, *, accuracy: float) -> float:
     )
 
 
-def time_to_accuracy(orders: Orders, *, accuracy: float, step_time: float) -> float:
+@checked
+def time_to_accuracy(orders: Orders, *, accuracy: Above0, step_time: float) -> float:
     """Compute the time to an accuracy, a row of Table 1, up to constant factors.
 
     Args:
@@ -110,6 +115,7 @@ def time_to_accuracy(orders: Orders, *, accuracy: float, step_time: float) -> fl
     ) * step_time
 
 
+@checked
 def favano_orders(setup: FavanoSetup) -> Orders:
     """Collect FAVANO's row of Table 1, which is also the corollary (11)-(12).
 
@@ -144,6 +150,7 @@ def favano_orders(setup: FavanoSetup) -> Orders:
     )
 
 
+@checked
 def favano_orders_printed(setup: FavanoSetup) -> Orders:
     """Collect FAVANO's row of Table 1 as printed.
 
@@ -164,6 +171,7 @@ def favano_orders_printed(setup: FavanoSetup) -> Orders:
     return favano_orders(setup)._replace(three_halves=n / s * setup.initial_gap * L**2 * root)
 
 
+@checked
 def fedavg_orders(setup: FavanoSetup) -> Orders:
     """Collect FedAvg's row of Table 1, corrected so that the units of its terms agree.
 
@@ -189,6 +197,7 @@ def fedavg_orders(setup: FavanoSetup) -> Orders:
     )
 
 
+@checked
 def fedavg_orders_printed(setup: FavanoSetup) -> Orders:
     """Collect FedAvg's row of Table 1 as printed.
 
@@ -209,7 +218,8 @@ def fedavg_orders_printed(setup: FavanoSetup) -> Orders:
     return Orders(first, F * (L * G2) ** 0.5, F * L * setup.dissimilarity_factor)
 
 
-def fedbuff_orders(setup: FavanoSetup, *, max_delay: float) -> Orders:
+@checked
+def fedbuff_orders(setup: FavanoSetup, *, max_delay: AtLeast0) -> Orders:
     """Collect FedBuff's row of Table 1.
 
     Args:
@@ -228,7 +238,8 @@ def fedbuff_orders(setup: FavanoSetup, *, max_delay: float) -> Orders:
     return Orders(FL * (sigma2 + G2), FL * delayed**0.5, FL)
 
 
-def async_sgd_orders(setup: FavanoSetup, *, mean_delay: float, max_delay: float) -> Orders:
+@checked
+def async_sgd_orders(setup: FavanoSetup, *, mean_delay: AtLeast0, max_delay: AtLeast0) -> Orders:
     """Collect AsyncSGD's row of Table 1, corrected so that the units of its terms agree.
 
     Args:
@@ -253,7 +264,10 @@ def async_sgd_orders(setup: FavanoSetup, *, mean_delay: float, max_delay: float)
     )
 
 
-def async_sgd_orders_printed(setup: FavanoSetup, *, mean_delay: float, max_delay: float) -> Orders:
+@checked
+def async_sgd_orders_printed(
+    setup: FavanoSetup, *, mean_delay: AtLeast0, max_delay: AtLeast0
+) -> Orders:
     """Collect AsyncSGD's row of Table 1 as printed.
 
     Args:
@@ -268,6 +282,7 @@ def async_sgd_orders_printed(setup: FavanoSetup, *, mean_delay: float, max_delay
     return async_sgd_orders(setup, mean_delay=mean_delay, max_delay=max_delay)._replace(one=last)
 
 
+@checked
 def quafl_orders(setup: FavanoSetup, *, mean_steps: float) -> Orders:
     """Collect QuAFL's row of Table 1.
 
@@ -290,8 +305,9 @@ def quafl_orders(setup: FavanoSetup, *, mean_steps: float) -> Orders:
     )
 
 
+@checked
 def fedavg_round_time(
-    rate: npt.ArrayLike, *, num_contacted: int, local_steps: int, interact_time: float
+    rate: npt.ArrayLike, *, num_contacted: Count, local_steps: Count, interact_time: AtLeast0
 ) -> float:
     """Compute the mean length of a FedAvg round if local steps take geometric times. Derived.
 
@@ -325,8 +341,9 @@ def fedavg_round_time(
     return float(interact_time + np.sum(1 - all_finished[:, -1]))
 
 
+@checked
 def fedbuff_step_time(
-    rate: npt.ArrayLike, *, buffer_size: int, local_steps: int, interact_time: float
+    rate: npt.ArrayLike, *, buffer_size: Count, local_steps: Count, interact_time: AtLeast0
 ) -> float:
     """Approximate the mean time of a FedBuff server step if clients never wait. Derived.
 

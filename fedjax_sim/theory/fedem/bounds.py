@@ -34,9 +34,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, Whole, checked
+
 Numbers = npt.NDArray[np.float64]
 
 
+@checked
 class Constants(NamedTuple):
     """The constants of assumptions A4, A5 and A8.
 
@@ -48,12 +51,13 @@ class Constants(NamedTuple):
         most: v_max, at least v_min. Upper bound on the eigenvalues of B(s).
     """
 
-    smoothness: float
+    smoothness: Above0
     lyapunov_smoothness: float
     least: float
     most: float
 
 
+@checked
 class FedEMSetup(NamedTuple):
     """The problem's constants and the settings of a FedEM run that the bounds depend on.
 
@@ -66,9 +70,9 @@ class FedEMSetup(NamedTuple):
     """
 
     constants: Constants
-    num_clients: int
-    omega: float
-    participation: float = 1.0
+    num_clients: Count
+    omega: AtLeast0
+    participation: Probability = 1.0
     alpha: float | None = None
 
     @property
@@ -103,7 +107,8 @@ class BoundTerms(NamedTuple):
         return sum(self)
 
 
-def memory_step(omega: float) -> float:
+@checked
+def memory_step(omega: AtLeast0) -> float:
     """Compute the theorems' step size of the memories, alpha = 1 / (1 + omega).
 
     Args:
@@ -116,7 +121,8 @@ def memory_step(omega: float) -> float:
     return 1 / (1 + omega)
 
 
-def total_omega(omega: float, participation: float = 1.0) -> float:
+@checked
+def total_omega(omega: AtLeast0, participation: Probability = 1.0) -> float:
     """Compute omega_p = (1 - p) (1 + omega) / p + omega (Sec. 2).
 
     It is the variance constant of a compressor that also drops the whole message with probability
@@ -135,6 +141,7 @@ def total_omega(omega: float, participation: float = 1.0) -> float:
 # Theorems 1 and 3: FedEM --------------------------------------------------------------------------
 
 
+@checked
 def largest_step_size(setup: FedEMSetup) -> float:
     """Compute the largest step size gamma_max of Theorem 3, which is (7) of Theorem 1 for p = 1.
 
@@ -165,6 +172,7 @@ def largest_step_size(setup: FedEMSetup) -> float:
     )
 
 
+@checked
 def step_size_for_descent(setup: FedEMSetup) -> float:
     """Compute the largest gamma that meets both conditions of remark (30).
 
@@ -194,14 +202,15 @@ def step_size_for_descent(setup: FedEMSetup) -> float:
     return min(descent, cube ** (1 / 3))
 
 
+@checked
 def bound(
     setup: FedEMSetup,
     *,
-    gamma: float,
-    k_max: int,
-    gap: float,
-    sigma2: float,
-    memory_error: float = 0.0,
+    gamma: AtLeast0,
+    k_max: Whole,
+    gap: AtLeast0,
+    sigma2: AtLeast0,
+    memory_error: AtLeast0 = 0.0,
 ) -> BoundTerms:
     """Bound the mean E||h(S_k)||^2 by Theorem 3, which is (8) of Theorem 1 for p = 1.
 
@@ -227,14 +236,15 @@ def bound(
     )
 
 
+@checked
 def uncompressed_bound(
     constants: Constants,
     *,
-    num_clients: int,
-    gamma: float,
-    k_max: int,
-    gap: float,
-    sigma2: float,
+    num_clients: Count,
+    gamma: AtLeast0,
+    k_max: Whole,
+    gap: AtLeast0,
+    sigma2: AtLeast0,
     printed: bool = False,
 ) -> float:
     """Bound the mean E||h(S_k)||^2 by (29), for omega = 0, p = 1 and any memories.
@@ -265,7 +275,10 @@ def uncompressed_bound(
     return (per_step + noise / 2) / (constants.least - gamma * constants.lyapunov_smoothness / 2)
 
 
-def balanced_step_size(setup: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
+@checked
+def balanced_step_size(
+    setup: FedEMSetup, *, k_max: Whole, gap: AtLeast0, sigma2: AtLeast0
+) -> float:
     """Compute the step size of Theorem 1's corollary, with Theorem 3's omega_p in place of omega.
 
     Args:
@@ -285,7 +298,8 @@ def balanced_step_size(setup: FedEMSetup, *, k_max: int, gap: float, sigma2: flo
     return largest if noise == 0 else min(largest, math.sqrt(gap * setup.num_clients / noise))
 
 
-def balanced_bound(setup: FedEMSetup, *, k_max: int, gap: float, sigma2: float) -> float:
+@checked
+def balanced_bound(setup: FedEMSetup, *, k_max: Whole, gap: AtLeast0, sigma2: AtLeast0) -> float:
     """Bound the mean E||h(S_k)||^2 at `balanced_step_size`, by the corollary of Theorem 1.
 
     Args:
@@ -311,8 +325,9 @@ def balanced_bound(setup: FedEMSetup, *, k_max: int, gap: float, sigma2: float) 
     return 4 / constants.least * max(math.sqrt(noise), gap / (largest_step_size(setup) * k_max))
 
 
+@checked
 def rounds_needed(
-    setup: FedEMSetup, *, epsilon: float, gap: float, sigma2: float
+    setup: FedEMSetup, *, epsilon: Above0, gap: AtLeast0, sigma2: AtLeast0
 ) -> tuple[float, float]:
     """Compute K_opt with its constants: after how many rounds the corollary guarantees epsilon.
 
@@ -344,8 +359,9 @@ def rounds_needed(
     return scale**2 * noise, scale * gap / largest_step_size(setup)
 
 
+@checked
 def evaluations_needed(
-    setup: FedEMSetup, *, batch_size: int, epsilon: float, gap: float, sigma2: float
+    setup: FedEMSetup, *, batch_size: Count, epsilon: Above0, gap: AtLeast0, sigma2: AtLeast0
 ) -> float:
     """Count how many expected statistics of single examples are needed for epsilon.
 
@@ -373,7 +389,8 @@ def evaluations_needed(
     )
 
 
-def is_noisy(setup: FedEMSetup, *, epsilon: float, sigma2: float) -> bool:
+@checked
+def is_noisy(setup: FedEMSetup, *, epsilon: Above0, sigma2: AtLeast0) -> bool:
     """Tell whether noise dominates K_opt up to constants, the paper's "high noise" regime.
 
     For p < 1 omega_p takes the place of omega.
@@ -397,7 +414,8 @@ def is_noisy(setup: FedEMSetup, *, epsilon: float, sigma2: float) -> bool:
     )
 
 
-def clients_for_free_compression(constants: Constants, omega: float) -> float:
+@checked
+def clients_for_free_compression(constants: Constants, omega: AtLeast0) -> float:
     """Compute the number of clients from which compression no longer reduces Theorem 1's gamma_max.
 
     Derived. With all constants 1 and omega = 2.5 it is 61.25. The paper says 16, which is meant as
@@ -418,7 +436,8 @@ def clients_for_free_compression(constants: Constants, omega: float) -> float:
     )
 
 
-def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: bool) -> float:
+@checked
+def increase_of_rounds(omega: AtLeast0, num_clients: Count, *, noisy: bool, free: bool) -> float:
     """Look up by which factor compression multiplies K_opt, as an order of magnitude (Sec. 2).
 
     Args:
@@ -443,7 +462,8 @@ def increase_of_rounds(omega: float, num_clients: int, *, noisy: bool, free: boo
 # One step -----------------------------------------------------------------------------------------
 
 
-def field_variance_bound(setup: FedEMSetup, *, delta2: float, sigma2: float) -> float:
+@checked
+def field_variance_bound(setup: FedEMSetup, *, delta2: AtLeast0, sigma2: AtLeast0) -> float:
     """Bound E||H - h||^2 at a given state (Prop. C.3.2 and D.3).
 
     The bound is an equality if the compressor has the variance omega ||x||^2 for every vector x.
@@ -459,11 +479,12 @@ def field_variance_bound(setup: FedEMSetup, *, delta2: float, sigma2: float) -> 
     return (setup.total_omega * delta2 + sigma2) / setup.num_clients
 
 
+@checked
 def field_variance(
     message_variance: npt.ArrayLike,
     message_square: npt.ArrayLike,
     sigma2: npt.ArrayLike,
-    participation: float,
+    participation: Probability,
 ) -> float:
     """Compute E||H - h||^2 at a given state exactly. Derived.
 
@@ -484,13 +505,14 @@ def field_variance(
     return float(np.sum(per_client) / per_client.size**2)
 
 
+@checked
 def memory_step_bound(
     setup: FedEMSetup,
     *,
-    gamma: float,
-    memory_error: float,
-    mean_field: float,
-    sigma2: float,
+    gamma: AtLeast0,
+    memory_error: AtLeast0,
+    mean_field: AtLeast0,
+    sigma2: AtLeast0,
     printed: bool = False,
 ) -> float:
     """Bound E G_{k+1} given G_k and ||h(S_k)||^2 (Prop. C.3.4 and D.3).
@@ -515,7 +537,8 @@ def memory_step_bound(
     return kept + scale * mean_field + (2 * memory_rate + of_noise) * sigma2
 
 
-def frozen_memory_factor(omega: float, alpha: float) -> float:
+@checked
+def frozen_memory_factor(omega: AtLeast0, alpha: float) -> float:
     """Bound by which factor E||V_i - h_i||^2 changes in a round at a fixed S. Derived.
 
     Statistics are exact and all clients take part. The factor is attained if the compressor has

@@ -14,11 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import AtLeast0, Whole, checked
 from fedjax_sim.theory.fedem.bounds import Constants, FedEMSetup
 
 Numbers = npt.NDArray[np.float64]
 
 
+@checked
 class NoisyMean(NamedTuple):
     """Closed forms of FedEM's constants on the noisy-mean model with given data.
 
@@ -54,7 +56,8 @@ class NoisyMean(NamedTuple):
         )
 
 
-def describe_noisy_mean(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: float) -> NoisyMean:
+@checked
+def describe_noisy_mean(y: npt.ArrayLike, kappa: npt.ArrayLike, ridge: AtLeast0) -> NoisyMean:
     """Compute the closed forms of the noisy-mean model for given data. Derived.
 
     Args:
@@ -92,15 +95,16 @@ class Moments(NamedTuple):
     memory: Numbers
 
 
+@checked
 def exact_moments(
     setup: FedEMSetup,
     *,
     slope: float,
-    gamma: float,
-    k_max: int,
-    sigma2: float,
-    mean_field: float,
-    memory_error: float = 0.0,
+    gamma: AtLeast0,
+    k_max: Whole,
+    sigma2: AtLeast0,
+    mean_field: AtLeast0,
+    memory_error: AtLeast0 = 0.0,
 ) -> Moments:
     """Compute E||h(S_k)||^2 and E G_k of FedEM on the noisy-mean model exactly.
 
@@ -152,7 +156,8 @@ def exact_moments(
     return Moments(field, memory)
 
 
-def heterogeneity_floor(*, slope: float, gamma: float, message_variance: npt.ArrayLike) -> float:
+@checked
+def heterogeneity_floor(*, slope: float, gamma: AtLeast0, message_variance: npt.ArrayLike) -> float:
     """Approximate the level at which E||h||^2 settles without memories on the noisy-mean model.
 
     Statistics are exact. The messages' variance is taken at s_*; how it differs away from s_* is

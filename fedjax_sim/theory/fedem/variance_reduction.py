@@ -14,12 +14,14 @@ does not state.
 
 import math
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.theory.fedem.bounds import Constants
 
 # Theorem 2 ----------------------------------------------------------------------------------------
 
 
-def step_size(constants: Constants, *, num_clients: int, omega: float) -> float:
+@checked
+def step_size(constants: Constants, *, num_clients: Count, omega: AtLeast0) -> float:
     """Compute the step size (10), which does not depend on the number of examples.
 
     It is for alpha = 1 / (1 + omega) and mini-batches of `batch_size`.
@@ -36,7 +38,8 @@ def step_size(constants: Constants, *, num_clients: int, omega: float) -> float:
     return whole / (1 + shrinkage(constants, num_clients=num_clients, omega=omega))
 
 
-def shrinkage(constants: Constants, *, num_clients: int, omega: float) -> float:
+@checked
+def shrinkage(constants: Constants, *, num_clients: Count, omega: AtLeast0) -> float:
     """Compute c, where the step size (10) is v_min / L_W divided by 1 + c.
 
     The regimes of Sec. 3 are c far below 1 and c far above 1.
@@ -58,7 +61,8 @@ def shrinkage(constants: Constants, *, num_clients: int, omega: float) -> float:
     return 4 * math.sqrt(2) * constants.most / constants.lyapunov_smoothness * spread
 
 
-def batch_size(inner_steps: int, omega: float) -> int:
+@checked
+def batch_size(inner_steps: Count, omega: AtLeast0) -> int:
     """Compute the mini-batch size of Theorem 2, b = ceil(k_in / (1 + omega)^2).
 
     Args:
@@ -72,14 +76,15 @@ def batch_size(inner_steps: int, omega: float) -> int:
     return math.ceil(inner_steps / (1 + omega) ** 2 * (1 - 1e-12))
 
 
+@checked
 def inverse_step_size(
     constants: Constants,
     *,
-    num_clients: int,
-    omega: float,
+    num_clients: Count,
+    omega: AtLeast0,
     alpha: float,
-    inner_steps: int,
-    batch_size: int,
+    inner_steps: Count,
+    batch_size: Count,
 ) -> float:
     """Compute Lambda_* of Prop. E.4, for any alpha up to 1 / (1 + omega) and any b.
 
@@ -105,8 +110,14 @@ def inverse_step_size(
     ) * ratio * math.sqrt(spread)
 
 
+@checked
 def field_bound(
-    constants: Constants, *, gamma: float, inverse_step_size: float, num_steps: float, gap: float
+    constants: Constants,
+    *,
+    gamma: AtLeast0,
+    inverse_step_size: float,
+    num_steps: float,
+    gap: AtLeast0,
 ) -> float:
     """Bound the mean E||H||^2 over all steps of a run by Prop. E.4; with gamma of (10) it is (11).
 
@@ -123,14 +134,15 @@ def field_bound(
     return gap / (gamma * num_steps) / (constants.least * (1 - gamma * inverse_step_size))
 
 
+@checked
 def mean_field_bound(
     constants: Constants,
     *,
-    num_clients: int,
-    gamma: float,
+    num_clients: Count,
+    gamma: AtLeast0,
     inner_steps: float,
     batch_size: float,
-    field: float,
+    field: AtLeast0,
 ) -> float:
     """Bound the mean E||h||^2 given the mean E||H||^2 (E.6).
 
@@ -154,14 +166,15 @@ def mean_field_bound(
     )
 
 
+@checked
 def memory_bound(
     constants: Constants,
     *,
-    omega: float,
-    gamma: float,
-    num_steps: int,
-    gap: float,
-    memory_error: float = 0.0,
+    omega: AtLeast0,
+    gamma: AtLeast0,
+    num_steps: Whole,
+    gap: AtLeast0,
+    memory_error: AtLeast0 = 0.0,
 ) -> float:
     """Bound the mean E G over the steps k = 0, ..., k_in - 1 of all outer loops (Prop. E.7).
 
@@ -185,8 +198,9 @@ def memory_bound(
 # Rounds and cost ----------------------------------------------------------------------------------
 
 
+@checked
 def rounds_needed(
-    constants: Constants, *, num_clients: int, omega: float, epsilon: float, gap: float
+    constants: Constants, *, num_clients: Count, omega: AtLeast0, epsilon: Above0, gap: AtLeast0
 ) -> float:
     """Compute K_opt with its constants: after how many rounds (10) to (12) guarantee epsilon.
 
@@ -219,7 +233,8 @@ def rounds_needed(
     return squares / epsilon
 
 
-def clients_for_free_compression(constants: Constants, omega: float) -> float:
+@checked
+def clients_for_free_compression(constants: Constants, omega: AtLeast0) -> float:
     """Compute the number of clients from which the step size (10) is at least half of v_min / L_W.
 
     Derived: there c of `shrinkage` is at most 1. Unlike the step size of Theorem 1, this one keeps
@@ -239,7 +254,8 @@ def clients_for_free_compression(constants: Constants, omega: float) -> float:
     )
 
 
-def increase_of_rounds(omega: float, num_clients: int, *, free: bool) -> float:
+@checked
+def increase_of_rounds(omega: AtLeast0, num_clients: Count, *, free: bool) -> float:
     """Look up by which factor compression multiplies K_opt, as an order of magnitude (Sec. 3).
 
     The factor is relative to the rounds at the step size v_min / L_W, which even an uncompressed
@@ -257,8 +273,14 @@ def increase_of_rounds(omega: float, num_clients: int, *, free: bool) -> float:
     return 1.0 if free else max(1.0, (1 + omega) * math.sqrt(omega / num_clients))
 
 
+@checked
 def evaluations(
-    *, num_clients: int, num_examples: int, batch_size: int, inner_steps: int, outer_steps: int
+    *,
+    num_clients: Count,
+    num_examples: Count,
+    batch_size: Count,
+    inner_steps: Count,
+    outer_steps: Whole,
 ) -> int:
     """Count the expected statistics of single examples in a run, K_CE.
 
@@ -277,7 +299,8 @@ def evaluations(
     return num_clients * (num_examples + 2 * batch_size * inner_steps) * outer_steps
 
 
-def best_inner_steps(num_examples: int, omega: float) -> float:
+@checked
+def best_inner_steps(num_examples: Count, omega: AtLeast0) -> float:
     """Compute the k_in that minimises the evaluations per step for b = k_in / (1 + omega)^2.
 
     It is (1 + omega) sqrt(m / 2), at which each client makes 2 sqrt(2 m) / (1 + omega) evaluations
@@ -294,7 +317,8 @@ def best_inner_steps(num_examples: int, omega: float) -> float:
     return (1 + omega) * max(math.sqrt(num_examples / 2), 1 + omega)
 
 
-def evaluations_per_step(num_examples: int, inner_steps: float, omega: float) -> float:
+@checked
+def evaluations_per_step(num_examples: Count, inner_steps: float, omega: AtLeast0) -> float:
     """Count the evaluations per client and step, m / k_in + 2 k_in / (1 + omega)^2.
 
     The mini-batch size b = k_in / (1 + omega)^2 is not rounded.
@@ -310,14 +334,15 @@ def evaluations_per_step(num_examples: int, inner_steps: float, omega: float) ->
     return num_examples / inner_steps + 2 * inner_steps / (1 + omega) ** 2
 
 
+@checked
 def evaluations_needed(
     constants: Constants,
     *,
-    num_clients: int,
-    num_examples: int,
-    omega: float,
-    epsilon: float,
-    gap: float,
+    num_clients: Count,
+    num_examples: Count,
+    omega: AtLeast0,
+    epsilon: Above0,
+    gap: AtLeast0,
 ) -> float:
     """Count the evaluations after which (10) to (12) guarantee epsilon, at the best k_in.
 
@@ -353,7 +378,8 @@ def evaluations_needed(
 # steps. It is 0 before the first step.
 
 
-def oracle_error_bound(smoothness: float, *, batch_size: int, moved: float) -> float:
+@checked
+def oracle_error_bound(smoothness: Above0, *, batch_size: Count, moved: AtLeast0) -> float:
     """Bound E||S_{t,k+1,i} - s_i(T(S_{t,k}))||^2, the squared error of a client's oracle.
 
     With `moved` of step k alone, this bounds the oracle's variance given the past.
@@ -369,8 +395,9 @@ def oracle_error_bound(smoothness: float, *, batch_size: int, moved: float) -> f
     return smoothness**2 / batch_size * moved
 
 
+@checked
 def delta_bound(
-    constants: Constants, *, batch_size: int, moved: float, memory_error: float
+    constants: Constants, *, batch_size: Count, moved: AtLeast0, memory_error: AtLeast0
 ) -> float:
     """Bound the mean over clients of E||Delta_{t,k+1,i}||^2, of what they compress.
 
@@ -389,14 +416,15 @@ def delta_bound(
     )
 
 
+@checked
 def field_error_bound(
     constants: Constants,
     *,
-    num_clients: int,
-    omega: float,
-    batch_size: int,
-    moved: float,
-    delta2: float,
+    num_clients: Count,
+    omega: AtLeast0,
+    batch_size: Count,
+    moved: AtLeast0,
+    delta2: AtLeast0,
 ) -> float:
     """Bound E||H_{t,k+1} - h(S_{t,k})||^2.
 
@@ -417,15 +445,16 @@ def field_error_bound(
     ) / num_clients
 
 
+@checked
 def memory_step_bound(
     constants: Constants,
     *,
     alpha: float,
-    gamma: float,
-    batch_size: int,
-    moved: float,
-    field: float,
-    memory_error: float,
+    gamma: AtLeast0,
+    batch_size: Count,
+    moved: AtLeast0,
+    field: AtLeast0,
+    memory_error: AtLeast0,
 ) -> float:
     """Bound E G_{t,k+1} given E G_{t,k}.
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.theory.hierarchical.timing import (
     Delays,
     Numbers,
@@ -38,6 +39,7 @@ from fedjax_sim.theory.hierarchical.timing import (
 )
 
 
+@checked
 class Constants(NamedTuple):
     """The constants of assumptions (14)-(17).
 
@@ -47,9 +49,9 @@ class Constants(NamedTuple):
         gradient_variance: sigma^2, bound on the variance of a client's stochastic gradient.
     """
 
-    smoothness: float
+    smoothness: Above0
     gradient_square: float
-    gradient_variance: float
+    gradient_variance: AtLeast0
 
 
 class GlobalBound(NamedTuple):
@@ -96,6 +98,7 @@ class GroupBound(NamedTuple):
         return sum(self)
 
 
+@checked
 def imbalance(group_size: npt.ArrayLike) -> float:
     """Compute kappa = M sum_i |N_i|^2 / N^2.
 
@@ -109,7 +112,8 @@ def imbalance(group_size: npt.ArrayLike) -> float:
     return float(len(size) * np.sum(size**2) / np.sum(size) ** 2)
 
 
-def is_step_small(constants: Constants, *, lr: float) -> bool:
+@checked
+def is_step_small(constants: Constants, *, lr: AtLeast0) -> bool:
     """Tell whether alpha <= 1 / L, which all theorems require.
 
     Args:
@@ -122,8 +126,9 @@ def is_step_small(constants: Constants, *, lr: float) -> bool:
     return lr * constants.smoothness <= 1
 
 
+@checked
 def deviation_bound(
-    iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_size: npt.ArrayLike
+    iterations: npt.ArrayLike, *, lr: AtLeast0, gradient_square: float, group_size: npt.ArrayLike
 ) -> Numbers:
     """Bound E||x^(u+1) - x_i^(u, t_i)||^2 by 2 alpha^2 (t_i^2 + kappa) G^2, Lemma 1, eq. (18).
 
@@ -140,8 +145,13 @@ def deviation_bound(
     return 2 * lr**2 * (t**2 + imbalance(group_size)) * gradient_square
 
 
+@checked
 def deviation_bound_sharp(
-    iterations: npt.ArrayLike, *, lr: float, gradient_square: float, group_weight: npt.ArrayLike
+    iterations: npt.ArrayLike,
+    *,
+    lr: AtLeast0,
+    gradient_square: float,
+    group_weight: npt.ArrayLike,
 ) -> Numbers:
     """Bound the same as `deviation_bound` by (alpha G (t_i + 1 - 2 w_i))^2. Derived.
 
@@ -160,7 +170,10 @@ def deviation_bound_sharp(
     return lr**2 * gradient_square * (t + 1 - 2 * w) ** 2
 
 
-def group_lr(most_iterations: npt.ArrayLike, *, gradient_square: float, num_groups: int) -> Numbers:
+@checked
+def group_lr(
+    most_iterations: npt.ArrayLike, *, gradient_square: float, num_groups: Count
+) -> Numbers:
     """Compute the learning rate of each group with which Lemma 1 gives at most 1 (Remark 3).
 
     Args:
@@ -178,11 +191,12 @@ def group_lr(most_iterations: npt.ArrayLike, *, gradient_square: float, num_grou
     )
 
 
+@checked
 def descent_bound(
     loss: npt.ArrayLike,
     gradient_square: npt.ArrayLike,
     *,
-    lr: float,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
 ) -> Numbers:
@@ -208,13 +222,14 @@ def descent_bound(
     return np.asarray(loss) - lr / 2 * np.asarray(gradient_square) + noise
 
 
+@checked
 def group_bound(
     iterations: npt.ArrayLike,
     *,
-    lr: float,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
-    group: int,
+    group: Whole,
     descent: float,
 ) -> GroupBound:
     """Bound the mean squared gradient of f_i over all local iterations of group i, Theorem 1.
@@ -244,7 +259,8 @@ def group_bound(
     )
 
 
-def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: int) -> bool:
+@checked
+def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: Whole) -> bool:
     """Tell whether (19) exceeds G^2 for every alpha, and with it any squared gradient. Derived.
 
     The two terms in G^2 sum to at least 2 sqrt(2) (1 - t^U / sum_u t^u) G^2. So (19) is vacuous for
@@ -262,10 +278,11 @@ def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: int) -> bool:
     return bool(2 * math.sqrt(2) * (1 - t[-1] / np.sum(t)) >= 1)
 
 
+@checked
 def global_bound(
     iterations: npt.ArrayLike,
     *,
-    lr: float,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
     descent: float,
@@ -329,10 +346,11 @@ def _global_bound(
     )
 
 
+@checked
 def global_bound_direct(
     iterations: npt.ArrayLike,
     *,
-    lr: float,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
     descent: float,
@@ -358,15 +376,16 @@ def global_bound_direct(
     return whole._replace(others=0.0, previous=0.0, drift=whole.drift / 4)
 
 
+@checked
 def expected_global_bound(
-    sync_time: float,
+    sync_time: AtLeast0,
     delays: Delays,
     *,
-    system_time: float,
-    lr: float,
+    system_time: AtLeast0,
+    lr: AtLeast0,
     constants: Constants,
     group_size: npt.ArrayLike,
-    initial_gap: float,
+    initial_gap: AtLeast0,
 ) -> GlobalBound:
     """Compute (20) before a run, from the law of its delays. Derived.
 
@@ -408,7 +427,8 @@ def expected_global_bound(
     )
 
 
-def corollary_lr(rounds: int, *, smoothness: float) -> float:
+@checked
+def corollary_lr(rounds: Whole, *, smoothness: Above0) -> float:
     """Compute alpha = min(1 / sqrt(U), 1 / L) of Corollary 1.
 
     Args:
@@ -421,10 +441,11 @@ def corollary_lr(rounds: int, *, smoothness: float) -> float:
     return min(1 / math.sqrt(rounds), 1 / smoothness)
 
 
+@checked
 def corollary_bound(
-    rounds: int,
+    rounds: Whole,
     *,
-    sync_time: float,
+    sync_time: AtLeast0,
     delays: Delays,
     constants: Constants,
     group_size: npt.ArrayLike,

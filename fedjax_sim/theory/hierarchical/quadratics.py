@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 
+from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
 from fedjax_sim.theory.hierarchical.timing import (
     Delays,
     Numbers,
@@ -33,6 +34,7 @@ MOST_ROUNDS = 1e7
 """Number of rounds after which `time_to` takes a target that is not yet reached as out of reach."""
 
 
+@checked
 class Quadratics(NamedTuple):
     """The sum over coordinates of h_j / 2 x_j^2, the same loss for all clients, and a run on it.
 
@@ -46,9 +48,9 @@ class Quadratics(NamedTuple):
     """
 
     curvature: Numbers
-    noise_variance: float
+    noise_variance: AtLeast0
     start_square: Numbers
-    lr: float
+    lr: AtLeast0
     group_size: npt.NDArray[np.int64]
     rule: str = "divide_by_steps"
 
@@ -88,8 +90,9 @@ class Round(NamedTuple):
         )
 
 
+@checked
 def group_moments(
-    iterations: npt.ArrayLike, *, lr: float, curvature: npt.ArrayLike
+    iterations: npt.ArrayLike, *, lr: AtLeast0, curvature: npt.ArrayLike
 ) -> tuple[Numbers, Numbers]:
     """Compute how far a group moves towards its optimum in t iterations, and its noise.
 
@@ -112,7 +115,10 @@ def _one_for_zero(x: Numbers) -> Numbers:
     return np.where(x == 0, 1.0, x)
 
 
-def contraction_and_floor(iterations: int, *, lr: float, curvature: float) -> tuple[float, float]:
+@checked
+def contraction_and_floor(
+    iterations: Whole, *, lr: AtLeast0, curvature: Above0
+) -> tuple[float, float]:
     """Compute rate and noise floor of rounds in equal groups, rule "divide_by_steps".
 
     All groups do the same number of iterations in each round.
@@ -131,11 +137,12 @@ def contraction_and_floor(iterations: int, *, lr: float, curvature: float) -> tu
     return rho, float(noise) / iterations**2 / (1 - rho**2)
 
 
+@checked
 def fixed_point(
     optima: npt.ArrayLike,
     *,
     iterations: npt.ArrayLike,
-    lr: float,
+    lr: AtLeast0,
     curvature: npt.ArrayLike = 1.0,
     group_weight: npt.ArrayLike,
     rule: str,
@@ -173,7 +180,8 @@ def _divisor(rule: str, iterations: Numbers) -> Numbers:
     return iterations if rule == "divide_by_steps" else np.ones_like(iterations)
 
 
-def one_round(problem: Quadratics, *, sync_time: float, delays: Delays) -> Round:
+@checked
+def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Round:
     """Compute what a round does, averaged over the law of the groups' iterations.
 
     The iteration counts of the groups are independent of each other.
@@ -206,8 +214,9 @@ def one_round(problem: Quadratics, *, sync_time: float, delays: Delays) -> Round
     return Round((1 - pull) ** 2 + variance, noise)
 
 
+@checked
 def loss_at(
-    time: npt.ArrayLike, problem: Quadratics, *, sync_time: float, delays: Delays
+    time: npt.ArrayLike, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays
 ) -> Numbers:
     """Approximate the mean loss of the last global model that is finished by a time.
 
@@ -233,7 +242,8 @@ def loss_at(
     ) @ (problem.curvature / 2)
 
 
-def time_to(target: float, problem: Quadratics, *, sync_time: float, delays: Delays) -> float:
+@checked
+def time_to(target: float, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> float:
     """Approximate the time at which the mean loss first reaches a target, in the way of `loss_at`.
 
     Args:
@@ -270,6 +280,7 @@ def _overshoot(law: RoundTime) -> float:
     return (law.std**2 + law.mean**2) / (2 * law.mean)
 
 
+@checked
 def optimal_sync_time(
     target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]
 ) -> tuple[float, Numbers]:

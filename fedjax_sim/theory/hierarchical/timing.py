@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammainc, gammaln, ndtr
 
+from fedjax_sim.checking import Above0, AtLeast0, checked
+
 Numbers = npt.NDArray[np.float64]
 
 _TIE = 1e-9
@@ -35,6 +37,7 @@ _TAIL = 45.0
 """Number of means of an exponential law beyond which its tail is negligible in float64."""
 
 
+@checked
 class Delays(NamedTuple):
     """The laws of the delays, in units of time.
 
@@ -47,8 +50,8 @@ class Delays(NamedTuple):
 
     shift: Numbers
     mean_exp: Numbers
-    global_shift: float = 0.0
-    global_mean_exp: float = 0.0
+    global_shift: AtLeast0 = 0.0
+    global_mean_exp: AtLeast0 = 0.0
 
 
 class RoundTime(NamedTuple):
@@ -65,6 +68,7 @@ class RoundTime(NamedTuple):
     std: float
 
 
+@checked
 def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays:
     """Compute the delays of groups of given sizes under the paper's linear model (Sec. V).
 
@@ -85,7 +89,8 @@ def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays
     )
 
 
-def max_iterations(sync_time: float, shift: float) -> float:
+@checked
+def max_iterations(sync_time: AtLeast0, shift: AtLeast0) -> float:
     """Bound t_i almost surely, eq. (22).
 
     Args:
@@ -101,7 +106,8 @@ def max_iterations(sync_time: float, shift: float) -> float:
     return float(max(1, math.ceil(sync_time / shift - _TIE)))
 
 
-def iteration_law(sync_time: float, *, shift: float, mean_exp: float) -> Numbers:
+@checked
+def iteration_law(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> Numbers:
     """Compute the probabilities of t_i = 1, 2, ....
 
     Args:
@@ -115,7 +121,8 @@ def iteration_law(sync_time: float, *, shift: float, mean_exp: float) -> Numbers
     return -np.diff(_tails(sync_time, shift, mean_exp), append=0.0)
 
 
-def expected_iterations(sync_time: float, *, shift: float, mean_exp: float) -> float:
+@checked
+def expected_iterations(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
     """Compute E[t_i].
 
     Args:
@@ -141,7 +148,8 @@ def _tails(sync_time: float, shift: float, mean_exp: float) -> Numbers:
     return np.concatenate([[1.0], gammainc(n[1:], left)])
 
 
-def expected_group_time(sync_time: float, *, shift: float, mean_exp: float) -> float:
+@checked
+def expected_group_time(sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0) -> float:
     """Compute E[Sigma_i] by Wald's identity, E[t_i] times the mean time of an iteration.
 
     Args:
@@ -155,8 +163,9 @@ def expected_group_time(sync_time: float, *, shift: float, mean_exp: float) -> f
     return expected_iterations(sync_time, shift=shift, mean_exp=mean_exp) * (shift + mean_exp)
 
 
+@checked
 def group_time_tail(
-    time: npt.ArrayLike, sync_time: float, *, shift: float, mean_exp: float
+    time: npt.ArrayLike, sync_time: AtLeast0, *, shift: AtLeast0, mean_exp: AtLeast0
 ) -> Numbers:
     """Compute P(Sigma_i > time).
 
@@ -193,7 +202,8 @@ def group_time_tail(
     return np.where(x < max(sync_time, shift), 1.0, np.minimum(tail, 1.0))
 
 
-def round_time(sync_time: float, delays: Delays) -> RoundTime:
+@checked
+def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
     """Compute E[max_i Sigma_i], E[D] and the standard deviation of D.
 
     This integrates the law of the slowest group numerically. Groups are independent of each other
@@ -241,7 +251,8 @@ def round_time(sync_time: float, delays: Delays) -> RoundTime:
     )
 
 
-def expected_idle(sync_time: float, delays: Delays) -> Numbers:
+@checked
+def expected_idle(sync_time: AtLeast0, delays: Delays) -> Numbers:
     """Compute E[max_j Sigma_j - Sigma_i], the time that each group waits for the slowest one.
 
     Args:
@@ -258,7 +269,8 @@ def expected_idle(sync_time: float, delays: Delays) -> Numbers:
     return round_time(sync_time, delays).longest - np.array(group_times)
 
 
-def expected_rounds(sync_time: float, delays: Delays, *, system_time: float) -> float:
+@checked
+def expected_rounds(sync_time: AtLeast0, delays: Delays, *, system_time: Above0) -> float:
     """Approximate E[U], the number of rounds until the system time T has passed, eq. (13).
 
     The round that crosses T is completed and counted, so one round fewer is over by T. U is 1 plus

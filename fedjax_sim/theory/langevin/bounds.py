@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.theory.langevin.exact_laws import (
     FULL,
     GaussianTarget,
@@ -36,6 +37,7 @@ from fedjax_sim.theory.langevin.exact_laws import (
 )
 
 
+@checked
 class LangevinSetup(NamedTuple):
     """The constants of assumptions 5.1 to 5.3 and the settings of a run that the bounds depend on.
 
@@ -53,8 +55,8 @@ class LangevinSetup(NamedTuple):
             f^c, over d; 0 for exact gradients.
     """
 
-    num_clients: int
-    dim: int
+    num_clients: Count
+    dim: Count
     smoothness: Real
     strong_convexity: Real
     temperature: Real
@@ -100,6 +102,7 @@ class LangevinSetup(NamedTuple):
         return 1 / (2 * self.smoothness)
 
 
+@checked
 def setup_of(target: GaussianTarget, start: npt.ArrayLike, rho: Real) -> LangevinSetup:
     """Compute the constants of Gaussian clients, which meet the assumptions with equality.
 
@@ -132,6 +135,7 @@ def setup_of(target: GaussianTarget, start: npt.ArrayLike, rho: Real) -> Langevi
     )
 
 
+@checked
 def noise_correlation(weights: npt.ArrayLike, rho: Real) -> Numbers:
     """Compute the correlation between clients of the noise that a step injects. Derived.
 
@@ -159,6 +163,7 @@ def noise_correlation(weights: npt.ArrayLike, rho: Real) -> Numbers:
 # Lemmas -------------------------------------------------------------------------------------------
 
 
+@checked
 def contraction_bound(
     setup: LangevinSetup, *, step_size: Real, squared_distance: Real, divergence: Real
 ) -> Real:
@@ -185,6 +190,7 @@ def contraction_bound(
     ) * squared_distance + 4 * step_size * setup.smoothness * divergence
 
 
+@checked
 def discretisation_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     """Bound the mean squared distance that the stationary diffusion moves in a step (Lemma B.2).
 
@@ -204,6 +210,7 @@ def discretisation_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     return drift + 16 * step_size * d * tau
 
 
+@checked
 def moment_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     """Bound the expected squared distance of any client to theta_*, at all steps (Lemma E.1).
 
@@ -227,6 +234,7 @@ def moment_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     return d * setup.start + 6 * d / m * sources
 
 
+@checked
 def gradient_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     """Bound the expected squared norm of any stochastic gradient, at all steps (Lemma E.2).
 
@@ -244,8 +252,9 @@ def gradient_bound(setup: LangevinSetup, *, step_size: Real) -> Real:
     return 14 * setup.dim * np.square(setup.smoothness) * setup.spread
 
 
+@checked
 def divergence_bound(
-    setup: LangevinSetup, *, step_size: Real, local_steps: int, is_constant: bool = True
+    setup: LangevinSetup, *, step_size: Real, local_steps: Count, is_constant: bool = True
 ) -> Real:
     """Bound the weighted mean squared distance of clients to their average (Lemma B.3 / 5.5).
 
@@ -269,6 +278,7 @@ def divergence_bound(
     return _divergence(setup, step_size, local_steps - 1, is_constant)
 
 
+@checked
 def gradient_noise_bound(setup: LangevinSetup) -> Real:
     """Bound the mean squared error of the averaged gradient (Lemma B.4).
 
@@ -281,12 +291,13 @@ def gradient_noise_bound(setup: LangevinSetup) -> Real:
     return setup.dim * np.asarray(setup.gradient_variance)
 
 
+@checked
 def selection_bound(
     setup: LangevinSetup,
     participation: Participation,
     *,
     step_size: Real,
-    local_steps: int,
+    local_steps: Count,
     is_constant: bool = True,
 ) -> Real:
     """Bound the mean squared distance of the selected clients' average to that of all (Lemma C.2).
@@ -309,6 +320,7 @@ def selection_bound(
     return _excess(setup, participation) * _divergence(setup, step_size, local_steps, is_constant)
 
 
+@checked
 def start_bound(setup: LangevinSetup) -> Real:
     """Bound W2 between the first model and the target law (Lemma F.1).
 
@@ -327,12 +339,13 @@ def start_bound(setup: LangevinSetup) -> Real:
 # Theorems -----------------------------------------------------------------------------------------
 
 
+@checked
 def one_step_bound(
     setup: LangevinSetup,
     squared_distance: Real,
     *,
     step_size: Real,
-    local_steps: int,
+    local_steps: Count,
     participation: Participation = FULL,
 ) -> Real:
     """Bound the squared W2 after a step from that before it (Lemma B.5 / 5.6).
@@ -364,12 +377,13 @@ def one_step_bound(
     return shrunk + 450 * square * _drift(setup, local_steps + 1) + selection
 
 
+@checked
 def bound(
     setup: LangevinSetup,
     num_steps: npt.ArrayLike,
     *,
     step_size: Real,
-    local_steps: int,
+    local_steps: Count,
     participation: Participation = FULL,
 ) -> Real:
     """Bound W2 to the target law after k steps of constant size.
@@ -406,7 +420,8 @@ def bound(
     )
 
 
-def bias_bound(setup: LangevinSetup, *, step_size: Real, local_steps: int) -> Real:
+@checked
+def bias_bound(setup: LangevinSetup, *, step_size: Real, local_steps: Count) -> Real:
     """Bound W2 in the limit of many steps, the second term of Theorem B.6.
 
     It is 30 kappa sqrt(eta m d H ((K - 1)^2 + kappa)), with H of `LangevinSetup.spread`.
@@ -423,8 +438,9 @@ def bias_bound(setup: LangevinSetup, *, step_size: Real, local_steps: int) -> Re
     return 30 * setup.condition_number * np.sqrt(rate * setup.spread * _drift(setup, local_steps))
 
 
+@checked
 def participation_floor(
-    setup: LangevinSetup, participation: Participation, *, step_size: Real, local_steps: int
+    setup: LangevinSetup, participation: Participation, *, step_size: Real, local_steps: Count
 ) -> Real:
     """Bound what partial participation adds to W2, the last term of Theorem C.3.
 
@@ -449,13 +465,14 @@ def participation_floor(
     return 2 * np.sqrt(factor * noise * _excess(setup, participation))
 
 
+@checked
 def squared_bound(
     setup: LangevinSetup,
     num_steps: npt.ArrayLike,
     squared_distance: Real,
     *,
     step_size: Real,
-    local_steps: int,
+    local_steps: Count,
 ) -> Real:
     """Bound the squared W2 after k steps from that at the start, under full participation (29).
 
@@ -485,6 +502,7 @@ def squared_bound(
     return np.exp(np.asarray(num_steps) * np.log1p(-rate / 2)) * squared_distance + floor
 
 
+@checked
 def decreasing_step_size(setup: LangevinSetup, step: npt.ArrayLike) -> Real:
     """Compute the step size eta_k = 1 / (2 L + m k / 12) of Theorem 5.8.
 
@@ -498,7 +516,8 @@ def decreasing_step_size(setup: LangevinSetup, step: npt.ArrayLike) -> Real:
     return 1 / (2 * setup.smoothness + setup.strong_convexity * np.asarray(step) / 12)
 
 
-def decreasing_bound(setup: LangevinSetup, num_steps: npt.ArrayLike, *, local_steps: int) -> Real:
+@checked
+def decreasing_bound(setup: LangevinSetup, num_steps: npt.ArrayLike, *, local_steps: Count) -> Real:
     """Bound W2 after k steps of `decreasing_step_size`, full participation (Theorem B.7 / 5.8).
 
     Warns if K - 1 exceeds 24 kappa, where the theorem is not proved.

@@ -15,6 +15,7 @@ Everything is in float64. Symbols and dimension letters are those of `exact_laws
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import AtLeast0, Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.theory.langevin.exact_laws import (
     FULL,
@@ -27,7 +28,8 @@ from fedjax_sim.theory.langevin.exact_laws import (
 )
 
 
-def inflation(num_clients: int, rho: Real, participation: Participation = FULL) -> Real:
+@checked
+def inflation(num_clients: Count, rho: Real, participation: Participation = FULL) -> Real:
     """Compute phi, by which partial participation multiplies the temperature of averaged noise.
 
     It is the same for equal and unequal weights.
@@ -48,8 +50,9 @@ def inflation(num_clients: int, rho: Real, participation: Participation = FULL) 
     return 1 + (1 - np.square(rho)) * (num_clients - 1) * excess
 
 
+@checked
 def shared_hessian(
-    target: GaussianTarget, start: npt.ArrayLike, *, step_size: float, num_steps: int
+    target: GaussianTarget, start: npt.ArrayLike, *, step_size: AtLeast0, num_steps: Whole
 ) -> Gaussian:
     """Compute the law after k steps of full participation, which is SGLD's for any K and rho.
 
@@ -79,11 +82,12 @@ def shared_hessian(
     return Gaussian(mode + vectors @ (factor**num_steps * moved), (vectors * variances) @ vectors.T)
 
 
+@checked
 def shared_hessian_stationary(
     target: GaussianTarget,
     *,
-    step_size: float,
-    local_steps: int,
+    step_size: AtLeast0,
+    local_steps: Count,
     rho: float,
     participation: Participation = FULL,
 ) -> Gaussian:

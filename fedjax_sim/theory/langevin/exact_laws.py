@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian
 
 Numbers = npt.NDArray[np.float64]
@@ -30,6 +31,7 @@ Real = float | Numbers
 SCHEMES = ("full", "with_replacement", "without_replacement")
 
 
+@checked
 class GaussianTarget(NamedTuple):
     """Clients with Gaussian energies, and the temperature to sample at.
 
@@ -55,6 +57,7 @@ class GaussianTarget(NamedTuple):
         return self.centers.shape[-2], self.centers.shape[-1]
 
 
+@checked
 class Participation(NamedTuple):
     """Which clients are averaged at a synchronisation.
 
@@ -64,7 +67,7 @@ class Participation(NamedTuple):
     """
 
     scheme: str = "full"
-    num_selected: int | None = None
+    num_selected: Whole | None = None
 
     def excess(self, weights: Numbers) -> float:
         """Compute C_S / S, which measures how much the averaging weights vary between draws.
@@ -149,6 +152,7 @@ class Step(NamedTuple):
     synced: Gaussian
 
 
+@checked
 def target_law(target: GaussianTarget) -> Gaussian:
     """Compute the law to be sampled, N(theta_*, tau H^-1) with H the weighted mean Hessian.
 
@@ -167,6 +171,7 @@ def target_law(target: GaussianTarget) -> Gaussian:
     )
 
 
+@checked
 def local_temperature(target: GaussianTarget, rho: Real) -> Numbers:
     """Compute T_{c,rho} = tau (rho^2 + (1 - rho^2) / p_c), at which client c diffuses (Def. A.4).
 
@@ -185,6 +190,7 @@ def local_temperature(target: GaussianTarget, rho: Real) -> Numbers:
     return _column(target.temperature, 1) * (rho**2 + (1 - rho**2) / target.weights)
 
 
+@checked
 def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
     """Compute the law exp(-f^c / T_{c,rho}) that each client's chain samples without averaging.
 
@@ -205,6 +211,7 @@ def local_target(target: GaussianTarget, rho: Real) -> Gaussian:
     return Gaussian(np.broadcast_to(target.centers, covariance.shape[:-1]), covariance)
 
 
+@checked
 def check_rho(rho: Real) -> None:
     """Check that rho is in [0, 1]; outside, the private noise would have a negative variance.
 
@@ -220,6 +227,7 @@ def check_rho(rho: Real) -> None:
         raise ValueError(f"rho is {values[is_beyond][0]:g}, but must be from 0 to 1.")
 
 
+@checked
 def centralised(target: GaussianTarget) -> GaussianTarget:
     """Combine all clients into one with the global energy and the averaged gradient noise.
 
@@ -245,6 +253,7 @@ def centralised(target: GaussianTarget) -> GaussianTarget:
     )
 
 
+@checked
 def point(position: npt.ArrayLike) -> Gaussian:
     """Build the law of a known model, which has covariance 0.
 
@@ -261,12 +270,13 @@ def point(position: npt.ArrayLike) -> Gaussian:
 # Step by step -------------------------------------------------------------------------------------
 
 
+@checked
 def steps(
     target: GaussianTarget,
     start: Gaussian,
     *,
     step_sizes: Iterable[Real],
-    local_steps: int,
+    local_steps: Count,
     rho: Real,
     participation: Participation = FULL,
 ) -> Iterator[Step]:
@@ -296,6 +306,7 @@ def steps(
         yield Step(local, law)
 
 
+@checked
 def average(target: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> Gaussian:
     """Compute the law of the (randomly weighted) average of all clients' models.
 
@@ -317,7 +328,8 @@ def average(target: GaussianTarget, stacked: Gaussian, excess: float = 0.0) -> G
     return Gaussian(mean, (1 - excess) * covariance + excess * of_one_drawn)
 
 
-def of_client(stacked: Gaussian, client: int, dim: int) -> Gaussian:
+@checked
+def of_client(stacked: Gaussian, client: Whole, dim: Whole) -> Gaussian:
     """Compute the marginal law of one client's model.
 
     Args:
@@ -383,11 +395,12 @@ def _replicated(law: Gaussian, num_clients: int) -> Gaussian:
 # Round by round -----------------------------------------------------------------------------------
 
 
+@checked
 def one_round(
     target: GaussianTarget,
     *,
     step_size: Real,
-    local_steps: int,
+    local_steps: Count,
     rho: Real,
     participation: Participation = FULL,
 ) -> Round:
@@ -418,6 +431,7 @@ def one_round(
     return Round(powers, shifts, average(target, silent, excess).covariance, target.weights, excess)
 
 
+@checked
 def advance(law: Gaussian, taken: Round) -> Gaussian:
     """Compute the law of the model after a round from the law before it.
 
@@ -443,7 +457,8 @@ def advance(law: Gaussian, taken: Round) -> Gaussian:
     return Gaussian(mean, (1 - excess) * together + excess * of_one_drawn + taken.noise)
 
 
-def iterate_rounds(taken: Round, start: Gaussian, num_rounds: int) -> Gaussian:
+@checked
+def iterate_rounds(taken: Round, start: Gaussian, num_rounds: Whole) -> Gaussian:
     """Compute the laws of the model after 0, 1, ..., R rounds.
 
     Args:
@@ -467,6 +482,7 @@ def iterate_rounds(taken: Round, start: Gaussian, num_rounds: int) -> Gaussian:
     )
 
 
+@checked
 def stationary(taken: Round) -> Gaussian:
     """Compute the stationary law of the model, which a round does not change.
 

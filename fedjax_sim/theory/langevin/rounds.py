@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.theory.langevin.bounds import LangevinSetup, start_bound
 from fedjax_sim.theory.langevin.exact_laws import (
@@ -37,7 +38,8 @@ CHUNK = 64
 # By the bounds ------------------------------------------------------------------------------------
 
 
-def sufficient_step_size(setup: LangevinSetup, accuracy: float, *, local_steps: int) -> float:
+@checked
+def sufficient_step_size(setup: LangevinSetup, accuracy: Above0, *, local_steps: Count) -> float:
     """Compute the step size at which the bias of Theorem B.6 is half of the accuracy. Derived.
 
     It is limited to the largest step size for which the theorem holds.
@@ -55,7 +57,8 @@ def sufficient_step_size(setup: LangevinSetup, accuracy: float, *, local_steps: 
     return float(min(setup.largest_step_size, accuracy**2 / scale))
 
 
-def sufficient_steps(setup: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
+@checked
+def sufficient_steps(setup: LangevinSetup, accuracy: Above0, *, local_steps: Count) -> int:
     """Compute after how many steps Theorem B.6 guarantees the accuracy. Derived.
 
     Args:
@@ -70,7 +73,10 @@ def sufficient_steps(setup: LangevinSetup, accuracy: float, *, local_steps: int)
     return max(0, int(np.ceil(4 / rate * np.log(2 * start_bound(setup) / accuracy))))
 
 
-def sufficient_decreasing_steps(setup: LangevinSetup, accuracy: float, *, local_steps: int) -> int:
+@checked
+def sufficient_decreasing_steps(
+    setup: LangevinSetup, accuracy: Above0, *, local_steps: Count
+) -> int:
     """Compute after how many steps of decreasing size Theorem B.7 guarantees the accuracy. Derived.
 
     Args:
@@ -86,7 +92,8 @@ def sufficient_decreasing_steps(setup: LangevinSetup, accuracy: float, *, local_
     return max(0, int(np.ceil(12 * (needed - 2 * kappa))))
 
 
-def best_local_steps(condition_number: float) -> float:
+@checked
+def best_local_steps(condition_number: AtLeast0) -> float:
     """Compute the K that minimises the rounds required by Theorem B.6. Derived.
 
     These are proportional to ((K - 1)^2 + kappa) / K.
@@ -103,16 +110,17 @@ def best_local_steps(condition_number: float) -> float:
 # Exactly ------------------------------------------------------------------------------------------
 
 
+@checked
 def rounds_to(
     target: GaussianTarget,
     start: Gaussian,
-    accuracy: float,
+    accuracy: Above0,
     *,
     step_size: Real,
-    local_steps: int,
+    local_steps: Count,
     rho: float = 0.0,
     participation: Participation = FULL,
-    most_rounds: int = 100_000,
+    most_rounds: Whole = 100_000,
 ) -> Numbers:
     """Count the rounds until the model's law is first within the accuracy of the target law.
 
@@ -144,17 +152,18 @@ def rounds_to(
     return first
 
 
+@checked
 def tuned_rounds(
     target: GaussianTarget,
     start: Gaussian,
-    accuracy: float,
+    accuracy: Above0,
     *,
-    local_steps: int,
+    local_steps: Count,
     between: tuple[float, float],
     rho: float = 0.0,
     participation: Participation = FULL,
-    most_rounds: int = 100_000,
-    refinements: int = 2,
+    most_rounds: Whole = 100_000,
+    refinements: Whole = 2,
 ) -> tuple[float, float]:
     """Find the fewest rounds to the accuracy over all step sizes, and a step size that takes them.
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_sim.checking import AtLeast0, Count, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.theory.langevin.exact_laws import (
     FULL,
@@ -29,12 +30,13 @@ from fedjax_sim.theory.langevin.exact_laws import (
 )
 
 
+@checked
 def momentum_round(
     target: GaussianTarget,
     *,
-    step_size: float,
+    step_size: AtLeast0,
     friction: float,
-    local_steps: int,
+    local_steps: Count,
     rho: float = 0.0,
     participation: Participation = FULL,
 ) -> Round:
@@ -68,11 +70,12 @@ def momentum_round(
     return Round(powers, shifts, average(pairs, silent, excess).covariance, target.weights, excess)
 
 
+@checked
 def controlled_round(
     target: GaussianTarget,
     *,
-    step_size: float,
-    local_steps: int,
+    step_size: AtLeast0,
+    local_steps: Count,
     rho: float = 0.0,
     participation: Participation = FULL,
 ) -> Round:
@@ -106,6 +109,7 @@ def controlled_round(
     return plain._replace(powers=powers, shifts=(eye - powers) @ goal.mean)
 
 
+@checked
 def preconditioned(target: GaussianTarget, diagonal: Numbers) -> GaussianTarget:
     """Write the clients in coordinates x / sqrt(D), in which a preconditioner D is the identity.
 

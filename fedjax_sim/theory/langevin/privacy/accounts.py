@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
+from fedjax_sim.checking import AtLeast0, Probability, Whole, checked
 from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.theory.langevin.privacy.setup import PrivacySetup
@@ -35,13 +36,14 @@ class Accounts(NamedTuple):
     setup: PrivacySetup
 
 
+@checked
 def of(
     run: Any,
     problem: Any,
-    rounds: int | None = None,
+    rounds: Whole | None = None,
     *,
-    sensitivity: float | None = None,
-    delta: float = 1e-5,
+    sensitivity: AtLeast0 | None = None,
+    delta: Probability = 1e-5,
     adversary: str = "server",
 ) -> Accounts:
     """Compute the privacy of an FA-LD run from its settings and its problem.

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from fedjax_sim.checking import Above0, Probability, checked
 from fedjax_sim.theory.langevin.privacy.setup import PrivacySetup, check_run, check_step_size
 from fedjax_sim.theory.langevin.privacy.theorem import guarantee
 
 
+@checked
 def corollary_step_size(setup: PrivacySetup) -> float:
     """Compute the step size up to which `corollary_epsilon` holds, by (71) and (59).
 
@@ -38,6 +40,7 @@ def corollary_step_size(setup: PrivacySetup) -> float:
     )
 
 
+@checked
 def corollary_epsilon(setup: PrivacySetup) -> float:
     """Compute the simpler bound (75) on epsilon^(3).
 
@@ -72,6 +75,7 @@ def corollary_epsilon(setup: PrivacySetup) -> float:
     )
 
 
+@checked
 def leading_epsilon(setup: PrivacySetup) -> float:
     """Compute the leading order of (75) for small step sizes, (76)-(77).
 
@@ -102,7 +106,8 @@ def leading_epsilon(setup: PrivacySetup) -> float:
     )
 
 
-def largest_rho(setup: PrivacySetup, *, epsilon: float, delta: float = 1.0) -> float:
+@checked
+def largest_rho(setup: PrivacySetup, *, epsilon: Above0, delta: Probability = 1.0) -> float:
     """Find the largest rho at which the guarantee is still within epsilon and delta.
 
     This is the tuning of Sec. 6: a larger rho is more accurate and less private.

@@ -5,12 +5,14 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from fedjax_sim.checking import AtLeast0, Count, Probability, Whole, checked
 from fedjax_sim.theory.langevin.exact_laws import SCHEMES
 
 ADVERSARIES = ("outsider", "server")
 """Who attacks: an outsider does not know who took part in a round, the server does."""
 
 
+@checked
 class PrivacySetup(NamedTuple):
     """The settings of an FA-LD run and the assumptions on its loss.
 
@@ -35,22 +37,22 @@ class PrivacySetup(NamedTuple):
             to 1. None is 1 / N.
     """
 
-    num_clients: int
-    num_selected: int
+    num_clients: Count
+    num_selected: Whole
     scheme: str
-    local_steps: int
-    num_rounds: int
-    step_size: float
-    temperature: float
+    local_steps: Count
+    num_rounds: Whole
+    step_size: AtLeast0
+    temperature: AtLeast0
     rho: float
-    batch_fraction: float
-    sensitivity: float
-    least_weight: float
-    delta_step: float
-    delta_round: float
-    delta_total: float
+    batch_fraction: Probability
+    sensitivity: AtLeast0
+    least_weight: Probability
+    delta_step: Probability
+    delta_round: Probability
+    delta_total: Probability
     adversary: str = "server"
-    draw_probability: float | None = None
+    draw_probability: Probability | None = None
 
     @property
     def private_noise(self) -> float:

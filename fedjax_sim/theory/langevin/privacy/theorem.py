@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, checked
 from fedjax_sim.theory.langevin.privacy.setup import PrivacySetup, check
 
 
@@ -37,7 +38,8 @@ class Guarantee(NamedTuple):
     delta: float
 
 
-def guarantee(setup: PrivacySetup, *, num_examples: int | None = None) -> Guarantee:
+@checked
+def guarantee(setup: PrivacySetup, *, num_examples: Count | None = None) -> Guarantee:
     """Compute the privacy of a run (Theorem 6.1).
 
     Against an outsider, if only some clients take part, this issues an `OutsiderWarning`. If
@@ -99,7 +101,8 @@ def guarantee(setup: PrivacySetup, *, num_examples: int | None = None) -> Guaran
     )
 
 
-def composed(epsilon: float, num: int, slack: float) -> float:
+@checked
+def composed(epsilon: Above0, num: Count, slack: AtLeast0) -> float:
     """Compute the epsilon of several mechanisms by the better of plain and strong composition.
 
     Args:
@@ -118,7 +121,8 @@ def composed(epsilon: float, num: int, slack: float) -> float:
         )
 
 
-def amplified(epsilon: float, inclusion: float) -> float:
+@checked
+def amplified(epsilon: Above0, inclusion: Probability) -> float:
     """Compute the epsilon of a mechanism that sees a data point only with some probability.
 
     Args:
@@ -133,7 +137,8 @@ def amplified(epsilon: float, inclusion: float) -> float:
     return float(np.log1p(inclusion * np.expm1(epsilon)))
 
 
-def softmax_sensitivity(largest_norm: float) -> float:
+@checked
+def softmax_sensitivity(largest_norm: AtLeast0) -> float:
     """Bound Delta_l of softmax (multinomial logistic) regression. Derived.
 
     Args:

@@ -1,0 +1,358 @@
+"""The decorator `checked`: declared types are read at the first call, and checked at every call."""
+
+import ast
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from fedjax_sim.checking.kinds import Limit, OneOf, Shape
+
+TargetT = TypeVar("TargetT", bound=Callable[..., Any])
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+NUMPYS = ("numpy._typing", "<class 'numpy._typing")
+"""How the types begin that NumPy's `ArrayLike` is a union of."""
+CONTAINERS = ("builtins", "collections.abc")
+NO_LISTS = (str, bytes, Mapping)
+KEY = "a random key"
+"""What an annotation says of an array that is a random key of JAX."""
+Lengths = dict[str, int]
+"""Lengths of the dimensions that have been seen in a call, by letter."""
+
+
+class Kind(NamedTuple):
+    """What an annotation allows.
+
+    Attributes:
+      accepts: Whether a value is allowed, given the lengths of dimensions seen so far in the call.
+      words: What is allowed, in words.
+    """
+
+    accepts: Callable[[Any, Lengths], bool]
+    words: str
+
+
+class Signature(NamedTuple):
+    """The kinds of a function's parameters.
+
+    Attributes:
+      order: Names of the parameters that may be given by position.
+      kinds: Kinds by name, of the parameters that have one.
+      more: Kind of further arguments that are given by position.
+      named: Kind of further arguments that are given by name.
+    """
+
+    order: tuple[str, ...]
+    kinds: dict[str, Kind]
+    more: Kind
+    named: Kind
+
+
+def checked(target: TargetT) -> TargetT:
+    """Check the arguments of every call against the types that the signature declares.
+
+    Args:
+      target: A function, or a class whose constructor is to be checked.
+
+    Returns:
+      The function, or the same class. Calls raise ConfigError, which names the argument, its value
+      and what is allowed, before anything else happens.
+    """
+    if not isinstance(target, type):
+        return typing.cast(TargetT, _guard(target, target))
+    # A NamedTuple has no __init__. `_make`, by which `_replace` works, passes by its __new__.
+    maker = "__new__" if issubclass(target, tuple) else "__init__"
+    setattr(target, maker, _guard(getattr(target, maker), target))
+    return target
+
+
+def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+    """Return a function that checks its arguments and calls `function`."""
+    read = functools.cache(lambda: _signature_of(function, owner))
+    first = 0 if owner is function else 1  # An object that is being made is not looked at.
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        order, kinds, more, named = read()
+        lengths: Lengths = {}
+        for place, value in enumerate(args[first:], first):
+            if place < len(order):
+                _check(order[place], value, kinds.get(order[place], ANYTHING), lengths)
+            else:
+                _check(f"argument {place + 1}", value, more, lengths)
+        for name, value in kwargs.items():
+            _check(name, value, kinds.get(name, named), lengths)
+        return function(*args, **kwargs)
+
+    call.__checked__ = read  # type: ignore[attr-defined]
+    return call
+
+
+def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
+    """Check one argument, and the settings in it."""
+    if kind is OPEN:
+        return
+    if kind is not ANYTHING and not kind.accepts(value, lengths):
+        from fedjax_sim.settings import ConfigError
+
+        named = re.findall(r"[^\[\], ]+", "".join(re.findall(r"\[.*?\]", kind.words)))
+        known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
+        raise ConfigError(name, value, kind.words + (f" with {', '.join(known)}" * bool(known)))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        from fedjax_sim.settings import check_known
+
+        check_known(value)
+
+
+def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
+    """Read the declared types of a function, or of the fields of a record's class."""
+    is_record = owner is not function and (
+        issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
+    )
+    hints = _hints_of(owner if is_record else function)
+    for field in dataclasses.fields(owner) if hasattr(owner, "_flax_dataclass") else ():
+        if field.metadata.get("pytree_node", True):
+            hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {each.name: _kind_of(hints[each.name]) for each in parameters if each.name in hints}
+    further = {each.kind: kinds.pop(each.name, ANYTHING) for each in parameters if _is_rest(each)}
+    return Signature(
+        tuple(each.name for each in parameters if each.kind in BY_POSITION),
+        kinds,
+        further.get(inspect.Parameter.VAR_POSITIONAL, ANYTHING),
+        further.get(inspect.Parameter.VAR_KEYWORD, ANYTHING),
+    )
+
+
+def _is_rest(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _hints_of(source: Any) -> dict[str, Any]:
+    """Read annotations, also those with names that are imported for type checkers alone."""
+    try:
+        return typing.get_type_hints(source, include_extras=True)
+    except NameError:
+        module = sys.modules[source.__module__]
+        names = dict(vars(module))
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                exec(compile(ast.Module(node.body, []), str(module.__file__), "exec"), names)
+        return typing.get_type_hints(source, names, include_extras=True)
+
+
+def _kind_of(annotation: Any) -> Kind:
+    """Read what an annotation allows."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in SIMPLE:
+        return SIMPLE[annotation]
+    if origin is typing.Annotated:
+        return functools.reduce(_narrowed, annotation.__metadata__, _kind_of(args[0]))
+    if origin in (types.UnionType, typing.Union):
+        return _kind_of_union(args)
+    if origin is typing.Literal:
+        allowed = "one of " + ", ".join(map(str, args))
+        return Kind(lambda value, _: isinstance(value, str) and value in args, allowed)
+    kind = origin or annotation
+    if isinstance(kind, TypeVar):
+        return OPEN
+    if not isinstance(kind, type) or kind in (object, collections.abc.Hashable):
+        return ANYTHING
+    if kind is type:
+        return Kind(lambda value, _: isinstance(value, type), "a class")
+    if kind.__module__.partition(".")[0] in ("numpy", "jax", "jaxlib") and hasattr(kind, "ndim"):
+        return ARRAY
+    if issubclass(kind, os.PathLike):
+        return Kind(_accepts_path, "a path")
+    if kind is collections.abc.Callable:
+        return Kind(lambda value, _: callable(value), "a function")
+    if issubclass(kind, Mapping):
+        return _kind_of_mapping(*(args or (Any, Any)))
+    if issubclass(kind, collections.abc.Iterable) and kind.__module__ in CONTAINERS:
+        return _kind_of_several(kind, args)
+    name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+    if getattr(kind, "_is_protocol", False):
+        bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
+        members = {
+            member
+            for base in bases
+            for member in {**vars(base), **inspect.get_annotations(base)}
+            if not member.startswith("_")
+        }
+        # Looked up in the class where possible, as a property may take long to compute.
+        return Kind(
+            lambda value, _: all(
+                hasattr(type(value), each) or each in getattr(value, "__dict__", ())
+                for each in members
+            ),
+            f"{name}, with {', '.join(sorted(members))}",
+        )
+    return Kind(lambda value, _: isinstance(value, kind), name)
+
+
+def _narrowed(kind: Kind, narrow: Any) -> Kind:
+    """Narrow a kind by what an annotation says in addition to the type."""
+    if isinstance(narrow, Limit):
+        words = kind.words.replace("a number", "a finite number")
+        if "array" in words:
+            words += f" of {'whole' if narrow.is_whole else 'finite'} numbers"
+        return Kind(
+            lambda value, lengths: (
+                kind.accepts(value, lengths) and (_is_traced(value) or narrow.holds(value))
+            ),
+            f"{words} {narrow}".rstrip(),
+        )
+    if isinstance(narrow, OneOf):
+        allowed = "one of " + ", ".join(narrow.names)
+        return Kind(lambda value, _: isinstance(value, str) and value in narrow.names, allowed)
+    if isinstance(narrow, Shape):
+        return Kind(
+            lambda value, lengths: kind.accepts(value, lengths) and narrow.fits(value, lengths),
+            f"{kind.words} {narrow}",
+        )
+    return Kind(_accepts_key, narrow) if narrow == KEY else kind
+
+
+def _kind_of_union(args: Sequence[Any]) -> Kind:
+    """Join kinds. A union has an array where it has all that NumPy makes an array of."""
+    kinds = [_kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
+    alike = [SIMPLE[each] for each in (bool, int, float, complex, str, bytes)]
+    for kind in (OPEN, ANYTHING):
+        if kind in kinds:
+            return kind
+    if ARRAY in kinds or len(kinds) < len(args):
+        kinds = [kind for kind in kinds if kind not in (*alike, ARRAY)] + [ARRAY]
+    if any(kind.words == "a path" for kind in kinds):
+        kinds.remove(SIMPLE[str])
+    kinds.sort(key=lambda kind: kind is SIMPLE[None])
+    words = list(dict.fromkeys(kind.words for kind in kinds))
+    return Kind(
+        lambda value, lengths: any(kind.accepts(value, lengths) for kind in kinds),
+        ", ".join([*words[:-2], " or ".join(words[-2:])]),
+    )
+
+
+def _kind_of_mapping(key: Any, value: Any) -> Kind:
+    """Describe a mapping whose keys and values have kinds."""
+    keys, values = _kind_of(key), _kind_of(value)
+    return Kind(
+        lambda given, _: (
+            isinstance(given, Mapping)
+            and all(keys.accepts(k, {}) and values.accepts(v, {}) for k, v in given.items())
+        ),
+        f"a mapping from {keys.words} to {values.words}",
+    )
+
+
+def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
+    """Describe a list, a tuple, an array of one dimension, or what else can be listed.
+
+    Elements are looked at only if this does not use them up.
+    """
+    if kind is tuple and args and args[-1] is not Ellipsis:
+        kinds = [_kind_of(each) for each in args]
+        return Kind(
+            lambda value, _: (
+                _is_list(value)
+                and len(value) == len(kinds)
+                and all(each.accepts(item, {}) for each, item in zip(kinds, value, strict=True))
+            ),
+            f"{len(kinds)} values: " + ", ".join(each.words for each in kinds),
+        )
+    of = _kind_of(args[0]) if args else ANYTHING
+    is_open = not issubclass(kind, Sequence)  # To sets and iterators too.
+    return Kind(
+        lambda value, _: (
+            of is ANYTHING or all(of.accepts(item, {}) for item in _elements(value))
+            if _is_list(value)
+            else is_open and isinstance(value, kind) and not isinstance(value, NO_LISTS)
+        ),
+        "a list" if of is ANYTHING else f"a list, each {of.words}",
+    )
+
+
+def _elements(values: Any) -> Any:
+    """Return the elements of a list, or of an array as Python has them."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _is_list(value: Any) -> bool:
+    is_array = getattr(value, "ndim", 0) > 0 and hasattr(value, "__array__")
+    return is_array or (isinstance(value, Sequence) and not isinstance(value, NO_LISTS))
+
+
+def _is_traced(value: Any) -> bool:
+    jax = sys.modules.get("jax")  # Without JAX nothing is traced.
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def _kind_of_scalar(value: Any) -> str:
+    """Return NumPy's letter for the kind of a single number, such as "f"; "" if it is none."""
+    if isinstance(value, bool):
+        return "b"
+    if isinstance(value, int | float):
+        return "f" if isinstance(value, float) else "i"
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or isinstance(value, type) or getattr(value, "ndim", None) != 0:
+        return ""
+    return "f" if str(dtype).startswith(("bfloat", "float")) else getattr(dtype, "kind", "")
+
+
+def _accepts_whole(value: Any, _: Lengths) -> bool:
+    return _kind_of_scalar(value) in ("i", "u")
+
+
+def _accepts_number(value: Any, _: Lengths) -> bool:
+    letter = _kind_of_scalar(value)
+    return letter in ("i", "u") or (letter == "f" and (_is_traced(value) or bool(value == value)))
+
+
+def _accepts_array(value: Any, _: Lengths) -> bool:
+    """Tell whether a value is an array or a number, or is listed as one."""
+    if isinstance(value, bool | int | float):
+        return True
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return not isinstance(value, type) and getattr(value.dtype, "kind", "") != "O"
+    if not isinstance(value, list | tuple):
+        return hasattr(value, "__array__") and not isinstance(value, type)
+    import numpy as np
+
+    try:
+        return np.asarray(value).dtype.kind in "biufUSV"
+    except (TypeError, ValueError):  # Ragged, or traced.
+        return bool(value) and all(_is_traced(each) for each in value)
+
+
+def _accepts_key(value: Any, _: Lengths) -> bool:
+    dtype = str(getattr(value, "dtype", ""))
+    return dtype.startswith("key<") or (dtype == "uint32" and value.shape[-1:] == (2,))
+
+
+def _accepts_path(value: Any, _: Lengths) -> bool:
+    if isinstance(value, str):
+        return bool(value) and "\0" not in value
+    return isinstance(value, os.PathLike)
+
+
+OPEN = Kind(lambda value, _: True, "anything")
+"""What a type variable allows: the function itself checks the argument."""
+ANYTHING = Kind(lambda value, _: True, "anything")
+ARRAY = Kind(_accepts_array, "an array")
+SIMPLE: dict[Any, Kind] = {
+    Any: ANYTHING,
+    None: Kind(lambda value, _: value is None, "None"),
+    bool: Kind(lambda value, _: _kind_of_scalar(value) == "b", "true or false"),
+    int: Kind(_accepts_whole, "a whole number"),
+    float: Kind(_accepts_number, "a number"),
+    complex: Kind(lambda value, _: isinstance(value, complex), "a complex number"),
+    str: Kind(lambda value, _: isinstance(value, str), "text"),
+    bytes: Kind(lambda value, _: isinstance(value, bytes), "bytes"),
+}
+SIMPLE[type(None)] = SIMPLE[None]
