@@ -102,8 +102,8 @@ def files_in(folder: Path) -> set[str]:
         listed = read_json(folder / "config.json", trust=True).get("files")
     except (InputError, OSError):
         return set()
-    names = listed if isinstance(listed, list | dict) else []
-    names = {name for name in names if isinstance(name, str)}
+    listed = listed if isinstance(listed, list | dict) else []
+    names = {name for name in listed if isinstance(name, str)}
     if not {"config.json", "summary.json"} <= names:
         return set()
     return {name for name in names if Path(name).name == name and (folder / name).is_file()}

@@ -142,21 +142,19 @@ def sweep(
         usual = parts_in(where)
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(folder), "new or empty, or else resumed")
+    budget = time_budget, num_ticks
+    if known is not None and budget == (None, None):
+        budget = known["time_budget"], known["num_ticks"]
+    options = Options(
+        *budget, num_evals, layout or Layout(), max_lanes, client_variance=client_variance
+    )
+    check_call(system, hyper, grid, options)
     num_parts = parts or usual or min(launcher.count(), num_lanes)
     if not 1 <= num_parts <= num_lanes:
         raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
     jobs = [_job(call, i, num_parts) for i in range(num_parts)]
     if known is not None:
         arguments |= _lengthened(known, arguments, jobs)
-    options = Options(
-        arguments["time_budget"],
-        arguments["num_ticks"],
-        num_evals,
-        layout or Layout(),
-        max_lanes,
-        client_variance=client_variance,
-    )
-    check_call(system, hyper, grid, options)
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
         list_lanes(system, problem, hyper, grid, options)

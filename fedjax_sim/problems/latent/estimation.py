@@ -263,9 +263,6 @@ def make_estimations(
       ConfigError: If `weighting`, the data or a partition is not allowed.
     """
     examples, num = read_arrays("data", data)
-    for leaf in jax.tree.leaves(examples):
-        if not np.isfinite(np.asarray(leaf, float)).all():
-            raise ConfigError("data", "an array with nan or inf", "finite")
     dtype = jax.tree.leaves(examples)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:
         dtype = jnp.dtype("float32")
