@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_sim.engine import processes
 from fedjax_sim.engine.checkpoint import Checkpoint
 from fedjax_sim.engine.curves import NEVER
-from fedjax_sim.engine.replay import Curves, Replay
+from fedjax_sim.engine.replay import Curves, Limbs, Replay
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
 from fedjax_sim.types import Array
 
@@ -157,11 +157,12 @@ class _Seen:
                 running = self.is_running
                 into[running, at : at + value.shape[1]] = fetched[running]
 
-    def add(self, infos: dict[str, Array], at: int) -> None:
+    def add(self, infos: dict[str, Any], at: int) -> None:
         """Add what evaluations from number `at` on have counted. Leaves `[>= L, C, ...]`."""
         for name, value in infos.items():
-            into = self._into("info", name, value)
-            into[:, at : at + value.shape[1]] += processes.fetch(value)[self._place_of]
+            fetched = value.total() if isinstance(value, Limbs) else processes.fetch(value)
+            into = self._into("info", name, fetched)
+            into[:, at : at + fetched.shape[1]] += fetched[self._place_of]
 
     def samples(self, structure: Any) -> Any:
         """Return the models in the structure of one model; None if they were not kept."""

@@ -158,7 +158,7 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
     data["failed"] = per_lane([each != NEVER for each in failed_at])
     data["failed_at"] = per_lane(failed_at)
     for name in parts[0].curves.infos:
-        totals = [part.curves.infos[name].sum(axis=1, dtype=np.int64) for part in parts]
+        totals = [part.curves.infos[name].sum(axis=1) for part in parts]
         data[name] = per_lane(totals)
     for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
         if name in parts[0].facts:

@@ -51,6 +51,23 @@ HAPPENED = "happened:"
 """Beginning of the names under which counts hold who took part in changed events, by slot."""
 
 
+LIMB_BITS = 11
+"""Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
+
+
+class Limbs(NamedTuple):
+    """A sum of whole numbers of 32 bits, which may need more, from the lowest bits up."""
+
+    low: Array
+    middle: Array
+    high: Array
+
+    def total(self) -> np.ndarray:
+        """Put the sum together on the host: `i64`."""
+        low, middle, high = (processes.fetch(limb).astype("int64") for limb in self)
+        return low + (middle << LIMB_BITS) + (high << 2 * LIMB_BITS)
+
+
 class Program(NamedTuple):
     """The static arguments of the compiled program.
 
@@ -503,7 +520,10 @@ def _advance(
             carry, totals = both
             ticks = ticks_of(jnp.int32(0), i * program.block, program.block)
             carry, (counts, happened) = jax.lax.scan(tick, carry, ticks)
-            sums = {name: totals[name] + count for name, count in _summed(counts).items()}
+            sums = {
+                name: jax.tree.map(jnp.add, totals[name], count)
+                for name, count in _summed(counts).items()
+            }
             begin = i * program.block
             pieces = {
                 name: jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, axis=0)
@@ -542,9 +562,18 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
     return counts, {f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps")}
 
 
-def _summed(counts: dict[str, Array]) -> dict[str, Array]:
-    """Sum what ticks counted, each `[ticks]`."""
-    return {name: count.sum(axis=0) for name, count in counts.items()}
+def _summed(counts: dict[str, Array]) -> dict[str, Any]:
+    """Sum what ticks counted, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
+
+    def total(count: Array) -> Any:
+        if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:
+            return count.sum(axis=0)
+        count = count.astype("int32")
+        most = 2**LIMB_BITS - 1
+        limbs = count & most, (count >> LIMB_BITS) & most, count >> 2 * LIMB_BITS
+        return Limbs(*(limb.sum(axis=0) for limb in limbs))
+
+    return {name: total(count) for name, count in counts.items()}
 
 
 @partial(jax.jit, static_argnums=0)

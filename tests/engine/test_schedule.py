@@ -284,13 +284,16 @@ def test_evaluations_follow_equal_numbers_of_ticks() -> None:
 
 
 def test_more_steps_than_can_be_counted_are_refused() -> None:
-    clients = np.zeros((1, 4, 2), np.int32)
-    timelines = timeline_of(
-        np.arange(1.0, 5.0)[None], clients, steps=clients + 2**29, version=clients, holds=clients
-    )
-    assert lay_out(timelines, np.array([4]), num_clients=1, num_evals=4).rows
-    with pytest.raises(ConfigError, match="num_evals is 2, but must be larger"):
-        lay_out(timelines, np.array([4]), num_clients=1, num_evals=2)
+    """In one tick. Those of several ticks are added up in more than 32 bits."""
+    zeros, time = np.zeros((1, 4, 2), np.int32), np.arange(1.0, 5.0)[None]
+
+    def laid_out(steps: int) -> Any:
+        timelines = timeline_of(time, zeros, steps=zeros + steps, version=zeros, holds=zeros)
+        return lay_out(timelines, np.array([4]), num_clients=1, num_evals=1)
+
+    np.testing.assert_array_equal(laid_out(2**30 - 1).local_steps, [[0, 8 * (2**30 - 1)]])
+    with pytest.raises(ConfigError, match="local_steps is 1073741824, but must be fewer"):
+        laid_out(2**30)
 
 
 def newest_only(ticks: int = 40, num_clients: int = 20) -> tuple[Timeline, np.ndarray]:

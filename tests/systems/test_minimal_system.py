@@ -1,6 +1,7 @@
 """A system with only the four required fields, as a user would write it, runs in a sweep."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -103,6 +104,38 @@ def test_groups_of_optional_fields(centers: np.ndarray) -> None:
     np.testing.assert_array_equal(run.curves.uplink_bits, 5 * np.arange(10))
     np.testing.assert_array_equal(run.curves.downlink_bits, 7 * np.arange(10))
     np.testing.assert_allclose(run.models, descend(centers, lr=0.1, ticks=9)[-1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_sums_of_counts_need_not_fit_in_32_bits(
+    is_saved: bool, centers: np.ndarray, tmp_path: Path
+) -> None:
+    """Neither those of one evaluation nor of all, in whole evaluations or in stretches of ticks."""
+
+    class Counts(NamedTuple):
+        many: jax.Array
+        less: jax.Array
+        odd: jax.Array
+        mean: jax.Array
+
+    def counting(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
+        bound = algorithm(problem, hyper, plan)
+
+        def step(key: jax.Array, model: jax.Array, event: Event) -> Any:
+            model, _ = bound.step(key, model, event)
+            many = jnp.int32(2**31 - 1) - event.tick
+            return model, Counts(many, -many, event.tick % 2 == 1, 0.25 * event.tick)
+
+        return bound._replace(step=step)
+
+    problem = fedjax_sim.problems.Quadratic.of(centers, start=1.0)
+    saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0} if is_saved else {}
+    run = fedjax_sim.simulate(
+        MINIMAL._replace(algorithm=counting), problem, num_ticks=9, num_evals=1, **saved
+    )
+    many = 9 * (2**31 - 1) - sum(range(9))
+    assert (int(run.curves.many), int(run.curves.less), int(run.curves.odd)) == (many, -many, 4)
+    assert run.curves["mean"] == 9.0
 
 
 def test_the_minimal_system_learns_problems_with_a_loss(noisy_mean: Callable) -> None:
