@@ -5,6 +5,7 @@ steps that clients did before.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
