@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 import contextlib
+import itertools
 from collections.abc import Collection, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
@@ -35,21 +36,29 @@ class Facts(NamedTuple):
     Attributes:
       clients_drawn: Whether clients are those that the schedule says.
       steps_drawn: Whether every client that is there does the steps that the schedule says.
+      weights_drawn: Whether weights are those that the schedule says.
+      is_inner: Whether the event describes work within a tick, and not the tick; see
+        `Event.within`.
       all_filled: Whether no slot is ever empty.
       most_steps: The most local steps of a slot at any tick; None if that is not known.
       same_steps: Whether every slot does `most_steps` steps at every tick.
       packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
         are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
       lane_rows: The same for a lane that shares no rows with others.
+      trace: A number that differs between two traces of a step, so that no function is taken from
+        JAX's cache with what an earlier trace has noted.
     """
 
     clients_drawn: bool = False
     steps_drawn: bool = False
+    weights_drawn: bool = False
+    is_inner: bool = False
     all_filled: bool = False
     most_steps: int | None = None
     same_steps: bool = False
     packed_rows: int = 0
     lane_rows: int = 0
+    trace: int = 0
 
     def without(self, names: Collection[str]) -> "Facts":
         """Return what still holds after fields of an event were replaced.
@@ -59,16 +68,30 @@ class Facts(NamedTuple):
         """
         known = self
         if "steps" in names:
-            known = Facts(clients_drawn=self.clients_drawn, all_filled=self.all_filled)
+            known = known._replace(steps_drawn=False, most_steps=None)
         if "clients" in names:
-            # Emptied slots lose their steps, so the most steps of a slot are no more than before.
-            known = known._replace(clients_drawn=False, all_filled=False, same_steps=False)
+            # Emptied slots lose their steps, so the most steps of a slot are no more than before,
+            # and their weights.
+            known = known._replace(clients_drawn=False, weights_drawn=False, all_filled=False)
+        if "weight" in names:
+            known = known._replace(weights_drawn=False)
+        if {"steps", "clients"} & {*names}:
+            known = known._replace(same_steps=False).unpacked()
         return known
+
+    def unpacked(self) -> "Facts":
+        """Return what holds of other slots than those that were counted to be packed."""
+        return self._replace(packed_rows=0, lane_rows=0)
 
     @property
     def is_drawn(self) -> bool:
-        """Whether both are."""
-        return self.clients_drawn and self.steps_drawn
+        """Whether clients, steps and weights are those of the schedule."""
+        return self.clients_drawn and self.steps_drawn and self.weights_drawn
+
+
+DRAWN = Facts(clients_drawn=True, steps_drawn=True, weights_drawn=True)
+"""What is known of every event of a schedule."""
+_traces = itertools.count(1)
 
 
 class _Fields(NamedTuple):
@@ -91,8 +114,12 @@ class Event(_Fields):
 
     A step may change who takes part, with how many steps and with which weight:
     `event._replace(steps=...)`. Local work, what it counts and the schedule that a run returns
-    follow the change. The facts of an event are static; they stay with it in `jit`, `scan` and
-    `vmap`, and `jax.tree.map` may select or permute slots, but must not compute new values.
+    follow the change. Weights of other slots stay: where models are averaged, missing weight counts
+    for the model that clients started from. `take` selects slots.
+
+    The facts of an event are static and stay with it in `jit`, `scan` and `vmap`. A changed event
+    is of another structure than the one before, so choose between values of a field, as in
+    `event._replace(steps=jnp.where(...))`, and not between events.
 
     Attributes:
       tick: `i32[]`, number of server actions before this one.
@@ -126,7 +153,7 @@ class Event(_Fields):
 
         Args:
           changes: New values of `clients`, `steps`, `weight` or `offset`, of the shape of the old
-            ones or one number for all slots.
+            ones or one number for all slots. A negative client stands for nobody.
 
         Returns:
           The event, without the facts about what was replaced.
@@ -140,9 +167,10 @@ class Event(_Fields):
                 allowed = "one of clients, steps, weight, offset, which a step may change"
                 raise ConfigError("field of the event", name, allowed)
             changes[name] = _fitted(name, value, getattr(self, name))
-        if "clients" in changes and not self.facts.all_filled:
-            is_tick = jnp.any(jnp.asarray(self.clients) != EMPTY)
-            changes["clients"] = jnp.where(is_tick, changes["clients"], EMPTY)
+        if "clients" in changes:
+            is_tick = self.facts.all_filled or jnp.any(jnp.asarray(self.clients) != EMPTY)
+            is_there = is_tick & (changes["clients"] >= 0)
+            changes["clients"] = jnp.where(is_there, changes["clients"], EMPTY)
         known = self.facts.without(changes)
         if self.facts.is_drawn and not known.is_drawn and (noted := _changes.get()) is not None:
             noted |= changes.keys() & {"clients", "steps"}
@@ -150,7 +178,7 @@ class Event(_Fields):
         is_tidy = known.all_filled and "steps" not in changes
         return found if is_tidy or not changes.keys() - {"offset"} else found.tidied()
 
-    def within(self, *, facts: Facts = Facts(), **changes: Leaf) -> Self:
+    def within(self, *, facts: Facts = Facts(is_inner=True), **changes: Leaf) -> Self:
         """Describe other work within the tick, such as that of the clients of a group.
 
         Unlike `_replace` this does not change what the tick is: who reports, and what is counted.
@@ -158,8 +186,23 @@ class Event(_Fields):
         Args:
           facts: What is known of that work.
           changes: The fields that differ, of any shape.
+
+        Returns:
+          An event.
         """
         return type(self)(**{**self._asdict(), **changes}, facts=facts)
+
+    def take(self, slots: jax.Array) -> Self:
+        """Select some of the slots.
+
+        Args:
+          slots: `i32[...]`, their places.
+
+        Returns:
+          An event of these slots.
+        """
+        per_slot = {name: leaf[slots] for name, leaf in self._asdict().items() if leaf.ndim}
+        return self.within(facts=self.facts.unpacked(), **per_slot)
 
     def tidied(self) -> Self:
         """Take steps and weights from empty slots, and make no number of steps negative."""
@@ -170,8 +213,8 @@ class Event(_Fields):
 
     @property
     def changed(self) -> "Event | tuple[()]":
-        """The event itself if clients or steps are not those of the schedule, otherwise ()."""
-        return () if self.facts.is_drawn else self
+        """The event itself if the tick is not that of the schedule, otherwise ()."""
+        return () if self.facts.is_drawn or self.facts.is_inner else self
 
     def tree_flatten_with_keys(self) -> tuple[Any, Facts]:
         """Return the fields with their names, and the facts."""
@@ -180,7 +223,15 @@ class Event(_Fields):
 
     @classmethod
     def tree_unflatten(cls, facts: Facts, fields: Any) -> Self:
-        """Put an event together again."""
+        """Put an event together again.
+
+        Args:
+          facts: The facts.
+          fields: The fields, in order.
+
+        Returns:
+          The event.
+        """
         return cls(*fields, facts=facts)
 
 
@@ -201,6 +252,11 @@ def _fitted(name: str, value: Any, old: Leaf) -> jax.Array:
         allowed = f"{allowed} of shape {list(shape)}, the slots of the tick, or one for all"
         raise ConfigError(f"shape of event.{name}", list(found.shape), allowed)
     return jnp.broadcast_to(found.astype(jnp.result_type(old)), shape)
+
+
+def next_trace() -> int:
+    """Return a number that no trace has had."""
+    return next(_traces)
 
 
 @contextlib.contextmanager

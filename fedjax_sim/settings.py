@@ -526,7 +526,9 @@ def check_known(value: Any) -> None:
         and fields(type(value))
         and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
     ):
-        check(value)
+        # While something is traced, JAX would trace what a check computes.
+        on_host = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf  # noqa: E731
+        check(jax.tree.map(on_host, value))
 
 
 def plain(value: Any) -> Any:

@@ -149,9 +149,9 @@ class Work(NamedTuple):
     Attributes:
       executed: `i32[]`, evaluations that the program ran, masked ones included.
       needed: `i32[]`, evaluations that the algorithm asked for.
-      event: The event that was worked on if a step has changed who takes part or how many steps
-        they do, otherwise (). The schedule that a run returns, and the messages and local steps
-        that it counts, are then those that happened.
+      event: The event that was worked on if a step has changed who takes part, how many steps
+        they do or with which weight, otherwise (). The schedule that a run returns, and the
+        messages and local steps that it counts, are then those that happened.
     """
 
     executed: Array
@@ -164,6 +164,9 @@ class Work(NamedTuple):
         Args:
           others: Them.
           times: How often each of the first evaluations counts.
+
+        Returns:
+          Their sum.
         """
         executed, needed = (
             times * first + sum(more)
@@ -172,27 +175,12 @@ class Work(NamedTuple):
         return Work(executed, needed, self.event)
 
 
-@runtime_checkable
-class Problem(Protocol):
-    """What is learnt: clients' data and a loss.
-
-    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
-    as an argument and never closed over.
-    """
+class Losses(Protocol):
+    """What local training needs of a problem."""
 
     @property
     def counts(self) -> Array:
         """Number of examples of each client, without padding: `i32[N]`."""
-
-    def init(self, key: Key) -> Params:
-        """Draw initial parameters.
-
-        Args:
-          key: A random key.
-
-        Returns:
-          One model.
-        """
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Compute the mean loss of some of a client's examples; local steps differentiate it.
@@ -205,6 +193,25 @@ class Problem(Protocol):
 
         Returns:
           `f[]`.
+        """
+
+
+@runtime_checkable
+class Problem(Losses, Protocol):
+    """What is learnt: clients' data and a loss.
+
+    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
+    as an argument and never closed over.
+    """
+
+    def init(self, key: Key) -> Params:
+        """Draw initial parameters.
+
+        Args:
+          key: A random key.
+
+        Returns:
+          One model.
         """
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:

@@ -16,7 +16,7 @@ from fedjax_sim.checking import checked
 from fedjax_sim.clients.gradient_steps import Training, local_steps, training_of
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.settings import real, struct
-from fedjax_sim.types import Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.types import Event, Key, Losses, Params, Plan, Work
 
 
 @struct
@@ -50,7 +50,7 @@ class BaseOptimizer(LocalTraining):
 
 @checked
 def frozen_training(
-    problem: Problem, hyper: BaseOptimizer, plan: Plan
+    problem: Losses, hyper: BaseOptimizer, plan: Plan
 ) -> Callable[[Key, Event, Params, Any], tuple[Params, Work]]:
     """Bind local training: y <- y - lr U(g, s), as often as the event says.
 

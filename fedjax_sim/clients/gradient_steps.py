@@ -23,7 +23,7 @@ from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
-from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Problem, Work
+from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Direction = Callable[..., Params]
 """What a local step follows in place of the gradient g, for each number of the model alone.
@@ -104,7 +104,7 @@ GradientOfClient = Callable[..., BatchGradient]
 
 @checked
 def local_training(
-    problem: Problem,
+    problem: Losses,
     hyper: LocalTraining,
     plan: Plan,
     *,
@@ -153,7 +153,7 @@ def local_training(
 
 @checked
 def training_of(
-    problem: Problem,
+    problem: Losses,
     hyper: LocalTraining,
     plan: Plan,
     *,
@@ -268,7 +268,8 @@ def lasting_steps(
     num_slots, facts = event.clients.shape[0], event.facts
     chex.assert_shape((event.steps, event.offset), (num_slots,))
     if not (facts.is_drawn or facts.all_filled):
-        event = event.tidied()
+        steps = jnp.where(event.clients >= 0, jnp.maximum(event.steps, 0), 0)
+        event = event.within(facts=facts, steps=steps)
     # Slots that run one after another read the common start where it is.
     if starts is None and (plan.slots_at_once > 1 or facts.packed_rows):
         starts = replicate(start, num_slots)

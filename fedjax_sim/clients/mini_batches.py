@@ -13,7 +13,7 @@ from fedjax_sim.batching import look_ahead
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.types import Array, ClientLosses, Key, Params, Problem
+from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
@@ -23,7 +23,7 @@ BatchGradient = Callable[[Params, Array], Params]
 
 @checked
 def batch_gradient(
-    problem: Problem,
+    problem: Losses,
     hyper: Any,
     key: Key,
     client: Array,
@@ -69,7 +69,7 @@ def batch_gradient(
 
 @checked
 def batch_loss(
-    problem: Problem,
+    problem: Losses,
     hyper: Any,
     key: Key,
     client: Array,

@@ -18,7 +18,7 @@ from fedjax_sim.clients.gradient_steps import (
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.settings import choice, struct
-from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
+from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
 
 
 @struct
@@ -64,7 +64,7 @@ class LastingTrain(Protocol):
 
 
 @checked
-def first_optimizers(problem: Problem, hyper: LastingTraining, model: Params) -> Any:
+def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Any:
     """Make the initial states of all clients' optimizers.
 
     Args:
@@ -82,7 +82,7 @@ def first_optimizers(problem: Problem, hyper: LastingTraining, model: Params) ->
 
 @checked
 def lasting_training(
-    problem: Problem,
+    problem: Losses,
     hyper: LastingTraining,
     plan: Plan,
     *,

@@ -47,7 +47,7 @@ from fedjax_sim.lifecycle import (
 from fedjax_sim.settings import ConfigError
 
 CONFIGURATION = "configuration.json"
-ANY = "state|plan|result"
+ANY = "state|drawn|plan|result"
 """The kinds of array files."""
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""

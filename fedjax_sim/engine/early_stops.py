@@ -37,9 +37,8 @@ def end_stopped_lanes(part: Part, stopped_at: np.ndarray) -> Part:
         )
         timelines[i] = cut
         staleness = (np.arange(end)[:, None] - cut.version)[cut.clients != EMPTY]
-        if staleness.size:
-            facts["staleness_mean"][i] = staleness.mean()
-            facts["staleness_max"][i] = staleness.max()
+        facts["staleness_mean"][i] = staleness.mean() if staleness.size else np.nan
+        facts["staleness_max"][i] = staleness.max(initial=0)
     facts["stopped_at"] = stopped_at.copy()
     told = {name: hold(values) for name, values in part.told.items()}
     return part._replace(facts=facts, timelines=timelines, told=told)

@@ -45,6 +45,7 @@ from fedjax_sim.engine.schedule import (
     unpack_timelines,
 )
 from fedjax_sim.engine.starts import stack_starts
+from fedjax_sim.engine.timeline_checks import check_values
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
@@ -277,6 +278,7 @@ def _facts_of_events(
     return Facts(
         clients_drawn=True,
         steps_drawn=True,
+        weights_drawn=True,
         all_filled=is_filled,
         # Where a CPU would only save a little by it, no program should depend on this number.
         most_steps=None if on_cpu and not (same_steps or placement.packed) else most,
@@ -493,6 +495,10 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
             _changed(timeline, *(leaf[i] for leaf in happened))
             for i, timeline in enumerate(timelines)
         ]
+        for lane, timeline in zip(group, timelines, strict=True):
+            num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
+            each = Timeline(*(leaf[None] for leaf in timeline))
+            check_values(each, len(timeline.time), num_clients)
     bits = [
         _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, timeline)
         for lane, i, timeline in zip(group, row, timelines, strict=True)
@@ -510,13 +516,14 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
     return end_stopped_lanes(part, curves.stopped_at)
 
 
-def _changed(timeline: Timeline, clients: np.ndarray, steps: np.ndarray) -> Timeline:
-    """Put who took part into a lane's timeline. clients, steps: `i32[V, E, S]`."""
-    clients, steps = (
-        leaf.reshape(-1, leaf.shape[-1])[: len(timeline.time)] for leaf in (clients, steps)
+def _changed(
+    timeline: Timeline, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
+) -> Timeline:
+    """Put who took part into a lane's timeline. clients, steps, weight: `[V, E, S]`."""
+    clients, steps, weight = (
+        leaf.reshape(-1, leaf.shape[-1])[: len(timeline.time)] for leaf in (clients, steps, weight)
     )
-    weight = np.where(clients == EMPTY, 0, timeline.weight)
-    return timeline._replace(clients=clients, steps=steps, weight=weight)
+    return timeline._replace(clients=clients, steps=steps, weight=weight.astype("float64"))
 
 
 def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:

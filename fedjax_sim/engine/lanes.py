@@ -170,8 +170,8 @@ def precision_of(model: Any) -> np.dtype:
     Args:
       model: A model, or only its shapes and types.
     """
-    leaves = jax.tree.leaves(model)
-    return np.result_type(np.float32, *(jnp.finfo(leaf.dtype).dtype for leaf in leaves))
+    bits = max((jnp.finfo(leaf.dtype).bits for leaf in jax.tree.leaves(model)), default=32)
+    return np.dtype("float64" if bits > 32 else "float32")
 
 
 def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) -> Stacked:

@@ -30,7 +30,7 @@ from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.problem_checks import read_metrics
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
 from fedjax_sim.engine.step_results import check_algorithm, check_step
-from fedjax_sim.events import noting_changes
+from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
@@ -487,13 +487,15 @@ def _advance(
         @jax.named_scope("tick")
         def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
             number = (first + place[0]) * per_eval + place[1]
-            event = event_at(tables.ticks, row, number, place, facts=program.facts)
+            facts = program.facts._replace(trace=next_trace())
+            event = event_at(tables.ticks, row, number, place, facts=facts)
             with noting_changes() as changes:
                 result = algorithm.step(key, carry.state, event)
             check_step(carry.state, event, result, changes)
             state, info = result
             counts, happened = _counts_of(info)
-            if happened and tables.held is not None and algorithm.client_models is None:
+            has_others = bool(happened) and not info.event.facts.clients_drawn
+            if has_others and tables.held is not None and algorithm.client_models is None:
                 allowed = "false where a step changes who takes part: which models clients hold"
                 raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
             versions = carry.versions
@@ -559,7 +561,9 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
     del counts["event"]
     if not isinstance(event, Event) or event.facts.is_drawn:
         return counts, {}
-    return counts, {f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps")}
+    return counts, {
+        f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps", "weight")
+    }
 
 
 def _summed(counts: dict[str, Array]) -> dict[str, Any]:

@@ -266,13 +266,16 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
     return np.take_along_axis(totals, ends, axis=1)
 
 
-def as_happened(schedule: Schedule, clients: np.ndarray, steps: np.ndarray) -> Schedule:
+def as_happened(
+    schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
+) -> Schedule:
     """Put who took part in place of who was drawn, where a step has changed that.
 
     Args:
       schedule: The schedules that were drawn.
       clients: `i32[D, V, E, S]`.
       steps: `i32[D, V, E, S]`.
+      weight: `f[D, V, E, S]`.
     """
     num, num_evals, per_eval = schedule.shape
     total = num_evals * per_eval
@@ -284,7 +287,7 @@ def as_happened(schedule: Schedule, clients: np.ndarray, steps: np.ndarray) -> S
         return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
 
     return schedule._replace(
-        stored=schedule.stored._replace(clients=clients, steps=steps),
+        stored=schedule.stored._replace(clients=clients, steps=steps, weight=weight),
         local_steps=counted(steps),
         messages=counted(clients != EMPTY),
     )

@@ -47,8 +47,8 @@ def check_step(state: Any, event: Event, result: Any, changes: Collection[str] =
     if changes and not isinstance(changed, Event):
         allowed = (
             "the changed event, as in the Work of local training, because the step replaced "
-            f"{' and '.join(sorted(changes))} of its event (an event that is only used within the "
-            "step is made by event.within)"
+            f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
+            "within a tick, which changes nothing that is counted)"
         )
         raise ConfigError("field event of the info that step returns", changed, allowed)
     if isinstance(changed, Event) and changed.clients.shape != slots:

@@ -14,6 +14,7 @@ alone and are part of the timeline.
 from fedjax_sim.server.aggregation import (
     expand,
     keep_if_empty,
+    mean_of,
     mean_with_server,
     scaled_progress,
     weighted_sum,
@@ -93,6 +94,7 @@ __all__ = [
     "iteration_examples",
     "keep_if_empty",
     "keep_random",
+    "mean_of",
     "mean_staleness",
     "mean_with_server",
     "member_bits",

@@ -37,6 +37,27 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
 
 
 @checked
+def mean_of(event: Event, start: Params, models: Params) -> Params:
+    """Average models with the weights of a tick.
+
+    Weights of a schedule sum to 1. Where a step has changed them, or who takes part, missing weight
+    counts for the model that clients started from.
+
+    Args:
+      event: The tick.
+      start: That model, leaves `[...]`.
+      models: Leaves `[S, ...]`.
+
+    Returns:
+      Leaves `[...]`.
+    """
+    if event.facts.weights_drawn:
+        return weighted_sum(event.weight, models)
+    progress = jax.tree.map(lambda y, x: y - x[None], models, start)
+    return jax.tree.map(jnp.add, start, weighted_sum(event.weight, progress))
+
+
+@checked
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     """Continue from start through end, `weight` times as far: start + weight (end - start).
 

@@ -75,6 +75,7 @@ from fedjax_sim.types import (
     Facts,
     Key,
     Leaf,
+    Losses,
     Params,
     Plan,
     Problem,
@@ -162,7 +163,7 @@ class EdgeTrain(Protocol):
 
 
 @checked
-def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
+def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
     Args:
@@ -217,7 +218,7 @@ def edge_training(problem: Problem, hyper: EdgeTraining, plan: Plan) -> EdgeTrai
 
 @checked
 def edge_wire(
-    problem: Problem, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
+    problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
 ) -> Wire:
     """Bind the messages between local servers and the global one; see `Wire`.
 
@@ -241,7 +242,7 @@ def edge_wire(
 
 
 @checked
-def first_memo(problem: Problem, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
+def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
     """Begin with the initial model, for messages of clients and of local servers.
 
     Args:
@@ -257,7 +258,7 @@ def first_memo(problem: Problem, hyper: EdgeTraining, plan: Plan, model: Params)
     return edge_wire(problem, hyper, plan).first(model)._replace(members=members)
 
 
-def _iterations(problem: Problem, hyper: EdgeTraining, plan: Plan, wire: Wire) -> Any:
+def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) -> Any:
     """Return a function that makes the training of one group, whose steps are iterations.
 
     The state of its optimizer is the number of the iteration and the estimates of the members'
@@ -314,7 +315,7 @@ def _iterations(problem: Problem, hyper: EdgeTraining, plan: Plan, wire: Wire) -
 
 
 def group_gradient(
-    problem: Problem, hyper: EdgeTraining, key: Key, group: Array, offset: Array, draw: Array
+    problem: Losses, hyper: EdgeTraining, key: Key, group: Array, offset: Array, draw: Array
 ) -> BatchGradient:
     """Return the weighted mean gradient of a group's clients: sum_k g_{i,k} / |N_i| by default.
 
@@ -353,7 +354,7 @@ def group_gradient(
 
 
 def present_clients(
-    problem: Problem, hyper: EdgeTraining, key: Key, group: Array, draw: Array
+    problem: Losses, hyper: EdgeTraining, key: Key, group: Array, draw: Array
 ) -> tuple[Array, Array]:
     """Find the clients of a group that take part in a round, and their weights in its mean.
 

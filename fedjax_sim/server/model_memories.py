@@ -19,7 +19,7 @@ from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression.base import Identity
 from fedjax_sim.compression.messages import Compression, decode_messages
-from fedjax_sim.server.aggregation import weighted_sum
+from fedjax_sim.server.aggregation import mean_of, weighted_sum
 from fedjax_sim.settings import ConfigError, is_known, real, struct
 from fedjax_sim.types import Array, Event, Key, Params
 
@@ -89,12 +89,12 @@ def decode_mean(
     references = replicate(reference, event.clients.shape[0])
     if is_known(hyper.memory, 0):
         models = decode_messages(hyper.compression, key, event, references, models)
-        return weighted_sum(event.weight, models), memory
+        return mean_of(event, reference, models), memory
     known = read_rows(memory, jnp.maximum(event.clients, 0))
     references = jax.tree.map(jnp.add, references, known)
     models = decode_messages(hyper.compression, key, event, references, models)
     sent = jax.tree.map(jnp.subtract, models, references)
-    mean = weighted_sum(event.weight, models)
+    mean = mean_of(event, reference, models)
     if hyper.participation != "full" or not event.facts.all_filled:
         # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
         kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))

@@ -74,7 +74,8 @@ def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:
     clients, versions = timeline.clients[is_there], timeline.version[is_there].astype(np.int64)
     order = np.argsort(clients, kind="stable")
     is_first = np.diff(clients[order], prepend=-1) != 0
-    missed = np.diff(versions[order], prepend=0)
+    # Where a step has changed who takes part, a client may be given an older model.
+    missed = np.maximum(np.diff(versions[order], prepend=0), 0)
     per_slot = np.zeros(is_there.shape, np.int64)
     received = np.empty(clients.size, np.int64)
     received[order] = np.where(is_first, whole, np.minimum(missed * change, whole))

@@ -48,8 +48,9 @@ from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.report_settings import PrivateReports
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
-from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Plan, Problem
+from fedjax_sim.types import EMPTY, Array, Event, Key, Losses, Params, Plan
 
 
 class Memo(NamedTuple):
@@ -90,7 +91,7 @@ class Wire:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Losses,
         hyper: Any,
         plan: Plan,
         *,
@@ -117,7 +118,7 @@ class Wire:
         self.is_compressed_down = not isinstance(hyper.downlink, Identity)
         # A plain mean of models needs weights that sum to 1.
         has_mean = getattr(hyper, "selection", "uniform") != "poisson"
-        self.is_plain = has_mean and not self.is_private and not self.is_compressed_down
+        self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, which clients know.
@@ -246,7 +247,15 @@ class Wire:
         """
         if self.is_private or not isinstance(self.compression, Identity):
             return None
-        return Total(event.weight, of_progress or not self.is_plain)
+        return Total(event.weight, of_progress or not self.is_plain(event))
+
+    def is_plain(self, event: Event) -> bool:
+        """Tell whether a mean of models is enough, as weights sum to 1 and nothing else is done.
+
+        Args:
+          event: The round.
+        """
+        return self.has_mean and event.facts.weights_drawn
 
     def average(
         self,
@@ -272,7 +281,7 @@ class Wire:
           The mean, leaves `[...]`, and what both sides remember. In an empty tick these are
           `server` and `memo`.
         """
-        if not self.is_plain:
+        if not self.is_plain(event):
             progress, memo = self.progress(key, event, memo, server, local, total=total)
             mean = jax.tree.map(jnp.add, server, progress)
             return mean, self.publish(key, event, memo, mean)
@@ -313,6 +322,9 @@ class Wire:
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return weighted_sum(event.weight, updates), memo
+        if not (event.facts.clients_drawn and event.facts.weights_drawn):
+            allowed = "none where a step changes who takes part or with which weight"
+            raise ConfigError("privacy", str(self.privacy), f"{allowed}: epsilon is the schedule's")
         cohort = self.hyper.num_selected
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         bound = memo.bound if is_adaptive else self.hyper.bound

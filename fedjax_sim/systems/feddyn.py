@@ -27,6 +27,7 @@ from fedjax_sim.server import (
     RoundState,
     Wire,
     keep_if_empty,
+    mean_of,
     report_messages,
     weighted_sum,
 )
@@ -70,7 +71,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         linear = optax.tree.add_scale(linear, -alpha, moved)
         of_all = weighted_sum(share[event.clients] * (event.clients >= 0), moved)
         memory = optax.tree.add_scale(state.memory, -alpha, of_all)  # h^t
-        server = optax.tree.add_scale(weighted_sum(event.weight, local), -1 / alpha, memory)
+        server = optax.tree.add_scale(mean_of(event, start, local), -1 / alpha, memory)
         server = keep_if_empty(event, server, state.server)
         memo = wire.publish(key, event, memo, server)
         clients = write_clients(state.clients, event.clients, linear)

@@ -84,7 +84,7 @@ from fedjax_sim.server import (
     count_precondition_bits,
     decode_mean,
     keep_if_empty,
-    weighted_sum,
+    mean_of,
 )
 from fedjax_sim.settings import (
     ConfigError,
@@ -252,8 +252,11 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         whole = variates.of_slots(anchor, jnp.maximum(event.clients, 0))
         local, work = local_steps(plan, event, training, start=start, extras=whole)
         # p_c, 1/S, or j/S for a client drawn j times
-        mean, memory = weighted_sum(event.weight, local), state.memory
+        mean, memory = mean_of(event, start, local), state.memory
         if not isinstance(hyper.compression, Identity):
+            if not event.facts.steps_drawn:
+                allowed = "identity where a step changes how many local steps clients do"
+                raise ConfigError("compression", str(hyper.compression), allowed)
             known = langevin_steps(hyper, first, root, shared)
             known = without_gradients(known, start, hyper.local_steps)
             mean, memory = decode_mean(hyper, key, event, share, memory, known, local)

@@ -67,10 +67,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         is_present, candidates = event.clients >= 0, jnp.maximum(event.clients, 0)
         losses, _ = map_slots(loss, plan, event.steps, candidates, event.offset, trips=1)
         _, chosen = jax.lax.top_k(jnp.where(is_present, losses, -jnp.inf), hyper.num_chosen)
-        # Fields of the tick as a whole have no axis of slots.
-        asked, event = event, jax.tree.map(lambda leaf: leaf[chosen] if leaf.ndim else leaf, event)
+        asked, event = event, event.take(chosen)
         weight = is_present[chosen] / jnp.maximum(is_present[chosen].sum(), 1)
-        event = event._replace(weight=weight)
+        event = event.within(facts=event.facts, weight=weight)
         total = wire.total(event, of_progress=True)
         local, work = train(key, event, start=start, total=total)
         progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)

@@ -190,7 +190,7 @@ def test_directions_clients_and_ticks_have_draws_of_their_own() -> None:
         )
 
     at_once = sent(first)
-    others = [sent(first, "down"), sent(first._replace(tick=jnp.int32(7)))]
+    others = [sent(first, "down"), sent(first.within(tick=jnp.int32(7)))]
     rows = [at_once[0], at_once[1], at_once[2], *(row for other in others for row in other)]
     assert len({row.tobytes() for row in rows}) == len(rows)
     moved = sent(first._replace(clients=first.clients[jnp.array([1, 2, 0])]))

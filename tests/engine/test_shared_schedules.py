@@ -161,7 +161,7 @@ def test_what_is_known_before_compiling_changes_no_result(
 ) -> None:
     """Ragged steps, one of them 0; two examples of each client at every step."""
     problem = regression()
-    hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, batch_size=2, lr=0.05)
+    hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, num_selected=4, batch_size=2, lr=0.05)
     steps = jnp.array([3, 0, 5, 1])
     event = Event(
         0, jnp.array([4, 0, 6, 2]), steps, 0 * steps, 0.0 * steps, 2 * steps, 0 * steps, 0

@@ -13,8 +13,8 @@ from jax.flatten_util import ravel_pytree
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, System
+from fedjax_sim.events import DRAWN
 from fedjax_sim.settings import known_values
-from fedjax_sim.types import Facts
 
 GROUPED = ("hierarchical", "async_hierarchical")
 """Systems whose slots are groups of clients. Here every group has one client."""
@@ -86,8 +86,7 @@ def some_events(clients: Any, steps: Any, *, weight: float = 0.25) -> Event:
     offset = jnp.cumsum(steps, axis=0, dtype="int32") - steps
     weights = jnp.full(clients.shape, weight, "float32")
     rows = version % 2, (ticks + 1) % 2
-    drawn = Facts(clients_drawn=True, steps_drawn=True)
-    return Event(ticks, clients, steps, version, weights, offset, *rows, facts=drawn)
+    return Event(ticks, clients, steps, version, weights, offset, *rows, facts=DRAWN)
 
 
 def events_of(system: System, clients: Any, steps: Any) -> Event:

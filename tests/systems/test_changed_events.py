@@ -15,6 +15,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan, System, Timeline
+from fedjax_sim.clients import local_training
+from fedjax_sim.compression import parse_compressor
+from fedjax_sim.events import DRAWN
+from fedjax_sim.privacy import parse_privacy
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import known_values
 from fedjax_sim.types import Algorithm, Facts, LatentProblem
 from tests.systems.conftest import Kind
@@ -23,12 +28,10 @@ from tests.systems.hand_made import CLIENTS, ONE_BY_ONE, events_of, some_events,
 KEY = jax.random.key(1)
 STEPS = 3
 """Local steps of every slot in the schedule."""
-KNOWN = Facts(
-    clients_drawn=True, steps_drawn=True, all_filled=True, most_steps=STEPS, same_steps=True
-)
+KNOWN = DRAWN._replace(all_filled=True, most_steps=STEPS, same_steps=True)
 NEW_CLIENTS = [[0, -1, 2, 3], [-1, -1, -1, -1], [3, 2, 6, 1]]
 NEW_STEPS = [[5, 3, 1, 0], [3, 3, 3, 3], [4, 3, 2, 3]]
-NEW_WEIGHTS = [[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25], [0.4, 0.3, 0.2, 0.1]]
+NEW_WEIGHTS = [[0.3, 0.0, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25], [0.4, 0.3, 0.2, 0.1]]
 NEEDED = 5 + 1 + 4 + 3 + 2 + 3
 
 PLANS = {
@@ -57,6 +60,8 @@ def replayed(system: System, kind: Kind, chosen: Callable) -> Callable[..., Any]
             "steps": jnp.asarray(NEW_STEPS, "int32").reshape(shape),
             "weight": jnp.asarray(NEW_WEIGHTS, "float32").reshape(shape),
         }
+        if system.fit.learns is LatentProblem:
+            del new["steps"]
         if not is_changed:
             drawn, new = drawn.within(facts=facts, **new).tidied(), {}
         algorithm = system.algorithm(problem, known(hyper), plan)
@@ -83,7 +88,7 @@ def scheduled(system: System, replayed: Callable) -> tuple[Any, Any]:
     FA-LD numbers its draws by tick and step where a step changes the number of steps, and by step
     alone in a schedule, so here it is told that steps were changed.
     """
-    facts = Facts(clients_drawn=True, steps_drawn=system.name != "langevin")
+    facts = DRAWN._replace(steps_drawn=system.name != "langevin")
     return replayed(Plan(rows=3, slots_at_once=4), facts, is_changed=False)
 
 
@@ -102,12 +107,12 @@ def test_an_event_changed_in_the_step_is_the_same_event_in_the_schedule(
     )
     np.testing.assert_array_equal(info.needed, drawn.needed)
     assert (np.asarray(info.executed) >= np.asarray(info.needed)).all()
-    clients = np.asarray(NEW_CLIENTS)
+    clients, is_em = np.asarray(NEW_CLIENTS), system.fit.learns is LatentProblem
     np.testing.assert_array_equal(info.event.clients.ravel(), clients.ravel())
-    steps = np.where(clients >= 0, NEW_STEPS, 0)
+    steps = np.where(clients >= 0, STEPS if is_em else NEW_STEPS, 0)
     np.testing.assert_array_equal(info.event.steps.ravel(), steps.ravel())
     assert int(info.needed[1 if info.needed.shape == (3,) else 4]) == 0
-    if system.fit.learns is not LatentProblem and kind.evaluations == (1, 0):
+    if not is_em and kind.evaluations == (1, 0):
         assert int(info.needed.sum()) == NEEDED
 
 
@@ -121,7 +126,8 @@ LAYOUTS = {
     "packed": Layout(lane_devices=1, packed=True),
     "over two devices": Layout(4, lanes_at_once=True, lane_devices=1, client_devices=2),
 }
-RUN: dict[str, Any] = {"num_ticks": 6, "num_evals": 3, "seeds": 2}
+TICKS: dict[str, Any] = {"num_ticks": 6, "num_evals": 3}
+RUN: dict[str, Any] = {**TICKS, "seeds": 2}
 
 
 def changed_by(system: System, change: Callable[[Event], dict[str, Any]]) -> System:
@@ -195,13 +201,15 @@ def test_other_clients_are_received_and_counted(
     def change(event: Event) -> dict[str, Any]:
         clients, steps = new(event.clients, event.steps, event.tick == 5)
         offset = jnp.broadcast_to(10 * event.tick, clients.shape)
-        return {"clients": clients, "steps": steps, "offset": offset}
+        # The weight of the slot that is emptied goes to the others.
+        weight = event.weight * jnp.where(event.tick == 5, 4 / 3, 1)
+        return {"clients": clients, "steps": steps, "offset": offset, "weight": weight}
 
     def timeline(key: Any, hyper: Any, num_ticks: int) -> Timeline:
         drawn = system.timeline(key, hyper, num_ticks)
         is_last = (jnp.arange(num_ticks) == 5)[:, None]
         clients, steps = new(drawn.clients, drawn.steps, is_last)
-        weight = jnp.where(clients >= 0, drawn.weight, 0)
+        weight = jnp.where(clients >= 0, drawn.weight * jnp.where(is_last, 4 / 3, 1), 0)
         return drawn._replace(clients=clients, steps=steps, weight=weight)
 
     run = partial(fedjax_sim.sweep, layout=CHANGED, **RUN)
@@ -242,7 +250,84 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
     np.testing.assert_array_equal(run.curves.needed, 4 * ticks)
 
 
-def test_what_an_event_cannot_be_is_refused(regression: Callable, small: Callable) -> None:
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "powerofchoice"])
+def test_members_of_a_family_may_change_their_events(
+    name: str, is_packed: bool, regression: Callable, small: Callable
+) -> None:
+    """Rates are batched. Who takes part depends on the model, so it differs between the rates."""
+    system, problem = fedjax_sim.SYSTEMS[name], regression()
+
+    def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+        bound = system.algorithm(problem, hyper, plan)
+
+        def step(key: Any, state: Any, event: Event) -> Any:
+            is_away = (jnp.arange(4) == 1) & (state.server.sum() > hyper.lr)
+            clients = jnp.where(is_away, -1, event.clients)
+            return bound.step(key, state, event._replace(clients=clients))
+
+        return bound._replace(step=step)
+
+    changed, rates = system._replace(algorithm=algorithm), [0.02, 0.05, 0.1]
+    layout = Layout(packed=True, lane_devices=1) if is_packed else Layout(lane_devices=1)
+    run = partial(fedjax_sim.sweep, changed, problem, small(system), layout=layout, num_ticks=4)
+    together = run(settings={"lr": rates})
+    for i, rate in enumerate(rates):
+        alone = run(settings={"lr": [rate]}, lanes=[0])
+        np.testing.assert_allclose(together.models[i], alone.models[0], rtol=1e-5)
+        assert int(together.curves.needed[i, 0]) == int(alone.curves.needed[0])
+    assert (together.curves.executed >= together.curves.needed).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "mimelite", "feddyn", "langevin", "fedopt"])
+def test_missing_weight_moves_no_model(name: str, small: Callable) -> None:
+    """Of clients that are at the optimum already, one is left out and another's weight halved."""
+    system, problem = fedjax_sim.SYSTEMS[name], Quadratic.of(np.full((7, 2), 10.0), start=10.0)
+    quiet = {"temperature": 0.0} if name == "langevin" else {}
+
+    def change(event: Event) -> dict[str, Any]:
+        slots = jnp.arange(event.clients.shape[0])
+        weight = jnp.where(slots == 2, event.weight / 2, event.weight)
+        return {"clients": jnp.where(slots == 1, -1, event.clients), "weight": weight}
+
+    run = fedjax_sim.simulate(changed_by(system, change), problem, small(system, **quiet), **TICKS)
+    np.testing.assert_allclose(run.models, [10.0, 10.0], rtol=1e-5)
+
+
+def test_weights_and_clients_that_differ_are_told(regression: Callable, small: Callable) -> None:
+    """All negative numbers stand for nobody, older versions are sent whole, weights are kept."""
+    system, problem = fedjax_sim.SYSTEMS["fedbuff"], regression()
+    hyper = small(system, downlink=parse_compressor("top_k:kept=1"))
+
+    def change(event: Event) -> dict[str, Any]:
+        return {"clients": jnp.where(jnp.arange(4) == 1, -7, 0), "weight": event.weight / 3}
+
+    run = fedjax_sim.simulate(changed_by(system, change), problem, hyper, **TICKS)
+    (timeline,) = run.timelines
+    np.testing.assert_array_equal(timeline.clients, np.tile([0, -1, 0, 0], (6, 1)))
+    (drawn,) = fedjax_sim.simulate(system, problem, hyper, **TICKS).timelines
+    np.testing.assert_allclose(timeline.weight, [1 / 3, 0, 1 / 3, 1 / 3] * drawn.weight, rtol=1e-6)
+    assert (np.diff(run.curves.downlink_bits) > 0).all()
+
+
+def test_a_lane_that_is_stopped_tells_only_what_happened(
+    regression: Callable, small: Callable
+) -> None:
+    system = fedjax_sim.SYSTEMS["fedbuff"]
+    nobody = changed_by(system, lambda event: {"clients": -1})
+    run = fedjax_sim.sweep(
+        nobody,
+        regression(),
+        small(system),
+        on_evaluation=lambda progress: progress.evaluation == 2,
+        **TICKS,
+    )
+    assert np.isnan(run.curves.staleness_mean).all() and not run.curves.staleness_max.any()
+
+
+def test_what_an_event_cannot_be_is_refused(
+    regression: Callable, noisy_mean: Callable, small: Callable
+) -> None:
     """Before anything is compiled, in one sentence."""
     fedavg, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
 
@@ -262,19 +347,66 @@ def test_what_an_event_cannot_be_is_refused(regression: Callable, small: Callabl
         changed_by(fedavg, lambda event: {"clients": 0}), "client_variance", client_variance=True
     )
 
+    with pytest.raises(ConfigError, match="clients of tick 0 in slot 0 of the timeline is 7, but"):
+        fedjax_sim.simulate(
+            changed_by(fedavg, lambda event: {"clients": 7}), problem, small(fedavg), num_ticks=1
+        )
+    private = {"privacy": parse_privacy("fixed:clip=1:noise=1"), "sampling": "reshuffled"}
+    for change in ("weight", "clients"):
+        with pytest.raises(ConfigError, match=r"privacy is .*epsilon is the schedule's"):
+            fedjax_sim.simulate(
+                changed_by(fedavg, lambda event, name=change: {name: 1}),
+                problem,
+                small(fedavg, **private),
+                num_ticks=3,
+            )
+    fedem = fedjax_sim.SYSTEMS["fedem"]
+    with pytest.raises(ConfigError, match="steps of the event is 'replaced'"):
+        fedjax_sim.simulate(
+            changed_by(fedem, lambda event: {"steps": 2}), noisy_mean(), small(fedem), num_ticks=3
+        )
+
     class Loss(NamedTuple):
         needed: jax.Array
 
     def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
         bound = changed_by(fedavg, lambda event: {"steps": 2}).algorithm(problem, hyper, plan)
 
+        @jax.jit
         def step(key: Any, state: Any, event: Event) -> Any:
             state, work = bound.step(key, state, event)
             return state, Loss(work.needed)
 
         return bound._replace(step=step)
 
-    refuses(fedavg._replace(algorithm=algorithm), "because the step replaced steps of its event")
+    for _ in range(2):  # JAX takes nothing from its cache.
+        refuses(fedavg._replace(algorithm=algorithm), "the step replaced steps of its event")
+
+
+def test_work_within_a_tick_changes_nothing_that_is_counted(
+    regression: Callable, small: Callable
+) -> None:
+    """Here everybody trains once more, and the result is thrown away."""
+    fedavg = fedjax_sim.SYSTEMS["fedavg"]
+
+    def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+        bound, train = fedavg.algorithm(problem, hyper, plan), local_training(problem, hyper, plan)
+
+        def step(key: Any, state: Any, event: Event) -> Any:
+            everyone = jnp.arange(7)
+            ones = jnp.ones_like(everyone)
+            inner = event.within(clients=everyone, steps=ones, offset=0 * ones)
+            _, more = train(key, inner, start=state.server)
+            state, work = bound.step(key, state, event)
+            return state, work.and_more(more)
+
+        return bound._replace(step=step)
+
+    run = fedjax_sim.sweep(
+        fedavg._replace(algorithm=algorithm), regression(), small(fedavg), layout=CHANGED, **RUN
+    )
+    assert (run.curves.needed == 6 * (4 * 5 + 7)).all()
+    np.testing.assert_array_equal(run.curves.local_steps[0], [0, 40, 80, 120])
 
 
 def test_draws_of_a_round_with_more_steps_do_not_return_in_the_next() -> None:

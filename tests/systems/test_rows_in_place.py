@@ -12,10 +12,10 @@ import fedjax_sim
 from fedjax_sim import Event, Layout, Plan
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.events import DRAWN
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
-from fedjax_sim.types import Facts
 
 N, SLOTS = 10_000, 10
 NUMBERS = 784 * 32 + 32 + 32 * 10 + 10
@@ -95,7 +95,7 @@ def test_a_tick_costs_little_more_than_that_of_fedavg(perceptron: Any) -> None:
     With ten slots of 20 steps on batches of 32.
     """
     steps, plan = 20, Plan(slots_at_once=SLOTS)
-    facts = Facts(clients_drawn=True, steps_drawn=True, most_steps=steps, same_steps=True)
+    facts = DRAWN._replace(most_steps=steps, same_steps=True)
     slots, number = jax.ShapeDtypeStruct((SLOTS,), "int32"), jax.ShapeDtypeStruct((), "int32")
     weight = jax.ShapeDtypeStruct((SLOTS,), "float32")
     event = Event(number, slots, slots, slots, weight, slots, slots, number, facts=facts)
