@@ -34,9 +34,8 @@ class Facts(NamedTuple):
     """Static facts of all events of a schedule.
 
     Attributes:
-      clients_drawn: Whether clients are those that the schedule says.
-      steps_drawn: Whether every client that is there does the steps that the schedule says.
-      weights_drawn: Whether weights are those that the schedule says.
+      is_drawn: Whether they come from a schedule that was drawn before.
+      replaced: Names of the fields that were replaced since.
       is_inner: Whether the event describes work within a tick, and not the tick; see
         `Event.within`.
       all_filled: Whether no slot is ever empty.
@@ -49,9 +48,8 @@ class Facts(NamedTuple):
         JAX's cache with what an earlier trace has noted.
     """
 
-    clients_drawn: bool = False
-    steps_drawn: bool = False
-    weights_drawn: bool = False
+    is_drawn: bool = False
+    replaced: tuple[str, ...] = ()
     is_inner: bool = False
     all_filled: bool = False
     most_steps: int | None = None
@@ -66,30 +64,35 @@ class Facts(NamedTuple):
         Args:
           names: The fields.
         """
-        known = self
+        known = self._replace(replaced=tuple(sorted({*self.replaced, *names})))
         if "steps" in names:
-            known = known._replace(steps_drawn=False, most_steps=None)
+            known = known._replace(most_steps=None)
         if "clients" in names:
-            # Emptied slots lose their steps, so the most steps of a slot are no more than before,
-            # and their weights.
-            known = known._replace(clients_drawn=False, weights_drawn=False, all_filled=False)
-        if "weight" in names:
-            known = known._replace(weights_drawn=False)
+            # Emptied slots lose their steps, so the most steps of a slot are no more than before.
+            known = known._replace(all_filled=False)
         if {"steps", "clients"} & {*names}:
             known = known._replace(same_steps=False).unpacked()
         return known
+
+    def keeps(self, *names: str) -> bool:
+        """Tell whether none of some fields was replaced.
+
+        Args:
+          names: The fields.
+        """
+        return not {*names} & {*self.replaced}
 
     def unpacked(self) -> "Facts":
         """Return what holds of other slots than those that were counted to be packed."""
         return self._replace(packed_rows=0, lane_rows=0)
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether clients, steps and weights are those of the schedule."""
-        return self.clients_drawn and self.steps_drawn and self.weights_drawn
+    def is_scheduled(self) -> bool:
+        """Whether clients, steps and weights are those of a schedule."""
+        return self.is_drawn and self.keeps("clients", "steps", "weight")
 
 
-DRAWN = Facts(clients_drawn=True, steps_drawn=True, weights_drawn=True)
+DRAWN = Facts(is_drawn=True)
 """What is known of every event of a schedule."""
 _traces = itertools.count(1)
 
@@ -172,7 +175,7 @@ class Event(_Fields):
             is_there = is_tick & (changes["clients"] >= 0)
             changes["clients"] = jnp.where(is_there, changes["clients"], EMPTY)
         known = self.facts.without(changes)
-        if self.facts.is_drawn and not known.is_drawn and (noted := _changes.get()) is not None:
+        if self.facts.is_drawn and (noted := _changes.get()) is not None:
             noted |= changes.keys() & {"clients", "steps"}
         found = self.within(facts=known, **changes)
         is_tidy = known.all_filled and "steps" not in changes
@@ -214,7 +217,7 @@ class Event(_Fields):
     @property
     def changed(self) -> "Event | tuple[()]":
         """The event itself if the tick is not that of the schedule, otherwise ()."""
-        return () if self.facts.is_drawn or self.facts.is_inner else self
+        return () if self.facts.is_scheduled or self.facts.is_inner else self
 
     def tree_flatten_with_keys(self) -> tuple[Any, Facts]:
         """Return the fields with their names, and the facts."""

@@ -110,7 +110,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         works: Array,
         subtracted: Array | None = None,
     ) -> tuple[Array, Work]:
-        if not event.facts.steps_drawn:
+        if not event.facts.keeps("steps"):
             allowed = "left as they are: E-steps have batches, and no local steps"
             raise ConfigError("steps of the event", "replaced", allowed)
         chex.assert_rank(natural, 1)

@@ -276,9 +276,7 @@ def _facts_of_events(
     is_even = is_filled and steps.shape[-1] % placement.client_devices == 0
     same_steps = is_even and bool((steps == most).all())
     return Facts(
-        clients_drawn=True,
-        steps_drawn=True,
-        weights_drawn=True,
+        is_drawn=True,
         all_filled=is_filled,
         # Where a CPU would only save a little by it, no program should depend on this number.
         most_steps=None if on_cpu and not (same_steps or placement.packed) else most,

@@ -494,7 +494,7 @@ def _advance(
             check_step(carry.state, event, result, changes)
             state, info = result
             counts, happened = _counts_of(info)
-            has_others = bool(happened) and not info.event.facts.clients_drawn
+            has_others = bool(happened) and not info.event.facts.keeps("clients")
             if has_others and tables.held is not None and algorithm.client_models is None:
                 allowed = "false where a step changes who takes part: which models clients hold"
                 raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
@@ -559,7 +559,7 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
     if not isinstance(event, tuple):  # A number, or nothing.
         return counts, {}
     del counts["event"]
-    if not isinstance(event, Event) or event.facts.is_drawn:
+    if not isinstance(event, Event) or event.facts.is_scheduled:
         return counts, {}
     return counts, {
         f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps", "weight")

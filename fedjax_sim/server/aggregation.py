@@ -51,7 +51,7 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
     Returns:
       Leaves `[...]`.
     """
-    if event.facts.weights_drawn:
+    if event.facts.keeps("clients", "weight"):
         return weighted_sum(event.weight, models)
     progress = jax.tree.map(lambda y, x: y - x[None], models, start)
     return jax.tree.map(jnp.add, start, weighted_sum(event.weight, progress))

@@ -255,7 +255,7 @@ class Wire:
         Args:
           event: The round.
         """
-        return self.has_mean and event.facts.weights_drawn
+        return self.has_mean and event.facts.keeps("clients", "weight")
 
     def average(
         self,
@@ -322,7 +322,7 @@ class Wire:
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return weighted_sum(event.weight, updates), memo
-        if not (event.facts.clients_drawn and event.facts.weights_drawn):
+        if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", str(self.privacy), f"{allowed}: epsilon is the schedule's")
         cohort = self.hyper.num_selected

@@ -228,7 +228,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         anchor, work_at_anchor = variates.move(key, event, state.anchor, state.server)
         square, work_of_scaling = scaling.move(key, event, state.square, state.server, first)
         root = scaling.root(square)
-        if not event.facts.steps_drawn:
+        if not event.facts.keeps("steps"):
             # Another number of steps than K would use a draw in two rounds.
             key = jax.random.fold_in(key, event.tick)
         shared = shared_noise(hyper, stream(key, "shared noise"), first)
@@ -254,7 +254,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         # p_c, 1/S, or j/S for a client drawn j times
         mean, memory = mean_of(event, start, local), state.memory
         if not isinstance(hyper.compression, Identity):
-            if not event.facts.steps_drawn:
+            if not event.facts.keeps("steps"):
                 allowed = "identity where a step changes how many local steps clients do"
                 raise ConfigError("compression", str(hyper.compression), allowed)
             known = langevin_steps(hyper, first, root, shared)

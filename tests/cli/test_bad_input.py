@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from fedjax_sim.lifecycle import write_record
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 RUN = ["run", "fedbuff", "--seeds", "1", "--out", "out"]
@@ -477,9 +478,7 @@ def folder(tmp_path):
     (tmp_path / "old" / "results.nc").write_bytes(b"precious")
     (tmp_path / "old" / "summary.json").write_text("{}")
     (tmp_path / "unfinished" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "unfinished" / "checkpoint" / "run.json").write_text(
-        json.dumps({"time_budget": 3.0})
-    )
+    write_record(tmp_path / "unfinished" / "checkpoint" / "run.json", {"time_budget": 3.0})
     return tmp_path
 
 

@@ -260,8 +260,9 @@ def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> No
     for content in (*others, json.dumps({"sha256": digest})):
         path.write_text(content, encoding="latin-1")
         assert checkpoint.count_lanes(tmp_path) is None
-        known = Checkpoint(tmp_path, {"time_budget": 1}, resume=True, every=1.0)
-        assert known.decided() == {} and known.finished() is None
+        asked = {"time_budget": 1, "versions": {}}
+        known = Checkpoint(tmp_path, asked, resume=True, every=1.0)
+        assert known.decided() == {} and known.shorter_budget() is None
 
 
 def test_a_signal_stops_a_run_after_saving(
@@ -383,7 +384,8 @@ def test_a_longer_run_goes_on_again(
         timelines.unlink()
     longest = run(**options)
     assert min(done) > 11
-    assert_same_bits(longest, run(**{**options, "checkpoint": None, "num_evals": 12}))
+    options |= {"checkpoint": None, "resume": False, "num_evals": 12}
+    assert_same_bits(longest, run(**options))
 
 
 def test_a_longer_run_keeps_the_layout(

@@ -174,7 +174,10 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
         ({"part": (0, 2), "lanes": [1]}, "left out for a part"),
         ({"lanes": [24]}, "some of the numbers from 0 to 23"),
         ({"lanes": []}, "some of the numbers from 0 to 23"),
-        ({"lanes": np.array([1, 24])}, r"lanes is \[1, 24\], but must be some of the numbers"),
+        (
+            {"lanes": np.array([1, 24])},
+            r"lanes is array.* 24\]\), but must be some of the",
+        ),
         ({"lanes": [[1]]}, "some of the numbers from 0 to 23"),
         ({"lanes": 3}, "lanes is 3, but must be a list"),
         ({"part": 3}, r"part is 3, but must be \(i, n\) with whole numbers"),
