@@ -148,10 +148,13 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing or damaged.
+    """Read a JSON object.
 
     Args:
       path: A file of `write_record`.
+
+    Returns:
+      The object; None if the file is missing or damaged.
     """
     try:
         return read_json(path)

@@ -324,7 +324,7 @@ class Wire:
             return weighted_sum(event.weight, updates), memo
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
-            raise ConfigError("privacy", str(self.privacy), f"{allowed}: epsilon is the schedule's")
+            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         cohort = self.hyper.num_selected
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         bound = memo.bound if is_adaptive else self.hyper.bound
