@@ -47,4 +47,6 @@ def write_clients(models: Params, clients: Array, new: Params) -> Params:
       Leaves `[N, ...]`.
     """
     rows = jnp.where(clients < 0, jnp.iinfo(jnp.int32).max, clients)
-    return jax.tree.map(lambda leaf, x: leaf.at[rows].set(x, mode="drop"), models, new)
+    return jax.tree.map(
+        lambda leaf, x: leaf.at[rows].set(x.astype(leaf.dtype), mode="drop"), models, new
+    )

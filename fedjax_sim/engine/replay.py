@@ -29,7 +29,7 @@ from fedjax_sim.engine.metric_names import check_metrics, scalars_of
 from fedjax_sim.engine.placement import Placement
 from fedjax_sim.engine.problem_checks import read_metrics
 from fedjax_sim.engine.schedule import Schedule, Ticks, event_at, look_up
-from fedjax_sim.engine.step_results import check_algorithm, check_step
+from fedjax_sim.engine.step_results import check_algorithm, check_step, keep_narrow
 from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.streams import stream
@@ -492,7 +492,7 @@ def _advance(
             with noting_changes() as changes:
                 result = algorithm.step(key, carry.state, event)
             check_step(carry.state, event, result, changes)
-            state, info = result
+            state, info = keep_narrow(carry.state, result[0]), result[1]
             counts, happened = _counts_of(info)
             has_others = bool(happened) and not info.event.facts.keeps("clients")
             if has_others and tables.held is not None and algorithm.client_models is None:

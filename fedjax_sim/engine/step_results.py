@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
@@ -62,6 +63,21 @@ def check_step(state: Any, event: Event, result: Any, changes: Collection[str] =
     for (path, before), leaf in leaves:
         was, now = jax.typeof(before), jax.typeof(leaf)
         # A scan promotes what has no definite type, such as a number that Python made.
-        if was.shape != now.shape or (was.dtype != now.dtype and not was.weak_type):
+        is_alike = was.dtype == now.dtype or was.weak_type or is_narrow(was.dtype)
+        if was.shape != now.shape or not is_alike:
             name = f"state{jax.tree_util.keystr(path)} that step returns"
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def keep_narrow(before: Any, after: Any) -> Any:
+    """Round a state to the narrow types that it had before a step, as settings have 32 bits."""
+
+    def kept(old: Any, new: Any) -> Any:
+        return new.astype(old.dtype) if is_narrow(jax.typeof(old).dtype) else new
+
+    return jax.tree.map(kept, before, after)

@@ -80,6 +80,8 @@ def next_version(state: Keeper, event: Event, model: Params) -> Versioned:
     Returns:
       The next state.
     """
+    # Settings have 32 bits, and what they are multiplied with too.
+    model = jax.tree.map(lambda new, kept: new.astype(kept.dtype), model, state.versions)
     versions = jax.tree.map(
         lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, event.write, 0),
         state.versions,

@@ -208,3 +208,15 @@ def test_a_run_in_bfloat16_can_be_saved(
     run.save(tmp_path)
     assert fedjax_sim.load(tmp_path).curves.identical(run.curves)
     assert run.curves.loss.dtype == run.curves.client_variance.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffold", "feddyn", "fedadam", "fedbuff", "gen_async", "async_hierarchical"]
+)
+def test_settings_of_32_bits_leave_models_narrow(name: str, small: Callable) -> None:
+    """These systems multiply what clients send by settings, and add that to models."""
+    system = fedjax_sim.SYSTEMS[name]
+    problem = bfloat16(problems.Quadratic.of(np.random.default_rng(0).normal(size=(7, 3))))
+    run = fedjax_sim.simulate(system, problem, small(system), num_ticks=3)
+    assert run.models.dtype == "bfloat16"
+    assert run.curves.loss.isel(eval=-1) < run.curves.loss.isel(eval=0)
