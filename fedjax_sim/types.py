@@ -176,11 +176,37 @@ class Work(NamedTuple):
 
 
 class Losses(Protocol):
-    """What local training needs of a problem."""
+    """What local training needs of a problem: see `Problem`."""
+
+    @property
+    def counts(self) -> Array:
+        """Number of examples of each client: `i32[N]`."""
+
+    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
+        """Compute the mean loss of some of a client's examples: `f[]`."""
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """What is learnt: clients' data and a loss.
+
+    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
+    as an argument and never closed over.
+    """
 
     @property
     def counts(self) -> Array:
         """Number of examples of each client, without padding: `i32[N]`."""
+
+    def init(self, key: Key) -> Params:
+        """Draw initial parameters.
+
+        Args:
+          key: A random key.
+
+        Returns:
+          One model.
+        """
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
         """Compute the mean loss of some of a client's examples; local steps differentiate it.
@@ -193,25 +219,6 @@ class Losses(Protocol):
 
         Returns:
           `f[]`.
-        """
-
-
-@runtime_checkable
-class Problem(Losses, Protocol):
-    """What is learnt: clients' data and a loss.
-
-    A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
-    as an argument and never closed over.
-    """
-
-    def init(self, key: Key) -> Params:
-        """Draw initial parameters.
-
-        Args:
-          key: A random key.
-
-        Returns:
-          One model.
         """
 
     def evaluate(self, params: Params) -> Mapping[str, Array]:

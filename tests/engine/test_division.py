@@ -180,7 +180,7 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
         ),
         ({"lanes": [[1]]}, "a list, each a whole number"),
         ({"lanes": 3}, "lanes is 3, but must be a list"),
-        ({"part": 3}, r"part is 3, but must be \(i, n\) with whole numbers"),
+        ({"part": 3}, "part is 3, but must be 2 values: a whole number"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(**chosen)

@@ -240,7 +240,7 @@ def test_what_cannot_be_read_is_refused(data: Any, words: str) -> None:
 
 
 def test_clients_that_are_no_list_are_refused() -> None:
-    with pytest.raises(ConfigError, match="clients is 'int', but must be the client of each exam"):
+    with pytest.raises(ConfigError, match="clients is 3, but must be a list or None"):
         make((INPUTS, TARGETS), clients=3)
 
 

@@ -274,7 +274,7 @@ def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
 
 
 BAD = {
-    "two updates at a time": ({"buffer_size": 2}, "buffer_size is 2, but must be 1"),
+    "two updates at a time": ({"buffer_size": 2}, "buffer_size is 2, but must be left at 1"),
     "weight of an update alone": ({"normalised": True}, "normalised is True, but must be false"),
     "averaged staleness": (
         {"weighting": "eq8"},
