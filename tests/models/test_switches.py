@@ -229,7 +229,7 @@ def test_what_is_not_understood_is_refused(model: Any, words: str) -> None:
 def test_adapters_refuse_state_and_unknown_switches() -> None:
     with pytest.raises(ConfigError, match="equinox module is 'BatchNorm', but must be one without"):
         models.from_equinox(lambda key: eqx.nn.BatchNorm(3, "batch", mode="ema"))
-    with pytest.raises(ConfigError, match="is TransformedWithState.*, but must be a function"):
+    with pytest.raises(ConfigError, match=r"is TransformedWithState.*, but must be a function"):
         models.from_haiku(hk.transform_with_state(haiku))
     with pytest.raises(ConfigError, match="switch of the network is 'is_train', but must be one"):
         models.from_haiku(lambda x, is_train=False: x)
