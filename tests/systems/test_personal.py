@@ -93,7 +93,7 @@ def test_a_pattern_that_is_none_is_refused() -> None:
 
 def test_only_heads_are_kept_for_every_client(images: Any) -> None:
     """The head of 4 times 3 numbers and 3 biases; its bits are not sent."""
-    hyper = FEDPER.Hyper(num_clients=3)
+    hyper = FEDPER.Hyper(num_clients=3, num_selected=3)
     state = jax.eval_shape(FEDPER.algorithm(images, hyper, Plan()).init, jax.random.key(0))
     assert [leaf.shape for leaf in jax.tree.leaves(state.clients)] == [(3, 3), (3, 4, 3)]
     assert [leaf.shape for leaf in jax.tree.leaves(state.server)] == [(4,), (5, 4)]

@@ -69,7 +69,8 @@ def test_server_steps_and_who_makes_them(
     stale_max: float | None,
 ) -> None:
     """Agree within 5 standard errors over seeds plus the precision of the expected numbers."""
-    hyper = Arrivals(restart=restart, slow_fraction=slow_fraction)
+    sends_old = restart == "own_finish"
+    hyper = Arrivals(restart=restart, slow_fraction=slow_fraction, send_old_model=sends_old)
     # More than last for 5000 units of time.
     num_ticks = 200 if restart == "fresh" else 950
     schedule = draw(schedule_arrivals, hyper, num_ticks=num_ticks, seeds=12)

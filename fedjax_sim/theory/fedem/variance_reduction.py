@@ -14,14 +14,14 @@ does not state.
 
 import math
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, Whole, checked
+from fedjax_sim.checking import Above0, AtLeast0, checked
 from fedjax_sim.theory.fedem.bounds import Constants
 
 # Theorem 2 ----------------------------------------------------------------------------------------
 
 
 @checked
-def step_size(constants: Constants, *, num_clients: Count, omega: AtLeast0) -> float:
+def step_size(constants: Constants, *, num_clients: Above0, omega: AtLeast0) -> float:
     """Compute the step size (10), which does not depend on the number of examples.
 
     It is for alpha = 1 / (1 + omega) and mini-batches of `batch_size`.
@@ -39,7 +39,7 @@ def step_size(constants: Constants, *, num_clients: Count, omega: AtLeast0) -> f
 
 
 @checked
-def shrinkage(constants: Constants, *, num_clients: Count, omega: AtLeast0) -> float:
+def shrinkage(constants: Constants, *, num_clients: Above0, omega: AtLeast0) -> float:
     """Compute c, where the step size (10) is v_min / L_W divided by 1 + c.
 
     The regimes of Sec. 3 are c far below 1 and c far above 1.
@@ -62,7 +62,7 @@ def shrinkage(constants: Constants, *, num_clients: Count, omega: AtLeast0) -> f
 
 
 @checked
-def batch_size(inner_steps: Count, omega: AtLeast0) -> int:
+def batch_size(inner_steps: Above0, omega: AtLeast0) -> int:
     """Compute the mini-batch size of Theorem 2, b = ceil(k_in / (1 + omega)^2).
 
     Args:
@@ -80,11 +80,11 @@ def batch_size(inner_steps: Count, omega: AtLeast0) -> int:
 def inverse_step_size(
     constants: Constants,
     *,
-    num_clients: Count,
+    num_clients: Above0,
     omega: AtLeast0,
     alpha: float,
-    inner_steps: Count,
-    batch_size: Count,
+    inner_steps: Above0,
+    batch_size: Above0,
 ) -> float:
     """Compute Lambda_* of Prop. E.4, for any alpha up to 1 / (1 + omega) and any b.
 
@@ -138,7 +138,7 @@ def field_bound(
 def mean_field_bound(
     constants: Constants,
     *,
-    num_clients: Count,
+    num_clients: Above0,
     gamma: AtLeast0,
     inner_steps: float,
     batch_size: float,
@@ -172,7 +172,7 @@ def memory_bound(
     *,
     omega: AtLeast0,
     gamma: AtLeast0,
-    num_steps: Whole,
+    num_steps: AtLeast0,
     gap: AtLeast0,
     memory_error: AtLeast0 = 0.0,
 ) -> float:
@@ -200,7 +200,7 @@ def memory_bound(
 
 @checked
 def rounds_needed(
-    constants: Constants, *, num_clients: Count, omega: AtLeast0, epsilon: Above0, gap: AtLeast0
+    constants: Constants, *, num_clients: Above0, omega: AtLeast0, epsilon: Above0, gap: AtLeast0
 ) -> float:
     """Compute K_opt with its constants: after how many rounds (10) to (12) guarantee epsilon.
 
@@ -255,7 +255,7 @@ def clients_for_free_compression(constants: Constants, omega: AtLeast0) -> float
 
 
 @checked
-def increase_of_rounds(omega: AtLeast0, num_clients: Count, *, free: bool) -> float:
+def increase_of_rounds(omega: AtLeast0, num_clients: Above0, *, free: bool) -> float:
     """Look up by which factor compression multiplies K_opt, as an order of magnitude (Sec. 3).
 
     The factor is relative to the rounds at the step size v_min / L_W, which even an uncompressed
@@ -276,11 +276,11 @@ def increase_of_rounds(omega: AtLeast0, num_clients: Count, *, free: bool) -> fl
 @checked
 def evaluations(
     *,
-    num_clients: Count,
-    num_examples: Count,
-    batch_size: Count,
-    inner_steps: Count,
-    outer_steps: Whole,
+    num_clients: Above0,
+    num_examples: Above0,
+    batch_size: Above0,
+    inner_steps: Above0,
+    outer_steps: AtLeast0,
 ) -> int:
     """Count the expected statistics of single examples in a run, K_CE.
 
@@ -300,7 +300,7 @@ def evaluations(
 
 
 @checked
-def best_inner_steps(num_examples: Count, omega: AtLeast0) -> float:
+def best_inner_steps(num_examples: Above0, omega: AtLeast0) -> float:
     """Compute the k_in that minimises the evaluations per step for b = k_in / (1 + omega)^2.
 
     It is (1 + omega) sqrt(m / 2), at which each client makes 2 sqrt(2 m) / (1 + omega) evaluations
@@ -318,7 +318,7 @@ def best_inner_steps(num_examples: Count, omega: AtLeast0) -> float:
 
 
 @checked
-def evaluations_per_step(num_examples: Count, inner_steps: float, omega: AtLeast0) -> float:
+def evaluations_per_step(num_examples: Above0, inner_steps: float, omega: AtLeast0) -> float:
     """Count the evaluations per client and step, m / k_in + 2 k_in / (1 + omega)^2.
 
     The mini-batch size b = k_in / (1 + omega)^2 is not rounded.
@@ -338,8 +338,8 @@ def evaluations_per_step(num_examples: Count, inner_steps: float, omega: AtLeast
 def evaluations_needed(
     constants: Constants,
     *,
-    num_clients: Count,
-    num_examples: Count,
+    num_clients: Above0,
+    num_examples: Above0,
     omega: AtLeast0,
     epsilon: Above0,
     gap: AtLeast0,
@@ -379,7 +379,7 @@ def evaluations_needed(
 
 
 @checked
-def oracle_error_bound(smoothness: Above0, *, batch_size: Count, moved: AtLeast0) -> float:
+def oracle_error_bound(smoothness: Above0, *, batch_size: Above0, moved: AtLeast0) -> float:
     """Bound E||S_{t,k+1,i} - s_i(T(S_{t,k}))||^2, the squared error of a client's oracle.
 
     With `moved` of step k alone, this bounds the oracle's variance given the past.
@@ -397,7 +397,7 @@ def oracle_error_bound(smoothness: Above0, *, batch_size: Count, moved: AtLeast0
 
 @checked
 def delta_bound(
-    constants: Constants, *, batch_size: Count, moved: AtLeast0, memory_error: AtLeast0
+    constants: Constants, *, batch_size: Above0, moved: AtLeast0, memory_error: AtLeast0
 ) -> float:
     """Bound the mean over clients of E||Delta_{t,k+1,i}||^2, of what they compress.
 
@@ -420,9 +420,9 @@ def delta_bound(
 def field_error_bound(
     constants: Constants,
     *,
-    num_clients: Count,
+    num_clients: Above0,
     omega: AtLeast0,
-    batch_size: Count,
+    batch_size: Above0,
     moved: AtLeast0,
     delta2: AtLeast0,
 ) -> float:
@@ -451,7 +451,7 @@ def memory_step_bound(
     *,
     alpha: float,
     gamma: AtLeast0,
-    batch_size: Count,
+    batch_size: Above0,
     moved: AtLeast0,
     field: AtLeast0,
     memory_error: AtLeast0,
