@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params
@@ -29,7 +29,7 @@ def batch_gradient(
     client: Array,
     offset: Array,
     *,
-    most_steps: Count | None = None,
+    most_steps: Whole | None = None,
     is_alone: bool = False,
 ) -> BatchGradient:
     """Return the gradient of `batch_loss`; with `example_clip` the mean of clipped gradients.
@@ -75,7 +75,7 @@ def batch_loss(
     client: Array,
     offset: Array,
     *,
-    most_steps: Count | None = None,
+    most_steps: Whole | None = None,
     is_alone: bool = False,
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.

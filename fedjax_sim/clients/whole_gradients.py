@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead, map_slots
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
@@ -64,7 +64,7 @@ def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
 
 @checked
 def whole_gradient(
-    problem: Any, key: Key, client: Array, first: Array, *, most_steps: Count | None
+    problem: Any, key: Key, client: Array, first: Array, *, most_steps: Whole | None
 ) -> BatchGradient:
     """Return the gradient of the loss of all of a client's examples, for local steps.
 
