@@ -281,7 +281,7 @@ def evaluations(
     batch_size: Above0,
     inner_steps: Above0,
     outer_steps: AtLeast0,
-) -> int:
+) -> float:
     """Count the expected statistics of single examples in a run, K_CE.
 
     A full pass takes n m of them and an inner step 2 b n.
