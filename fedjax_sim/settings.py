@@ -50,8 +50,8 @@ class ConfigError(InputError):
 class DefaultTime(float):
     """A default of a setting in units of time, or per unit, in which nobody has given it.
 
-    A number that a user gives is of another class, even if it is equal. Where a file says how long
-    work takes, in a unit of its own, a setting that still has its default is in another unit.
+    A number that a user gives is of another class, even if it is equal. So a default can be told
+    apart where a trace or a table of clients brings another unit of time.
     """
 
 

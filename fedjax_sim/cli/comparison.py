@@ -250,7 +250,7 @@ def read_time_budget(
 
     Raises:
       ConfigError: If it is no finite number above 0, or is not given although a table or a trace
-        has a unit of time of its own.
+        brings its own unit of time.
     """
     is_latent = any(contender.system.fit.learns is LatentProblem for contender in contenders)
     usual = defaults.em_time_budget if is_latent else defaults.time_budget

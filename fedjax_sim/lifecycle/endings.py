@@ -264,7 +264,7 @@ def _usable_streams() -> Iterator[None]:
 
 def _set_errors(stream: Any, errors: str) -> None:
     """Choose what a stream does with characters that it cannot encode."""
-    # This flushes the stream, which fails if nobody reads it, and whose end is told elsewhere.
+    # Flushing fails if nobody reads the stream. `exit_code_of` reports that.
     with contextlib.suppress(OSError, ValueError):
         stream.reconfigure(errors=errors)
 

@@ -66,7 +66,7 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
     except ConfigError:
         raise
     except InvalidRngError as error:
-        allowed = "one that draws in local steps alone, where it is told by " + ", ".join(SWITCHES)
+        allowed = "one that draws only in local steps, which set one of " + ", ".join(SWITCHES)
         allowed += f", and from the streams dropout and quantize ({first_line(error)})"
         raise ConfigError("model", type(problem.model).__name__, allowed) from error
     except Exception as error:  # Whatever a network raises.

@@ -273,7 +273,7 @@ class ClientDelays(Checked):
 
     @property
     def source_of_times(self) -> str:
-        """What brings a unit of time of its own, in words; "" if only settings say how long."""
+        """What brings another unit of time, in words; "" if all times come from settings."""
         if self.trace is not None:
             return "the trace"
         has_times = self.client_table is not None and self.client_table.has_times

@@ -53,7 +53,7 @@ def with_method(problem: Any, name: str, change: Callable[[Any], Any]) -> Any:
 
 
 def descent(momentum: float | None = None) -> Callable[[Any], Any]:
-    """Return an optimizer that has no name of its own."""
+    """Return an optimizer without a name."""
     return lambda lr: optax.sgd(lr, momentum)
 
 

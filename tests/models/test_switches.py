@@ -209,7 +209,7 @@ STATE = "variables is 'batch_stats', but must be params or frozen"
         (Attention(), OFF),
         (Wrapper(IsTraining()), OFF),
         (LowBit(Mode()), OFF),
-        (Always(), "draws in local steps alone, where it is told by train, training"),
+        (Always(), "draws only in local steps, which set one of train, training"),
         (Custom(), "switch of the network is 'is_train', but must be one of train, training"),
         (Normalised(True), STATE),
         (Normalised(False), STATE),
