@@ -122,6 +122,7 @@ def plan_group(
     longest: int = 0,
     per_eval: int | None = None,
     drawn: tuple[Timeline, np.ndarray] | None = None,
+    row: np.ndarray | None = None,
 ) -> Planned:
     """Draw the group's timelines, lay them out and choose a layout.
 
@@ -132,9 +133,10 @@ def plan_group(
       longest: As in `lay_out`.
       per_eval: Ticks between two evaluations, in place of their number.
       drawn: The timelines and their ticks, if they are known.
+      row: `i64[L]`, the number of each lane's timeline among these, if they are the caller's own.
     """
     hypers = [lane.hyper for lane in group]
-    firsts, row = schedules_of(system, group)
+    firsts, row = schedules_of(system, group) if row is None else ([], row)
     timelines, ticks = drawn or request_timelines(
         system,
         [group[i].seed for i in firsts],

@@ -8,8 +8,7 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, 
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
 """
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
-from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
 from fedjax_sim.engine.machine import processes
 from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
 from fedjax_sim.engine.planning.held_models import HeldVersions
@@ -29,22 +27,17 @@ from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Schedule
 from fedjax_sim.engine.planning.tables import Ticks, event_at, look_up
+from fedjax_sim.engine.program.bound import Bound, Machine, Opened, learning_key
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
-from fedjax_sim.events import next_trace, noting_changes
-from fedjax_sim.results.metric_names import check_metrics, scalars_of
-from fedjax_sim.settings import ConfigError, fields
-from fedjax_sim.streams import stream
-from fedjax_sim.targets import tracing_for
-from fedjax_sim.trees import in_32_bits
+from fedjax_sim.results.metric_names import scalars_of
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     Algorithm,
     Array,
     Event,
     Facts,
-    Key,
     Params,
     Plan,
-    Problem,
     System,
 )
 
@@ -99,13 +92,10 @@ class Program(NamedTuple):
     precision: str = "float32"
     can_stop: bool = False
 
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Trace for the program's machine and in its precision."""
-        # On a CPU, asking for float32 changes no result and makes XLA avoid its fastest products.
-        asked = None if self.placement.platform == "cpu" else self.precision
-        with tracing_for(self.placement.platform), jax.default_matmul_precision(asked):
-            yield
+    @property
+    def machine(self) -> Machine:
+        """What the program is traced for."""
+        return Machine(self.placement.platform, self.precision)
 
 
 class Tables(NamedTuple):
@@ -398,23 +388,13 @@ def _begin(
       starts: Models to start from, leaves `[L, ...]`; None to draw them.
     """
 
-    def begin(
-        algorithm: Algorithm,
-        problem: Problem,
-        key: Key,
-        row: Array,
-        holders: Any,
-        start: Params | None = None,
-    ) -> Any:
-        if start is not None:
-            # `of_lane` made this problem for this trace. Frozen structs refuse a plain assignment.
-            object.__setattr__(problem, "init", lambda key: start)
-        state = algorithm.init(stream(key, "init"))
+    def begin(lane: Opened, row: Array, holders: Any, start: Params | None = None) -> Any:
+        state = lane.init(start)
         carry = _Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
-        if held is not None and algorithm.client_models is None:
-            carry = _Carry(state, first_store(_received(algorithm, state), held.shape[0]))
-        return carry, _observe(program, algorithm, problem, carry, held)
+        if held is not None and lane.algorithm.client_models is None:
+            carry = _Carry(state, first_store(_received(lane.algorithm, state), held.shape[0]))
+        return carry, _observe(program, lane, carry, held)
 
     varying = () if starts is None else (starts,)
     return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
@@ -459,21 +439,16 @@ def _advance(
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
         return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
 
-    def advance(
-        algorithm: Algorithm, problem: Problem, key: Key, row: Array, given: Any, carry: _Carry
-    ) -> Any:
+    def advance(lane: Opened, row: Array, given: Any, carry: _Carry) -> Any:
         tables, place = given
+        algorithm = lane.algorithm
         first = place[0] if program.block else place
 
         @jax.named_scope("tick")
         def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
             number = (first + place[0]) * per_eval + place[1]
-            facts = program.facts._replace(trace=next_trace())
-            event = event_at(tables.ticks, row, number, place, facts=facts)
-            with noting_changes() as changes:
-                result = algorithm.step(key, carry.state, event)
-            check_step(carry.state, event, result, changes)
-            state, info = keep_narrow(carry.state, result[0]), result[1]
+            event = event_at(tables.ticks, row, number, place, facts=program.facts)
+            state, info = lane.step(carry.state, event)
             counts, happened = _counts_of(info)
             has_others = bool(happened) and not info.event.facts.keeps("clients")
             if has_others and tables.held is not None and algorithm.client_models is None:
@@ -490,7 +465,7 @@ def _advance(
 
         def observe(carry: _Carry, number: Array, counted: Collection[str] = ()) -> Any:
             held = tables.held and look_up(tables.held.holders, (row, number))
-            return _observe(program, algorithm, problem, carry, held, counted)
+            return _observe(program, lane, carry, held, counted)
 
         def evaluation(carry: _Carry, number: Array) -> Any:
             carry, (counts, happened) = jax.lax.scan(tick, carry, ticks_of(number, 0, per_eval))
@@ -563,10 +538,8 @@ def _summed(counts: dict[str, Array]) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
-    def final(
-        algorithm: Algorithm, problem: Problem, key: Key, row: Array, _: None, carry: _Carry
-    ) -> Params:
-        return algorithm.model(carry.state)
+    def final(lane: Opened, row: Array, _: None, carry: _Carry) -> Params:
+        return lane.algorithm.model(carry.state)
 
     return _over_lanes(final, program, lanes, varying=(carries,))
 
@@ -574,8 +547,7 @@ def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
 @jax.named_scope("evaluation")
 def _observe(
     program: Program,
-    algorithm: Algorithm,
-    problem: Problem,
+    lane: Opened,
     carry: _Carry,
     holders: Array | None,
     counted: Collection[str] = (),
@@ -584,11 +556,8 @@ def _observe(
 
     counted: names of the algorithm's `Info`.
     """
-    model = algorithm.model(carry.state)
-    found = [read_metrics(problem.evaluate(model)), algorithm.metrics(carry.state)]
-    further = {*fields(program.system.Hyper), *counted}
-    check_metrics([pair for each in found for pair in each.items()], further)
-    metrics = in_32_bits({**found[0], **found[1]})
+    algorithm = lane.algorithm
+    model, metrics = lane.evaluate(carry.state, counted)
     if holders is not None:
         models = carry.versions
         if algorithm.client_models is not None:
@@ -607,7 +576,7 @@ def _over_lanes(
     tables: Any = None,
     varying: Any = (),
 ) -> Any:
-    """Call `run(algorithm, problem, key, row, tables, *varying)` for every lane.
+    """Call `run(lane, row, tables, *varying)` for every lane.
 
     Args:
       run: Called for one lane; `row` is the number of its schedule.
@@ -623,10 +592,9 @@ def _over_lanes(
             (seed, row, problem_leaves), (hyper_leaves, varying) = of_family, of_lane
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
-            algorithm = program.system.algorithm(problem, hyper, program.plan)
-            check_algorithm(algorithm)
-            key = stream(jax.random.key(seed), "learning")
-            return run(algorithm, problem, key, row, tables, *varying)
+            key = learning_key(seed)
+            opened = Bound.of_lane(program.system, problem, hyper, key, program.plan).opened()
+            return run(opened, row, tables, *varying)
 
         return map_families(
             lane,
@@ -645,7 +613,7 @@ def _over_lanes(
     of_tables = jax.tree.map(
         lambda leaf: split if leaf.ndim and leaf.shape[0] > 1 else whole, tables
     )
-    with program.tracing():
+    with program.machine.tracing():
         return jax.shard_map(
             on_device,
             mesh=program.placement.mesh,

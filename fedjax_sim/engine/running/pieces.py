@@ -312,7 +312,7 @@ def _large_stores(planned: Planned, described: Replay, free: float) -> list[str]
         plan = program.plan._replace(rows=rows)
         return program.system.algorithm(problem, hyper, plan).init(jax.random.key(0))
 
-    with program.tracing():
+    with program.machine.tracing():
         states = (
             jax.eval_shape(partial(init, rows=rows), lane.problem, lane.hyper)
             for rows in (schedule.rows, 1)

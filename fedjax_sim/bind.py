@@ -1,0 +1,254 @@
+"""Bind a system to a problem, settings and a schedule: the program of a run, for one's own loop.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Above0, Count, LaneSeed, checked
+from fedjax_sim.engine.contract import check_form, check_values
+from fedjax_sim.engine.planning.drawing import settings_read
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.planning.placement import Layout
+from fedjax_sim.engine.program.bound import Bound as Bound
+from fedjax_sim.engine.program.bound import learning_key
+from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.request import Options, Precision, grid_of, list_lanes
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import AnyProblem, HyperT, InfoT, StateT, System, Timeline
+
+ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+
+
+@checked
+def bind(
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT,
+    hyper: HyperT | None = None,
+    *,
+    seed: LaneSeed = 0,
+    num_ticks: Count | None = None,
+    time_budget: Above0 | None = None,
+    timeline: Timeline | None = None,
+    layout: Layout = Layout(),
+    precision: Precision = "float32",
+    differentiable: bool = False,
+) -> Bound[HyperT, StateT, InfoT]:
+    """Bind a system to everything that a run of it needs, and hand out its program.
+
+    The schedule is drawn and laid out here, once. What is returned is a pytree with the pure
+    functions `init`, `step`, `run`, `model` and `evaluate`; see `Bound`.
+
+    Args:
+      system: The system.
+      problem: What is learnt.
+      hyper: The system's settings; its defaults if None.
+      seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
+      num_ticks: Number of server actions that the schedule lasts. Give either this, `time_budget`
+        or `timeline`.
+      time_budget: Virtual time that it lasts.
+      timeline: A schedule of one's own or of an earlier run, such as `run.timelines[0]`, leaves
+        `[T, ...]`.
+      layout: `slots_at_once` and `packed` say how the slots of a tick are laid out; what is None is
+        chosen as in `sweep`. Lanes and devices are the caller's business here.
+      precision: As in `sweep`.
+      differentiable: Whether reverse mode, such as `jax.grad`, can go through steps. Every slot
+        then makes as many trips as the longest slot of the schedule, and backward passes compute
+        steps again instead of keeping what happened within them. Forward mode always works.
+
+    Returns:
+      The program.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    return bind_together(
+        system,
+        [problem],
+        [hyper],
+        seeds=[seed],
+        num_ticks=num_ticks,
+        time_budget=time_budget,
+        timelines=None if timeline is None else [timeline],
+        layout=layout,
+        precision=precision,
+        differentiable=differentiable,
+    )[0]
+
+
+@checked
+def bind_together(
+    system: System[HyperT, StateT, InfoT],
+    problems: Sequence[ProblemT],
+    hypers: Sequence[HyperT | None],
+    *,
+    seeds: Sequence[LaneSeed],
+    num_ticks: Count | None = None,
+    time_budget: Above0 | None = None,
+    timelines: Sequence[Timeline] | None = None,
+    layout: Layout = Layout(),
+    precision: Precision = "float32",
+    differentiable: bool = False,
+) -> list[Bound[HyperT, StateT, InfoT]]:
+    """Bind a system several times, to schedules of one shape that can be mapped over.
+
+    Problems, settings, seeds and timelines belong together by position; a list of one serves all.
+    The schedules get common shapes, common rows for old server models, and common facts, so that
+    all programs are one and `Bound.stack` can stack them.
+
+    Args:
+      system: The system.
+      problems: What is learnt, with equal shapes.
+      hypers: Settings with equal static parts; None for the system's defaults.
+      seeds: As in `bind`.
+      num_ticks: As in `bind`.
+      time_budget: As in `bind`.
+      timelines: As in `bind`. Shorter ones end with ticks at which nothing happens.
+      layout: As in `bind`.
+      precision: As in `bind`.
+      differentiable: As in `bind`.
+
+    Returns:
+      As many programs as the longest of the lists has entries.
+
+    Raises:
+      ConfigError: If an input is not allowed, or the programs would not be the same.
+    """
+    budgets = {"num_ticks": num_ticks, "time_budget": time_budget, "timeline": timelines}
+    if sum(value is not None for value in budgets.values()) != 1:
+        given = ", ".join(name for name, value in budgets.items() if value is not None)
+        raise ConfigError("length of the schedule", given or None, f"one of {', '.join(budgets)}")
+    lists: dict[str, Sequence[Any]] = {"problems": problems, "hypers": hypers, "seeds": seeds}
+    lists |= {"timelines": timelines} if timelines else {}
+    num = max(map(len, lists.values()))
+    for name, values in lists.items():
+        if len(values) not in (1, num):
+            raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
+    options = Options(
+        time_budget,
+        len(timelines[0].time) if timelines else num_ticks,
+        num_evals=1,
+        layout=_of_one_lane(layout),
+        precision=precision,
+    )
+    _check_known(problems, hypers)
+    lanes: list[Lane] = []
+    for i in range(num):
+        problem, hyper, seed = (values[i % len(values)] for values in (problems, hypers, seeds))
+        (lane,) = list_lanes(system, problem, hyper, grid_of([seed], None), options)
+        lanes.append(lane._replace(place=i))
+    if len(groups_of(lanes)) > 1:
+        allowed = "of equal static parts and shapes; bind the others alone"
+        raise ConfigError("problems and hypers", f"{num} of several kinds", allowed)
+    drawn = row = None
+    if timelines:
+        num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
+        drawn, row = _joined(timelines, num, num_clients), np.arange(num)
+    planned = plan_group(system, lanes, options, drawn=drawn, row=row)
+    return _bounds_of(system, planned, is_drawn=not timelines, differentiable=differentiable)
+
+
+def _check_known(problems: Sequence[Any], hypers: Sequence[Any]) -> None:
+    """Refuse traced values: the schedule is drawn from settings on the host."""
+    for name, trees in (("problem", problems), ("hyper", hypers)):
+        for leaf in jax.tree.leaves(list(trees)):
+            if isinstance(leaf, jax.core.Tracer):
+                allowed = "known when it is bound; trace what bound.replace is given"
+                raise ConfigError(name, "a traced value", allowed)
+
+
+def _of_one_lane(layout: Layout) -> Layout:
+    """Check that a layout leaves lanes and devices alone, and fix these."""
+    for name, only in (
+        ("lanes_at_once", False),
+        ("lane_devices", 1),
+        ("client_devices", 1),
+        ("lane_batches", None),
+    ):
+        value = getattr(layout, name)
+        if value is not None and value != only:
+            allowed = f"{only} or None where one program is bound; map over it with jax.vmap"
+            raise ConfigError(f"layout.{name}", value, allowed)
+    return layout._replace(lanes_at_once=False, lane_devices=1, client_devices=1)
+
+
+def _joined(
+    timelines: Sequence[Timeline], num: int, num_clients: int
+) -> tuple[Timeline, np.ndarray]:
+    """Check timelines and stack them: leaves `[D, T, ...]`, and `i64[D]`, their ticks."""
+    found = []
+    for timeline in timelines:
+        whole = Timeline(*map(np.asarray, timeline))
+        check_form(whole)
+        check_values(Timeline(*(leaf[None] for leaf in whole)), len(whole.time), num_clients)
+        found.append(whole)
+    ends = np.array([len(timeline.time) for timeline in found])
+    slots = {timeline.clients.shape[1] for timeline in found}
+    if len(slots) > 1 or ends.min() == 0:
+        allowed = "of equally many slots, and at least one tick"
+        raise ConfigError("timelines", f"{sorted(slots)} slots, {ends.min()} ticks", allowed)
+    longest = int(ends.max())
+
+    def stacked(name: str, dtype: str) -> np.ndarray:
+        leaves = (np.asarray(getattr(timeline, name), dtype) for timeline in found)
+        padded = [
+            np.pad(leaf, ((0, longest - len(leaf)),) + ((0, 0),) * (leaf.ndim - 1), mode="edge")
+            for leaf in leaves
+        ]
+        return np.stack([padded[i % len(padded)] for i in range(num)])
+
+    types = {
+        name: "float64" if name in ("time", "weight") else "int32" for name in Timeline._fields
+    }
+    whole = Timeline(**{name: stacked(name, dtype) for name, dtype in types.items()})
+    return whole, np.array([ends[i % len(ends)] for i in range(num)])
+
+
+def _bounds_of(
+    system: System, planned: Planned, *, is_drawn: bool, differentiable: bool
+) -> list[Bound]:
+    """Make the programs of lanes, in their order."""
+    schedule, program, lanes = planned.schedule, planned.program, planned.lanes
+    num_ticks = schedule.shape[1] * schedule.shape[2]
+    plan, facts = program.plan, program.facts
+    if differentiable:
+        plan = plan._replace(static_trips=True)
+        facts = facts._replace(most_steps=int(schedule.stored.steps.max(initial=0)))
+    stacked = lanes.hyper.replace(known=())
+    hypers = [
+        jax.tree.map(
+            jnp.asarray,
+            stacked.of_lane([leaf if leaf is None else leaf[i] for leaf in stacked.varying]),
+        )
+        for i in range(len(planned.group))
+    ]
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(hypers[0])]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
+    reads = settings_read(system, planned.group[0].hyper)
+    frozen = tuple(name for name, is_read in zip(names, reads, strict=True) if is_read)
+    frozen = frozen if is_drawn else ()
+    found: list[Bound | None] = [None] * len(planned.group)
+    for i, lane in enumerate(planned.group):
+        row, end = planned.row[i], planned.ticks[planned.row[i]]
+        time = np.full(num_ticks, np.inf)
+        time[:end] = planned.timelines.time[row, :end]
+        found[lane.place] = Bound.of_schedule(
+            system,
+            lane.problem,
+            hypers[i],
+            learning_key(lane.seed),
+            plan,
+            facts=facts,
+            ticks=schedule.take(np.array([row])).stored,
+            time=time,
+            frozen=frozen,
+            known=lanes.hyper.known,
+            machine=program.machine,
+            differentiable=differentiable,
+        )
+    return [each for each in found if each is not None]

@@ -1,0 +1,81 @@
+"""The program of a run in a user's hands has the bits of `simulate`, for every system."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Event, Layout, System
+from fedjax_sim.bind import Bound, bind
+from tests.systems.conftest import Kind
+
+ALONE = Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
+NUM_TICKS = 6
+NUM_EVALS = 3
+
+
+@pytest.fixture(scope="module")
+def bound(system: System, kind: Kind, chosen: Callable) -> Bound:
+    """The program of a short run."""
+    return bind(system, kind.make(), chosen(), seed=3, num_ticks=NUM_TICKS)
+
+
+@pytest.fixture(scope="module")
+def run(system: System, kind: Kind, chosen: Callable) -> fedjax_sim.Run:
+    """The same run by `simulate`."""
+    options: dict[str, Any] = {"num_ticks": NUM_TICKS, "num_evals": NUM_EVALS, "layout": ALONE}
+    return fedjax_sim.simulate(system, kind.make(), chosen(), seed=3, keep_models=True, **options)
+
+
+def totals(infos: Any) -> dict[str, int]:
+    """Sum the numbers that steps report."""
+    named = infos._asdict()
+    return {name: np.sum(each) for name, each in named.items() if not isinstance(each, tuple)}
+
+
+def assert_like(run: fedjax_sim.Run, bound: Bound, state: Any, infos: Any) -> None:
+    """Compare a state at the end of a run, and what was reported, with the run, bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, bound.model(state), run.models)
+    for name, total in totals(infos).items():
+        np.testing.assert_array_equal(run.curves[name], total, err_msg=name)
+    metrics = bound.evaluate(state)
+    for name, value in metrics.items():
+        curve = run.curves[name.partition("[")[0]].isel(eval=-1)
+        np.testing.assert_array_equal(curve, value, err_msg=name)
+
+
+def test_a_loop_of_steps_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
+    """Each step is compiled; the events come one by one."""
+    state, infos = bound.init(), []
+    samples = [bound.model(state)]
+    for t in range(bound.num_ticks):
+        state, info = bound.step(state, bound.event(t))
+        infos.append(info)
+        if (t + 1) % (NUM_TICKS // NUM_EVALS) == 0:
+            samples.append(bound.model(state))
+    assert_like(run, bound, state, jax.tree.map(lambda *each: jnp.stack(each), *infos))
+    kept = jax.tree.map(lambda *each: jnp.stack(each), *samples)
+    jax.tree.map(np.testing.assert_array_equal, kept, run.samples)
+
+
+def test_a_scan_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
+    """Over all events in one call, and in a scan of one's own that is compiled as a whole."""
+    assert_like(run, bound, *bound.run(bound.init()))
+
+    @jax.jit
+    def whole(bound: Bound, events: Event) -> tuple[Any, Any]:
+        return jax.lax.scan(bound.step, bound.init(), events)
+
+    assert_like(run, bound, *whole(bound, bound.events))
+
+
+def test_times_are_those_of_the_schedule(bound: Bound, run: fedjax_sim.Run) -> None:
+    """Virtual time is on the host, in 64 bits."""
+    assert isinstance(bound.time, np.ndarray)
+    assert bound.time.dtype == "float64"
+    np.testing.assert_array_equal(bound.time, run.timelines[0].time)
+    np.testing.assert_array_equal(bound.events.clients, run.timelines[0].clients)
