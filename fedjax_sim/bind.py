@@ -136,11 +136,11 @@ def bind_together(
         layout=_of_one_lane(layout),
         precision=precision,
     )
-    _check_known(problems, hypers)
     lanes: list[Lane] = []
     for i in range(num):
-        problem, hyper, seed = (values[i % len(values)] for values in (problems, hypers, seeds))
-        (lane,) = list_lanes(system, problem, hyper, grid_of([seed], None), options)
+        problem, hyper = problems[i % len(problems)], hypers[i % len(hypers)]
+        grid = grid_of([seeds[i % len(seeds)]], None)
+        (lane,) = list_lanes(system, problem, hyper, grid, options)
         lanes.append(lane._replace(place=i))
     if len(groups_of(lanes)) > 1:
         allowed = "of equal static parts and shapes; bind the others alone"
@@ -151,15 +151,6 @@ def bind_together(
         drawn, row = _joined(timelines, num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
     return _bounds_of(system, planned, is_drawn=not timelines, differentiable=differentiable)
-
-
-def _check_known(problems: Sequence[Any], hypers: Sequence[Any]) -> None:
-    """Refuse traced values: the schedule is drawn from settings on the host."""
-    for name, trees in (("problem", problems), ("hyper", hypers)):
-        for leaf in jax.tree.leaves(list(trees)):
-            if isinstance(leaf, jax.core.Tracer):
-                allowed = "known when it is bound; trace what bound.replace is given"
-                raise ConfigError(name, "a traced value", allowed)
 
 
 def _of_one_lane(layout: Layout) -> Layout:

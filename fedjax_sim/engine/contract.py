@@ -130,6 +130,24 @@ STATISTICS = "batch_stats"
 """The collection of a flax module's variables with batch normalisation's running statistics."""
 
 
+def check_known(name: str, tree: Any) -> None:
+    """Check that nothing is traced of what schedules, programs and files are made from.
+
+    Args:
+      name: What it is.
+      tree: A pytree.
+
+    Raises:
+      ConfigError: If a leaf is traced.
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
+        allowed = (
+            "known here, where schedules are drawn and programs compiled; to map over it, or to "
+            "differentiate by it, give it to the replace of what fedjax_sim.bind returns"
+        )
+        raise ConfigError(name, "a traced value", allowed)
+
+
 def check_problem(system: System, problem: Any) -> None:
     """Check that an object can be what a system learns, without calling it.
 
@@ -141,6 +159,7 @@ def check_problem(system: System, problem: Any) -> None:
       ConfigError: If it lacks a field or method, a method takes other arguments, it is no pytree of
         arrays, or `counts` is not a whole number from 1 for each client.
     """
+    check_known("problem", problem)
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__
     members = [member for member in vars(kind) if not member.startswith("_")]

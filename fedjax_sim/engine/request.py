@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import OneOf
-from fedjax_sim.engine.contract import check_problem
+from fedjax_sim.engine.contract import check_known, check_problem
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.planning.placement import Layout, check_layout
 from fedjax_sim.engine.watching import OnEvaluation, Shown, check_file, is_shown
@@ -82,6 +82,7 @@ class Options:
 
 def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
     """List seeds and the values of settings, with numbers as Python has them."""
+    check_known("settings", dict(settings or {}))
     seeds = plain(seeds)
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
@@ -220,6 +221,7 @@ def check_call(
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
+    check_known("hyper", hyper)
     names = [field.name for field in dataclasses.fields(system.Hyper)]
     hyper = system.Hyper() if hyper is None else hyper
     if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):

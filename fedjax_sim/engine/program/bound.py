@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
 from fedjax_sim.engine.planning.tables import Ticks, event_at
 from fedjax_sim.events import next_trace, noting_changes
+from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.streams import stream
@@ -111,10 +112,11 @@ class Opened(NamedTuple):
     def step(self, state: Any, event: Event) -> tuple[Any, Any]:
         """Take one tick, and check what it returned."""
         event = event.within(facts=event.facts._replace(trace=next_trace()))
+        state, event = jax.lax.optimization_barrier((state, event))
         with noting_changes() as changes:
             result = self.algorithm.step(self.bound.key, state, event)
         check_step(state, event, result, changes)
-        return keep_narrow(state, result[0]), result[1]
+        return jax.lax.optimization_barrier((keep_narrow(state, result[0]), result[1]))
 
     def evaluate(
         self, state: Any, further: Collection[str] = ()
@@ -125,7 +127,10 @@ class Opened(NamedTuple):
           state: The state.
           further: Names that no metric may have, besides those of settings.
         """
-        model = self.algorithm.model(state)
+        # What is fused with a step, or what of the model with its metrics, must not depend on where
+        # they are computed: last bits would.
+        state = jax.lax.optimization_barrier(state)
+        model = jax.lax.optimization_barrier(self.algorithm.model(state))
         found = [
             read_metrics(self.bound.problem.evaluate(model)),
             self.algorithm.metrics(state),
@@ -564,4 +569,31 @@ def _evaluate(bound: Bound, state: Any) -> dict[str, Array]:
 
 
 def _guarded(bound: Bound, state: Any) -> Any:
-    return state
+    """Let derivatives pass in forward mode alone, unless the program is differentiable."""
+    if bound._static.differentiable:
+        return state
+    leaves, structure = jax.tree.flatten(state)
+    is_real = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
+    passed = iter(_forward_only([leaf for leaf, real in zip(leaves, is_real, strict=True) if real]))
+    leaves = [next(passed) if real else leaf for leaf, real in zip(leaves, is_real, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+@jax.custom_jvp
+def _forward_only(leaves: list[Array]) -> list[Array]:
+    return leaves
+
+
+@_forward_only.defjvp
+def _forward_only_jvp(primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
+    (leaves,), (given,) = primals, tangents
+    passed = linear_with_transpose(lambda _, given: given, _refuse, (), given, like=leaves)
+    return leaves, passed
+
+
+def _refuse(_: Any, slopes: Any) -> Any:
+    allowed = (
+        "True in fedjax_sim.bind for reverse mode, such as jax.grad, because loops of local steps "
+        "then have a fixed length (forward mode, such as jax.jvp, needs nothing)"
+    )
+    raise ConfigError("differentiable", False, allowed)
