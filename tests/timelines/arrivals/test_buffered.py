@@ -25,7 +25,7 @@ from fedjax_sim.timelines import (
     draw_client_speeds,
     schedule_arrivals,
 )
-from fedjax_sim.timelines.laws import update_time
+from fedjax_sim.timelines.delays.laws import update_time
 
 
 def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:

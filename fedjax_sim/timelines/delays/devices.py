@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import is_known
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, update_time
+from fedjax_sim.timelines.delays.laws import ClientDelays, Speeds, draw_client_speeds, update_time
 from fedjax_sim.types import EMPTY, Array, Key
 
 CLOSE = 1e-9

@@ -14,8 +14,8 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
-from fedjax_sim.timelines.devices import draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 

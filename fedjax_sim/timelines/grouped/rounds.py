@@ -31,8 +31,9 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.devices import draw_devices, finish_work
-from fedjax_sim.timelines.groups import (
+from fedjax_sim.timelines.delays import Speeds, draw_runtimes
+from fedjax_sim.timelines.delays.devices import draw_devices, finish_work
+from fedjax_sim.timelines.grouped.groups import (
     AGGREGATIONS,
     Groups,
     exchange_law,
@@ -40,7 +41,6 @@ from fedjax_sim.timelines.groups import (
     iteration_law,
     list_members,
 )
-from fedjax_sim.timelines.laws import Speeds, draw_runtimes
 from fedjax_sim.types import Array, Key, Timeline
 
 

@@ -23,7 +23,7 @@ from fedjax_sim.timelines import (
     schedule_arrivals,
     schedule_client_queues,
 )
-from tests.timelines.test_held_arrivals import FEW_TICKS, MANY, whole_array_operations
+from tests.timelines.arrivals.test_held_arrivals import FEW_TICKS, MANY, whole_array_operations
 
 
 def replaced(**changes: Any) -> Any:

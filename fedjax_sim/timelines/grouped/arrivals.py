@@ -4,12 +4,12 @@ A group takes the global model, iterates until the sync time has passed (Eq. 7 o
 arXiv 2302.04851), and exchanges models with the global server, which takes the group's own time
 tau_g. It then begins its next round from the global model, without waiting for other groups. The
 global server acts whenever its buffer of Z reports is full, as in buffered arrivals
-(`fedjax_sim.timelines.arrivals` with `restart="free"`): a report that fills the buffer is in the
+(`fedjax_sim.timelines.Arrivals` with `restart="free"`): a report that fills the buffer is in the
 model with which its group continues, and a fast group may fill several slots of one buffer.
 
-The delays are those of `group_rounds`: the u-th round of a group has the delays that it has in the
-u-th synchronous round with `exchanges="group"`. A single group, with a buffer of one, therefore has
-the same schedule in both.
+The delays are those of `rounds`: the u-th round of a group has the delays that it has in the u-th
+synchronous round with `exchanges="group"`. A single group, with a buffer of one, therefore has the
+same schedule in both.
 
 Dimension letters: `M` groups, `T` ticks, `A` reports, `Z` reports of a buffer (slots of a tick).
 """
@@ -23,8 +23,8 @@ import numpy as np
 from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, count, fixed, struct
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.group_rounds import exchange_times, group_work, mean_work
-from fedjax_sim.timelines.groups import Groups, group_shares
+from fedjax_sim.timelines.grouped.groups import Groups, group_shares
+from fedjax_sim.timelines.grouped.rounds import exchange_times, group_work, mean_work
 from fedjax_sim.types import Array, Key, Timeline
 
 

@@ -24,8 +24,8 @@ from fedjax_sim.timelines import (
     free_arrivals,
     schedule_arrivals,
 )
-from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
-from fedjax_sim.timelines.laws import update_time
+from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
+from fedjax_sim.timelines.delays.laws import update_time
 
 ARRIVES, IS_LOST, BEGINS = range(3)
 """Kinds of events, in their order at the same time.

@@ -30,7 +30,8 @@ from fedjax_sim.settings import (
     struct,
     whole,
 )
-from fedjax_sim.timelines.laws import RATES, SPREADS, ClientDelays
+from fedjax_sim.timelines.delays import ClientDelays
+from fedjax_sim.timelines.delays.laws import RATES, SPREADS
 from fedjax_sim.types import EMPTY, Array, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")

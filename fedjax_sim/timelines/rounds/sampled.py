@@ -3,7 +3,7 @@
 The settings are those of FedAvg (McMahan et al. 2017, arXiv 1602.05629, Algorithm 1), with
 over-selection, deadlines and lost reports (`drop_rate`) as in Bonawitz et al. (2019, arXiv
 1902.01046, Sec. 2.2).
-With the defaults a round is that of `rounds.schedule_rounds`, with the same random numbers.
+With the defaults a round is that of `schedule_rounds`, with the same random numbers.
 
 Dimension letters: `N` clients, `T` ticks (a tick is a round), `A` clients asked in a round, `S`
 slots of a tick, that is reports that the server uses.
@@ -26,8 +26,8 @@ from fedjax_sim.timelines.cohorts import (
     draw_poisson_cohorts,
     draw_with_replacement,
 )
-from fedjax_sim.timelines.devices import draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.rounds import Rounds, draw_work_times
+from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
+from fedjax_sim.timelines.rounds.synchronous import Rounds, draw_work_times
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,

@@ -18,11 +18,8 @@ import numpy as np
 from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, real, struct, switch
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.devices import Devices, draw_devices, follow, is_lost, per_update
-from fedjax_sim.timelines.free_arrivals import Arrived, Update, first_arrivals
-from fedjax_sim.timelines.laws import ClientDelays
-from fedjax_sim.timelines.queue import (
+from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
+from fedjax_sim.timelines.arrivals.queue import (
     Queue,
     find_earliest,
     make_queue,
@@ -30,7 +27,10 @@ from fedjax_sim.timelines.queue import (
     replace_keys,
     take_rows,
 )
-from fedjax_sim.timelines.tasks import Work, lane_by_lane, replace_finished
+from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished
+from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.delays import ClientDelays
+from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = (

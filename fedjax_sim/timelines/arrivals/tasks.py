@@ -20,8 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.settings import fields, known_values
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.devices import Devices, follow, is_available, is_lost
-from fedjax_sim.timelines.queue import (
+from fedjax_sim.timelines.arrivals.queue import (
     Queue,
     find_earliest,
     make_queue,
@@ -30,6 +29,7 @@ from fedjax_sim.timelines.queue import (
     replace_keys,
     take_rows,
 )
+from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost
 from fedjax_sim.types import EMPTY, Array, HyperT, Key
 
 TRIES = 64

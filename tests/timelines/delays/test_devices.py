@@ -32,7 +32,7 @@ from fedjax_sim.timelines import (
     schedule_group_rounds,
     schedule_rounds,
 )
-from fedjax_sim.timelines.devices import (
+from fedjax_sim.timelines.delays.devices import (
     draw_devices,
     finish_work,
     is_available,

@@ -26,8 +26,8 @@ from fedjax_sim.settings import (
     struct,
 )
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.client_table import ClientTable, read_client_table
-from fedjax_sim.timelines.trace import Trace, read_trace
+from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
+from fedjax_sim.timelines.delays.trace import Trace, read_trace
 from fedjax_sim.types import Array, Key
 
 STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
@@ -86,7 +86,7 @@ class ClientDelays(Checked):
     A client works in windows of `on_time` with breaks of `off_time` between them, such as the hours
     of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
     table of clients gives single clients their own speeds, windows, losses, and bandwidths, see
-    `fedjax_sim.timelines.client_table`. A recorded trace replaces all of this.
+    `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
     """
 
     num_clients: int = count(100, "Number of clients, N.")
@@ -179,7 +179,7 @@ class ClientDelays(Checked):
     )
     client_table: Any = static(
         None,
-        "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.client_table`",
+        "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.delays.client_table`",
         _is_table,
         read_client_table,
         meaning="Names, speeds, bandwidths, losses and windows of single clients.",

@@ -19,7 +19,7 @@ from fedjax_sim.timelines import (
     schedule_rounds,
 )
 from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts
-from fedjax_sim.timelines.rounds import draw_work_times
+from fedjax_sim.timelines.rounds.synchronous import draw_work_times
 from fedjax_sim.types import EMPTY
 
 SIZES = np.array([3, 1, 8, 2, 5, 100, 4, 6, 9])

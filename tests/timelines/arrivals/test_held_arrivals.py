@@ -17,7 +17,7 @@ import pytest
 
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Arrivals, ClientTable, draw_client_speeds, schedule_arrivals
-from fedjax_sim.timelines.laws import BLOCK, update_time
+from fedjax_sim.timelines.delays.laws import BLOCK, update_time
 
 TICKS, LANES = 40, 3
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.timelines.queue import find_earliest, make_queue, replace_keys
+from fedjax_sim.timelines.arrivals.queue import find_earliest, make_queue, replace_keys
 
 LANES, TIMES = 3, 12
 

@@ -28,7 +28,7 @@ from fedjax_sim.timelines import (
     schedule_contacts,
     schedule_rounds,
 )
-from fedjax_sim.timelines.laws import SPREAD_LAWS, read_client_table, update_time
+from fedjax_sim.timelines.delays.laws import SPREAD_LAWS, read_client_table, update_time
 
 RATE, SPREAD = 0.4, 0.2
 """Distributions of running times.

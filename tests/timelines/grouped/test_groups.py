@@ -29,19 +29,19 @@ from fedjax_sim.timelines import (
     paper_delays,
     schedule_group_rounds,
 )
-from fedjax_sim.timelines.group_rounds import (
-    aggregation_weights,
-    exchange_times,
-    group_work,
-    iteration_times,
-    sync_times,
-)
-from fedjax_sim.timelines.groups import (
+from fedjax_sim.timelines.grouped.groups import (
     AGGREGATIONS,
     delay_sizes,
     exchange_law,
     group_shares,
     iteration_law,
+)
+from fedjax_sim.timelines.grouped.rounds import (
+    aggregation_weights,
+    exchange_times,
+    group_work,
+    iteration_times,
+    sync_times,
 )
 
 EXACT = {
