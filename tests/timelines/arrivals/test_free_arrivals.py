@@ -21,9 +21,9 @@ from fedjax_sim.timelines import (
     Arrivals,
     arrivals_within,
     draw_client_speeds,
-    free_arrivals,
     schedule_arrivals,
 )
+from fedjax_sim.timelines.arrivals import free_arrivals
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.delays.laws import update_time
 

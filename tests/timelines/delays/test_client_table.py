@@ -16,10 +16,10 @@ from fedjax_sim.timelines import (
     ClientTable,
     Contacts,
     Trace,
-    client_table,
     read_client_table,
     read_trace,
 )
+from fedjax_sim.timelines.delays import client_table
 
 DOCS = inspect.getdoc(client_table) or ""
 
