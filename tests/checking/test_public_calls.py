@@ -22,7 +22,7 @@ MADE_HERE = {
     *("BoundTerms", "GlobalBound", "GroupBound", "Round", "RoundTime", "Condition", "Orders"),
     *("Members", "Speeds", "Moments", "Messages", "Step"),
     # States and messages of algorithms: pytrees, which JAX makes of leaves of any kind.
-    *("Anchor", "Memo", "Memory", "RoundState", "Square", "Versioned", "Total", "Training"),
+    *("Memo", "Memory", "RoundState", "Versioned", "Total", "Training"),
     # Classes without arguments.
     *("Compressor", "Identity"),
     # Examples and models of problems, likewise.

@@ -31,7 +31,7 @@ from fedjax_sim.timelines.delays.trace import Trace, read_trace
 from fedjax_sim.types import Array, Key
 
 STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
-"""Laws whose number of steps between two contacts is known in closed form (`step_counts`)."""
+"""Laws whose number of steps between two contacts is known in closed form, as FAVANO needs it."""
 SPREAD_LAWS = (
     "runtime_uniform",
     "runtime_normal",

@@ -6,8 +6,9 @@
 
 E^i is the number of local steps for which client i had time since its last contact.
 
-alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`). A selected client
-that finished no step reports its stale `w_init` (0 / 0 := 0) and so pulls the server back to it.
+alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`, by the closed
+forms of `step_counts`). A selected client that finished no step reports its stale `w_init` (0 / 0
+:= 0) and so pulls the server back to it.
 
 Readings. The paper leaves open which reweighting its experiments use. The default of `reweight` is
 "stochastic", alpha = P(E > 0) min(E, K); with "deterministic" alpha is the mean of min(E, K). Both
@@ -36,12 +37,12 @@ from fedjax_sim.server import (
     stale_models,
 )
 from fedjax_sim.settings import ConfigError, choice, struct, switch
+from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import (
     STEP_COUNT_LAWS,
     Contacts,
     draw_client_rates,
     schedule_contacts,
-    step_counts,
 )
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.types import (
@@ -117,14 +118,17 @@ class Hyper(Contacts, LocalTraining, Reports):
 
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
-    """Schedule periodic contacts; the weight of a slot is 1 / alpha."""
+    """Schedule periodic contacts; the arguments are those of `System.timeline`.
+
+    The weight of a slot is 1 / alpha.
+    """
     schedule, window = schedule_contacts(key, hyper, num_ticks)
     weight = inverse_alpha(schedule, window, draw_client_rates(key, hyper), hyper)
     return schedule._replace(weight=weight)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
-    """Bind FAVANO to a problem."""
+    """Bind FAVANO to a problem; the arguments are those of `System.algorithm`."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
@@ -230,3 +234,4 @@ system = System(
     messages=report_messages(),
     hints=Hints(lambda hyper, time: time / hyper.period),
 )
+"""FAVANO under its name."""

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.whole_gradients import gradients_at
-from fedjax_sim.server.aggregation import weighted_sum
+from fedjax_sim.server import weighted_sum
 from fedjax_sim.settings import Checked, choice, real, struct
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
 
@@ -52,7 +51,6 @@ class Square(NamedTuple):
     is_known: Any = ()
 
 
-@checked
 class Preconditioner:
     """A preconditioner that is bound to a problem, settings and a plan."""
 
@@ -120,8 +118,7 @@ class Preconditioner:
         )
 
 
-@checked
-def count_precondition_bits(hyper: Any, senders: np.ndarray, size: Whole) -> np.ndarray:
+def count_precondition_bits(hyper: Any, senders: np.ndarray, size: int) -> np.ndarray:
     """Count the bits that participants send up, and the server back to them: `i64[T]`.
 
     Args:

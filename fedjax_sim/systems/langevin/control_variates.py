@@ -18,11 +18,10 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.clients.whole_gradients import gradients_at
-from fedjax_sim.server.aggregation import weighted_sum
+from fedjax_sim.server import weighted_sum
 from fedjax_sim.settings import Checked, choice, struct, whole
 from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
 
@@ -53,7 +52,6 @@ class Anchor(NamedTuple):
     period: Any = ()
 
 
-@checked
 class ControlVariates:
     """Control variates that are bound to a problem, settings and a plan."""
 
@@ -166,10 +164,7 @@ class ControlVariates:
         return gradient
 
 
-@checked
-def count_control_bits(
-    hyper: Any, senders: np.ndarray, size: Whole
-) -> tuple[np.ndarray, np.ndarray]:
+def count_control_bits(hyper: Any, senders: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Count the bits sent up and down for control variates at each tick: `i64[T]` each.
 
     Anchors go to all clients, of whom participants receive the server's model anyway. Global

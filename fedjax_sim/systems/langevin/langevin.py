@@ -39,13 +39,13 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
   data would reach, so that shared noise, which the server knows, costs nothing. With K = 1, rho = 1
   and h = 0 this is QLSD (Vono, Plassier, Durmus, Dieuleveut and Moulines 2022, arXiv 2106.00797),
   whose noise is the server's. `memory` alpha is the step size of the memories h_c, which follow the
-  clients' progress (`server.model_memories`); with `control="client"` this is QLSD++.
+  clients' progress (`model_memories`); with `control="client"` this is QLSD++.
 - `control`: mini-batch gradients are corrected by whole gradients at an anchor
-  (`server.control_variates`): variance reduction, or the conducive gradients of FSGLD.
+  (`control_variates`): variance reduction, or the conducive gradients of FSGLD.
 - `friction` a < 1: SGHMC (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15),
   v <- (1 - a) v - eta grad f^c + noise of temperature a tau, theta <- theta + v. Velocities are
   sent and averaged like models. a = 1 is FA-LD.
-- `preconditioner="rmsprop"`: pSGLD (`server.preconditioning`, with its deviation).
+- `preconditioner="rmsprop"`: pSGLD (`preconditioning`, with its deviation).
 """
 
 from collections.abc import Callable
@@ -72,20 +72,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server import (
-    Anchor,
-    Controls,
-    ControlVariates,
-    ModelMemories,
-    Preconditioner,
-    Preconditioning,
-    Square,
-    count_control_bits,
-    count_precondition_bits,
-    decode_mean,
-    keep_if_empty,
-    mean_of,
-)
+from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.settings import (
     ConfigError,
     choice,
@@ -99,6 +86,19 @@ from fedjax_sim.settings import (
     switch,
 )
 from fedjax_sim.streams import stream
+from fedjax_sim.systems.langevin.control_variates import (
+    Anchor,
+    Controls,
+    ControlVariates,
+    count_control_bits,
+)
+from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
+from fedjax_sim.systems.langevin.preconditioning import (
+    Preconditioner,
+    Preconditioning,
+    Square,
+    count_precondition_bits,
+)
 from fedjax_sim.timelines import WeightedRounds, rounds_within, schedule_weighted_rounds
 from fedjax_sim.types import (
     EMPTY,
@@ -210,7 +210,7 @@ class State(NamedTuple):
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
-    """Bind FA-LD to a problem."""
+    """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
     is_exact, has_momentum = hyper.gradient == "exact", not is_known(hyper.friction, 1)
@@ -380,3 +380,4 @@ system = System(
     hints=Hints(rounds_within),
     fit=Fit(complete=complete),
 )
+"""FA-LD under its name."""

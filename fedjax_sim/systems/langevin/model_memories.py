@@ -15,11 +15,10 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression.base import Identity
 from fedjax_sim.compression.messages import Compression, decode_messages
-from fedjax_sim.server.aggregation import mean_of, weighted_sum
+from fedjax_sim.server import mean_of, weighted_sum
 from fedjax_sim.settings import ConfigError, is_known, real, struct
 from fedjax_sim.types import Array, Event, Key, Params
 
@@ -62,7 +61,6 @@ class ModelMemories(Compression):
         return replicate(optax.tree.zeros_like(sent), num_clients)
 
 
-@checked
 def decode_mean(
     hyper: Any,
     key: Key,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.server.steps import ServerStep
+from fedjax_sim.server import ServerStep
 from fedjax_sim.settings import fixed, real, redefault, struct
 from fedjax_sim.types import Array, Params
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.timelines import step_counts
-from fedjax_sim.timelines.delays.laws import STEP_COUNT_LAWS
+from fedjax_sim.systems.favano import step_counts
+from fedjax_sim.timelines import STEP_COUNT_LAWS
 
 FAST, SLOW = 1 / 2, 1 / 16
 PLACE = {"contact_probability": 0.2, "round_time": 7}

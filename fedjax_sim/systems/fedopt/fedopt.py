@@ -6,7 +6,7 @@
 Algorithm 1: the clients' mean progress Delta_t stands for a negative gradient, which any optimizer
 of the server may follow. `fedopt` takes any optax optimizer by name (optax's Adam corrects the bias
 of its moments). `fedavgm` is SGD with momentum. The other three are Algorithm 2, which corrects no
-bias and begins with v = tau^2 (see `fedjax_sim.server.adaptive`). FedAvgM is that of Hsu et al.
+bias and begins with v = tau^2 (see `adaptive`). FedAvgM is that of Hsu et al.
 (2019, arXiv 1909.06335): v <- beta v + Delta, x <- x + v.
 
 Deviation: Hsu et al. print this heavy ball and say that they ran Nesterov's momentum. The printed
@@ -23,8 +23,8 @@ import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.server.adaptive import AdaptiveStep, MomentumStep, adagrad, yogi
 from fedjax_sim.settings import fixed, redefault, struct
+from fedjax_sim.systems.fedopt.adaptive import AdaptiveStep, MomentumStep, adagrad, yogi
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, System, Work
 
@@ -64,7 +64,10 @@ class Yogi(Adaptive):
 
 
 def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
-    """Bind FedOpt to a problem. The server's memory is the state of its optimizer."""
+    """Bind FedOpt to a problem; the arguments are those of `System.algorithm`.
+
+    The server's memory is the state of its optimizer.
+    """
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
@@ -88,6 +91,7 @@ def _named(name: str, settings: type, optimizer: str) -> System:
 
 
 system = _named("fedopt", Hyper, "any optax optimizer")
+"""The one that takes any optimizer."""
 systems = (
     system,
     _named("fedavgm", WithMomentum, "SGD with momentum"),
@@ -95,3 +99,4 @@ systems = (
     _named("fedadam", Adaptive, "Adam"),
     _named("fedyogi", Yogi, "Yogi"),
 )
+"""All of them."""
