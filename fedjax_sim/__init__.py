@@ -14,6 +14,7 @@ or with `simulate`, which runs one. Where to look for the rest:
                      privacy: clipped updates, noise, and epsilon
     systems          one algorithm per file
     engine           draws schedules, places lanes on devices, and replays schedules
+    results          what a sweep returns: labelled curves, models and schedules, and their files
     problems         what is learnt, from models, datasets and a partition among clients
     diagnostics      fairness, averaged predictions, samples
     theory           bounds, timing and exact laws of the papers, as functions
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from fedjax_sim import privacy as privacy
     from fedjax_sim import problems as problems
     from fedjax_sim import reporting as reporting
+    from fedjax_sim import results as results
     from fedjax_sim import server as server
     from fedjax_sim import settings as settings
     from fedjax_sim import streams as streams
@@ -54,11 +56,11 @@ if TYPE_CHECKING:
     from fedjax_sim import timelines as timelines
     from fedjax_sim import trees as trees
     from fedjax_sim import types as types
-    from fedjax_sim.engine.bad_lanes import CollapsedWarning, DivergedWarning, LaneWarning
-    from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
-    from fedjax_sim.engine.runs import Run, load
+    from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+    from fedjax_sim.engine.planning.placement import Layout
     from fedjax_sim.engine.sweeps import simulate, sweep
     from fedjax_sim.engine.watching import Progress
+    from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
     from fedjax_sim.settings import ConfigError
     from fedjax_sim.systems import SYSTEMS
     from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
@@ -106,6 +108,7 @@ _ROOMS = (
     "privacy",
     "problems",
     "reporting",
+    "results",
     "server",
     "settings",
     "streams",
@@ -117,9 +120,15 @@ _ROOMS = (
     "types",
 )
 _HOMES = {
-    "fedjax_sim.engine.placement": ("Layout", "keep_compiled", "use_cores"),
-    "fedjax_sim.engine.bad_lanes": ("CollapsedWarning", "DivergedWarning", "LaneWarning"),
-    "fedjax_sim.engine.runs": ("Run", "load"),
+    "fedjax_sim.engine.machine.compiling": ("keep_compiled", "use_cores"),
+    "fedjax_sim.engine.planning.placement": ("Layout",),
+    "fedjax_sim.results.runs": (
+        "CollapsedWarning",
+        "DivergedWarning",
+        "LaneWarning",
+        "Run",
+        "load",
+    ),
     "fedjax_sim.engine.sweeps": ("simulate", "sweep"),
     "fedjax_sim.engine.watching": ("Progress",),
     "fedjax_sim.settings": ("ConfigError",),

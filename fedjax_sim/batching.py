@@ -1,10 +1,11 @@
 """Run a function for every lane, for the lanes of a family, or for every slot of a tick.
 
-Slots, ticks and lanes are explained in `fedjax_sim.types`, families in `fedjax_sim.engine.lanes`.
+Slots, ticks and lanes are explained in `fedjax_sim.types`, families in
+`fedjax_sim.engine.planning.lanes`.
 
 Each of the three can be batched by `vmap`, which does as many steps of a loop for every member as
 the longest of its batch needs, or run one member after another, each with its own number of steps.
-Systems do not know which is used; `fedjax_sim.engine.placement` decides.
+Systems do not know which is used; `fedjax_sim.engine.planning.placement` decides.
 """
 
 from collections.abc import Callable

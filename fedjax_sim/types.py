@@ -81,7 +81,7 @@ class Plan(NamedTuple):
         another.
       client_devices: Devices of the mesh axis "clients", over which the slots of a tick are split.
       family_size: Lanes of one family that are batched by `vmap` (axis name "family"); see
-        `fedjax_sim.engine.lanes`.
+        `fedjax_sim.engine.planning.lanes`.
       static_trips: Whether every slot's loop makes as many trips as the longest slot of any tick
         needs, if that is known, the later ones masked, so that an accelerator need not ask the host
         how often to repeat it.

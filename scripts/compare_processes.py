@@ -113,7 +113,7 @@ def work(
     """Be one of the processes; the first one writes a file."""
     import jax
 
-    from fedjax_sim.engine.processes import is_first, join_processes
+    from fedjax_sim.engine.machine.processes import is_first, join_processes
 
     jax.config.update("jax_num_cpu_devices", devices)
     if processes > 1:

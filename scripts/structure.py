@@ -1,6 +1,6 @@
 """Count the rooms of the package and the imports between them, from the source alone.
 
-    python scripts/structure.py [CHECKOUT]
+    python scripts/structure.py [CHECKOUT] [--inside FOLDER]
 
 A room is a top-level folder of `fedjax_sim`, or a file in its root. An arrow A -> B means that a
 file of room A imports a module of room B, anywhere in its text. A room that imports nothing is on
@@ -8,6 +8,9 @@ floor 1; every other room is one floor above the highest room that it imports. R
 each other form a circle and share a floor. An upward arrow is one that the table `ALLOWED` in the
 checkout's `tests/test_imports.py` does not allow. For a checkout without this table, the arrows
 that lie on circles are counted instead.
+
+With `--inside engine` the level is that folder instead: its rooms are its folders and files, its
+face (`__init__.py`) counts as none, and what is imported from outside does not count.
 
 The face of the package (`fedjax_sim/__init__.py`) names every room in a block for type checkers,
 as `from fedjax_sim import ROOM`. These lines use nothing of the rooms and count as no arrows.
@@ -59,18 +62,59 @@ def imports_of(module: str, modules: Mapping[str, Path]) -> set[str]:
     return found - {module}
 
 
-def room_of(module: str) -> str:
-    """Name the room of a module: its top-level folder or root file."""
-    return module.split(".")[0] or FACE
+def room_of(module: str, folder: str = "") -> str:
+    """Name the room of a module: its folder or file within a folder; by default in the root."""
+    return module.removeprefix(f"{folder}." if folder else "").split(".")[0] or FACE
 
 
-def arrows_of(package: Path) -> dict[str, set[str]]:
-    """Find which rooms each room of a package imports."""
+def arrows_of(package: Path, folder: str = "") -> dict[str, set[str]]:
+    """Find which rooms each room of a package imports.
+
+    Args:
+      package: The package's folder.
+      folder: A folder inside it, such as "engine" or "engine.planning", whose rooms are meant.
+    """
     modules = modules_of(package)
-    arrows: dict[str, set[str]] = {room_of(module): set() for module in modules}
-    for module in modules:
-        arrows[room_of(module)] |= {room_of(name) for name in imports_of(module, modules)}
-    return {room: targets - {room} for room, targets in arrows.items()}
+    inside = {name for name in modules if name.startswith(f"{folder}.")} if folder else {*modules}
+    arrows: dict[str, set[str]] = {room_of(module, folder): set() for module in inside}
+    for module in inside:
+        targets = imports_of(module, modules) & inside
+        arrows[room_of(module, folder)] |= {room_of(name, folder) for name in targets}
+    return {room: arrows[room] - {room} for room in sorted(arrows)}
+
+
+def file_arrows_of(package: Path, folder: str) -> Graph:
+    """Find which files below a folder of a package import each other; faces count as none."""
+    modules = modules_of(package)
+    inside = {
+        name
+        for name, path in modules.items()
+        if name.startswith(f"{folder}.") and path.stem != FACE
+    }
+    return {module: imports_of(module, modules) & inside for module in inside}
+
+
+def print_level(graph: Graph) -> None:
+    """Print the floors of a level."""
+    floors = floors_of(graph)
+    for number in range(max(floors.values()), 0, -1):
+        print(f"floor {number:2}: {', '.join(room for room in graph if floors[room] == number)}")
+
+
+def print_inside(package: Path, folder: str) -> None:
+    """Print the figures of a folder of a package."""
+    level, files = arrows_of(package, folder), file_arrows_of(package, folder)
+    print_level(level)
+    num_arrows = sum(map(len, level.values()))
+    rooms = (name for name in level if (package / folder.replace(".", "/") / name).is_dir())
+    within = (arrows_of(package, f"{folder}.{name}") for name in rooms)
+    num_within = sum(len(targets - {FACE}) for graph in within for targets in graph.values())
+    print(
+        f"rooms {len(level)}, arrows {num_arrows}, with those inside rooms "
+        f"{num_arrows + num_within}, floors {max(floors_of(level).values())}, circles "
+        f"{len(circles_of(level))}; files {len(files)}, arrows between files "
+        f"{sum(map(len, files.values()))}, circles {len(circles_of(files))}"
+    )
 
 
 def reachable(graph: Graph) -> dict[str, set[str]]:
@@ -145,11 +189,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     here = Path(__file__).resolve().parents[1]
     parser.add_argument("checkout", nargs="?", type=Path, default=here)
-    checkout = parser.parse_args().checkout
+    parser.add_argument("--inside", metavar="FOLDER", help="a folder of the package")
+    arguments = parser.parse_args()
+    checkout = arguments.checkout
+    if arguments.inside:
+        print_inside(checkout / PACKAGE, arguments.inside)
+        return
     graph, allowed = arrows_of(checkout / PACKAGE), allowed_in(checkout)
     floors = floors_of(graph)
-    for number in range(max(floors.values()), 0, -1):
-        print(f"floor {number:2}: {', '.join(room for room in graph if floors[room] == number)}")
+    print_level(graph)
     upward = upward_arrows(graph, allowed)
     kind = "upward arrows" if allowed is not None else "arrows on circles"
     print(

@@ -21,7 +21,7 @@ from hypothesis import settings
 from threadpoolctl import threadpool_limits
 
 from fedjax_sim.compression import BlockQuantization
-from fedjax_sim.engine.compile_meter import COMPILE_EVENT
+from fedjax_sim.engine.machine.compiling import COMPILE_EVENT
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "(tensorflow_datasets|etils|google|h5netcdf|haiku|matplotlib|xarray).*",
         "ignore::pytest.PytestUnraisableExceptionWarning",
         # Tiny problems often end at chance.
-        "ignore::fedjax_sim.engine.bad_lanes.LaneWarning",
+        "ignore::fedjax_sim.results.runs.LaneWarning",
         # Another worker is still writing this entry. JAX compiles the program then.
         "ignore:Error reading persistent compilation cache entry",
         # On Python 3.14, Hypothesis counts references to its own generator in the old way.

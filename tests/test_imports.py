@@ -47,11 +47,15 @@ ALLOWED = {
         "diagnostics"
     ),
     "systems": "types settings trees streams batching timelines compression clients server",
-    "engine": "types events lifecycle settings checking targets trees streams batching diagnostics",
+    "results": "types lifecycle settings checking diagnostics",
+    "engine": (
+        "types events lifecycle settings checking targets trees streams batching diagnostics "
+        "results"
+    ),
     "theory": "types settings checking privacy diagnostics systems",
-    "__init__": "types settings systems engine",
-    "reporting": "types lifecycle settings checking diagnostics engine __init__",
-    "launch": "types lifecycle settings checking engine reporting",
+    "__init__": "types settings systems engine results",
+    "reporting": "types lifecycle settings checking diagnostics results __init__",
+    "launch": "types lifecycle settings checking engine results reporting",
     "cli": "*",
     "__main__": "cli",
 }
@@ -71,10 +75,12 @@ def tree_of(module: str) -> ast.Module:
 
 
 def public_names(module: str) -> list[str]:
-    """Read `__all__` of a module."""
+    """Read `__all__` of a module. A room inside the engine is asked for its files by name."""
     for node in tree_of(module).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)
+    if module.startswith("engine.") or module == "results":
+        return []
     raise AssertionError(f"{MODULES[module]} has no __all__")
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from experiments.harness.experiment import Arguments
-from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.engine.runs import Run, join_runs, load
+from fedjax_sim.engine.shares import Unit, divide
 from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.lifecycle import read_json, seal_json, write_whole
+from fedjax_sim.results.runs import Run, join_runs, load
 from fedjax_sim.settings import ConfigError
 
 IDENTITY = "experiment.json"
@@ -123,7 +123,7 @@ class ExperimentPart:
 
 
 class SweepShare:
-    """A part's share of one sweep; see `fedjax_sim.engine.sweeps.Share`."""
+    """A part's share of one sweep; see `fedjax_sim.engine.shares.Share`."""
 
     def __init__(self, part: ExperimentPart, name: str, turn: int):
         """Describe the share.

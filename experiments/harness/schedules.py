@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine.drawing import draw_timelines
+from fedjax_sim.engine.planning.drawing import draw_timelines
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ClientDelays, draw_client_rates
 from fedjax_sim.types import System, Timeline

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from fedjax_sim.cli.parser import PARTITION_FLAGS
-from fedjax_sim.engine.placement import Layout
+from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.lifecycle import nearest
 from fedjax_sim.reporting.results import AXES, UNFINISHED
 from fedjax_sim.settings import ConfigError

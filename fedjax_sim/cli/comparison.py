@@ -13,9 +13,9 @@ from fedjax_sim.cli.arguments import (
     read_number,
 )
 from fedjax_sim.cli.defaults import Defaults
-from fedjax_sim.engine.drawing import count_ticks, measure_plan, request_timelines
-from fedjax_sim.engine.summaries import label_of
+from fedjax_sim.engine.planning.drawing import count_ticks, measure_plan, request_timelines
 from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results.summaries import label_of
 from fedjax_sim.settings import ConfigError, check, fields, parse
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import ClientDelays, Trace

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fedjax_sim.cli.arguments import check_name, read_whole
-from fedjax_sim.engine.runs import Run
 from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
@@ -16,6 +15,7 @@ from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.reporting.results import UNFINISHED, Folder
+from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
 
 LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}

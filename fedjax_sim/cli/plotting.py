@@ -9,8 +9,8 @@ import xarray as xr
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import check_metrics, read_axes
 from fedjax_sim.cli.tables import make_console, print_json, print_results
-from fedjax_sim.engine.summaries import summary
 from fedjax_sim.reporting import plots, results
+from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.diagnostics import average_predictions, reliability, score_predictions
-from fedjax_sim.engine.runs import Run
-from fedjax_sim.engine.summaries import label_of, settings_of
+from fedjax_sim.results.runs import Run
+from fedjax_sim.results.summaries import label_of, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

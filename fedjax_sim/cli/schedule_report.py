@@ -18,9 +18,9 @@ from fedjax_sim.diagnostics.fairness import (
     time_to_first,
     update_share,
 )
-from fedjax_sim.engine.records import environment
 from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results.records import environment
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ClientDelays, Groups, draw_client_rates
 from fedjax_sim.types import EMPTY, Timeline

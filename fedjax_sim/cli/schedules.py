@@ -7,7 +7,7 @@ from fedjax_sim.cli import comparison, schedule_report
 from fedjax_sim.cli.arguments import check_name, read_seeds, read_settings
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.tables import make_console, print_json, print_table
-from fedjax_sim.engine.placement import keep_compiled, use_cores
+from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.settings import ConfigError
 
 

@@ -11,10 +11,10 @@ import xarray as xr
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_sim.engine.records import to_json
-from fedjax_sim.engine.summaries import flagged, label_of, settings_of
 from fedjax_sim.lifecycle import is_terminal
 from fedjax_sim.reporting.targets import first_reach, median_reach
+from fedjax_sim.results.records import to_json
+from fedjax_sim.results.summaries import flagged, label_of, settings_of
 
 SHOWN = (("accuracy", "loss"), ("objective", "mean_field"))
 """Metrics in the table, for classification and for expectation maximisation."""

@@ -24,16 +24,17 @@ from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
-from fedjax_sim.engine.bad_lanes import LaneWarning
-from fedjax_sim.engine.division import Unit
-from fedjax_sim.engine.options import ANY_JAX
-from fedjax_sim.engine.placement import check_layout, check_precision, keep_compiled, use_cores
-from fedjax_sim.engine.processes import join_processes, on_first
-from fedjax_sim.engine.sweeps import survey_lanes, sweep
+from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+from fedjax_sim.engine.machine.processes import join_processes, on_first
+from fedjax_sim.engine.planning.placement import check_layout, check_precision
+from fedjax_sim.engine.request import ANY_JAX
+from fedjax_sim.engine.shares import Unit, survey_lanes
+from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Tracker
 

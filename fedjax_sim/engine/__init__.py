@@ -1,15 +1,19 @@
 """The engine: draw schedules, decide what runs where, replay the schedules through an algorithm.
 
-It knows no system and no problem. Start reading with `groups`, which shows the order; `sweeps`
-checks a caller's inputs, and `pieces` calls `groups` for as many lanes at a time as fit in
-`memory`. With several `processes` all of them make the same calls. `drawing` draws the schedules
-(phase one). `schedule` cuts them to length and plans where old models are kept, with `store` and
-`held_models`. `lanes` and `placement` decide what runs together and on which device. `replay` runs
-the compiled program (phase two), `chunks` calls it, `watching` passes on what is known after each
-evaluation and lets a caller stop lanes, `starts` gives lanes their first models, and `curves`
-labels the results, which `runs` holds and `run_files` keeps. `division` divides the lanes among
-parts that run in several processes or on several machines. These modules use `checkpoint`,
-`progress`, `compile_meter` and `step_cost`.
+It knows no system and no problem. Rooms, in the order of a call:
+
+    sweeps     `sweep` and `simulate`: from a caller's inputs to labelled results
+    request    what was asked for, checked and listed as lanes
+    shares     which lanes run here, where a sweep is shared out
+    planning   phase one, on the host: schedules are drawn and laid out, lanes get devices
+    program    phase two: the compiled program that replays schedules
+    running    as many lanes at a time as fit in memory, chunk by chunk
+    resuming   checkpoints, and runs that go on
+    watching   progress, trackers, and callers that stop lanes
+    contract   what users write, checked
+    machine    memory, processes and compilers
+
+With several processes all of them make the same calls. `fedjax_sim.results` holds what comes out.
 
 What is deterministic. The same call on the same machine with the same versions gives the same bits,
 in one piece or resumed from a checkpoint; on a GPU only with the flag
@@ -21,11 +25,11 @@ Random numbers are those of JAX's implementation `jax_default_prng_impl`, which 
 records.
 """
 
-from fedjax_sim.engine.bad_lanes import CollapsedWarning, DivergedWarning, LaneWarning
-from fedjax_sim.engine.placement import Layout, keep_compiled, use_cores
-from fedjax_sim.engine.runs import Run, load
+from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.sweeps import simulate, sweep
 from fedjax_sim.engine.watching import Progress
+from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
 
 __all__ = [
     "CollapsedWarning",

@@ -3,68 +3,36 @@
 Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
 """
 
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked
-from fedjax_sim.engine.bad_lanes import warn_of_lanes
-from fedjax_sim.engine.checkpoint import remove_checkpoints
-from fedjax_sim.engine.compile_meter import CompileMeter
-from fedjax_sim.engine.curves import label_curves, label_lanes
-from fedjax_sim.engine.division import Unit, divide
-from fedjax_sim.engine.groups import plan_group, units_of
-from fedjax_sim.engine.identities import asked_of
-from fedjax_sim.engine.inputs import grid_of, list_lanes
-from fedjax_sim.engine.lanes import Lane, groups_of
-from fedjax_sim.engine.metric_names import describe_metrics
-from fedjax_sim.engine.options import Options, Precision, Resume
-from fedjax_sim.engine.pieces import run_in_pieces
-from fedjax_sim.engine.placement import Layout, keep_by_default
-from fedjax_sim.engine.runs import Run, join_lanes_of_trees
-from fedjax_sim.engine.starts import give_starts
+from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
+from fedjax_sim.engine.planning.placement import Layout
+from fedjax_sim.engine.request import (
+    Options,
+    Precision,
+    ProblemT,
+    Resume,
+    give_starts,
+    grid_of,
+    list_lanes,
+)
+from fedjax_sim.engine.running.pieces import locked, run_in_pieces
+from fedjax_sim.engine.shares import Share, asked_of_all, places_to_run, units_of_all
 from fedjax_sim.engine.watching import OnEvaluation
-from fedjax_sim.lifecycle import FolderLock
+from fedjax_sim.results.curves import label_curves, label_lanes
+from fedjax_sim.results.metric_names import describe_metrics
+from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import AnyProblem, HyperT, InfoT, Params, StateT, System, Tracker
-
-ProblemT = TypeVar("ProblemT", bound=AnyProblem)
-
-
-class Share(Protocol):
-    """A part of a study of several sweeps, whose parts meet in a folder."""
-
-    def find(self, asked: Mapping[str, Any]) -> Run | None:
-        """Return the whole sweep if all of its lanes have run, otherwise None.
-
-        Args:
-          asked: What identifies the sweep, see `fedjax_sim.engine.identities`.
-
-        Raises:
-          ConfigError: If lanes of another sweep are in its place.
-        """
-
-    def choose(self, units: Sequence[Unit[int]]) -> Collection[int]:
-        """Choose the lanes to run, possibly none.
-
-        Args:
-          units: All lanes of the sweep.
-        """
-
-    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
-        """Keep what ran, and return the whole sweep if it is complete now.
-
-        Args:
-          run: What ran; None if no lane was chosen.
-          asked: As in `find`.
-        """
+from fedjax_sim.types import HyperT, InfoT, Params, StateT, System, Tracker
 
 
 @checked
@@ -204,7 +172,7 @@ def sweep(
         watches, and with a checkpoint stretches of ticks that take about ten seconds.
       client_variance: Whether to measure `client_variance`, the sum of squared distances of the
         models that clients hold to the server's. Every server version that a client holds at a
-        later evaluation then stays in memory, see `fedjax_sim.engine.held_models`.
+        later evaluation then stays in memory, see `fedjax_sim.engine.planning.held_models`.
       keep_models: Whether to keep the model of every evaluation in host memory (a sampler's
         samples).
       checkpoint: Folder for checkpoints; None writes none. One process at a time writes to it.
@@ -230,7 +198,7 @@ def sweep(
         and should decide by that alone. A stopped lane stays stopped in a resumed run, also if the
         function is another one by then.
       trackers: What keeps metrics while lanes run, see `fedjax_sim.reporting.trackers`.
-      part: A part i (from 0) of n parts to run, as (i, n); see `fedjax_sim.engine.division`.
+      part: A part i (from 0) of n parts to run, as (i, n); see `fedjax_sim.engine.shares`.
       lanes: Numbers of the lanes to run, in the order of the flattened grid; all if None.
       share: Chooses the lanes to run, and exchanges them for the whole; see `Share`.
 
@@ -273,18 +241,18 @@ def sweep(
     if lanes is not None and (len(lanes) == 0 or max(lanes) >= num_lanes):
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
-    asked = {} if share is None else _asked_of_all(system, whole, options)
+    asked = {} if share is None else asked_of_all(system, whole, options)
     if share is not None and (found := share.find(asked)) is not None:
         return found
     keep_by_default()
     began = time.perf_counter()
     if share is not None:
-        lanes = share.choose(_units_of_all(system, whole, options))
+        lanes = share.choose(units_of_all(system, whole, options))
         if not lanes:
             return share.exchange(None, asked)
-    places = _places_to_run(system, whole, options, part, lanes)
+    places = places_to_run(system, whole, options, part, lanes)
     chosen = set(range(len(whole)) if places is None else places)
-    with CompileMeter() as meter, _locked(options):
+    with CompileMeter() as meter, locked(options):
         parts = run_in_pieces(system, whole, options, chosen)
     if places is None:
         curves = label_curves(parts, grid, system.name)
@@ -305,146 +273,3 @@ def sweep(
     run = Run(curves, models, [timelines[i] for i in order], hypers, samples)
     warn_of_lanes(curves)
     return run if share is None else share.exchange(run, asked)
-
-
-@checked
-def survey_lanes(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
-    *,
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: Above0 | None = None,
-    num_ticks: Count | None = None,
-    max_lanes: Count | None = None,
-) -> list[Unit[int]]:
-    """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
-
-    Schedules are drawn; nothing is trained.
-
-    Args:
-      system: The system.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      time_budget: As in `sweep`.
-      num_ticks: As in `sweep`.
-      max_lanes: As in `sweep`.
-
-    Returns:
-      The numbers of the lanes, in units that `divide` can divide among parts.
-
-    Raises:
-      ConfigError: If an input is not allowed.
-    """
-    options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return _units_of_all(system, lanes, options)
-
-
-def _asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:
-    """Collect what identifies a sweep whose parts may run on machines of several kinds.
-
-    Programs are therefore those of one lane and one tick on a CPU.
-    """
-    short = dataclasses.replace(
-        options,
-        time_budget=None,
-        num_ticks=1,
-        layout=Layout(lane_devices=1, client_devices=1),
-        checkpoint=None,
-        devices=tuple(jax.local_devices(backend="cpu")[:1]),
-    )
-    planned = [plan_group(system, group[:1], short) for group in groups_of(lanes)]
-    programs = [each.on_devices().program_digest() for each in planned]
-    return {**asked_of(system, lanes, options), "program": programs}
-
-
-def _units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:
-    """List the units of all groups."""
-    return [unit for group in groups_of(lanes) for unit in units_of(system, group, options)]
-
-
-def _places_to_run(
-    system: System,
-    lanes: list[Lane],
-    options: Options,
-    part: tuple[Whole, Count] | None,
-    chosen: Collection[int] | None,
-) -> list[int] | None:
-    """List the places of the lanes to run, ascending; None for all lanes."""
-    if part is not None:
-        number, num_parts = map(int, part)
-        return sorted(divide(_units_of_all(system, lanes, options), num_parts)[number])
-    if chosen is None:
-        return None
-    return sorted({int(place) for place in chosen})
-
-
-@contextlib.contextmanager
-def _locked(options: Options) -> Iterator[None]:
-    """Lock the folder of checkpoints, if there is one; without `resume`, remove older ones."""
-    if options.checkpoint is None:
-        yield
-        return
-    try:
-        options.checkpoint.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(options.checkpoint)
-    except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
-        raise ConfigError("checkpoint", str(options.checkpoint), allowed) from None
-    try:
-        if not options.resume:
-            for part in options.checkpoint.glob("part_*"):
-                remove_checkpoints(part)
-        yield
-    finally:
-        lock.release()
-
-
-@checked
-def lower_sweep(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
-    *,
-    devices: Sequence[Any],
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    num_ticks: Count,
-    num_evals: Count = 25,
-    layout: Layout = Layout(),
-    precision: Precision = "float32",
-) -> list[jax.stages.Lowered]:
-    """Lower the programs of a sweep for devices that need not exist; nothing learns.
-
-    Args:
-      system: The system.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      devices: Devices, or descriptions of them from `jax.experimental.topologies`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      num_ticks: As in `sweep`.
-      num_evals: As in `sweep`.
-      layout: As in `sweep`.
-      precision: As in `sweep`.
-
-    Returns:
-      One program, of one chunk of evaluations, for each group of lanes.
-
-    Raises:
-      ConfigError: If an input is not allowed.
-    """
-    options = Options(
-        time_budget=None,
-        num_ticks=num_ticks,
-        num_evals=num_evals,
-        layout=layout,
-        precision=precision,
-        devices=tuple(devices),
-    )
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return [plan_group(system, group, options).on_devices().lower() for group in groups_of(lanes)]

@@ -2,7 +2,7 @@
 
 Lanes do not communicate. A *part* of a study is some of its lanes: whole groups of equal program
 and schedule, balanced by the local steps that are known before anything is compiled
-(`fedjax_sim.engine.division`). Each part runs alone, into a folder that is its own, and `merge`
+(`fedjax_sim.engine.shares`). Each part runs alone, into a folder that is its own, and `merge`
 writes what the whole run would have written; with a layout that is given, the same bits.
 
 By hand, on any machines:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.engine.runs import Run, join_runs, load_runs
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.lifecycle import say
 from fedjax_sim.reporting.results import Results, first_difference, load
+from fedjax_sim.results.runs import Run, join_runs, load_runs
 from fedjax_sim.settings import ConfigError
 
 OWN = ("part", "files", "device")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.engine.division import Unit, divide
+from fedjax_sim.engine.shares import Unit, divide
 from fedjax_sim.lifecycle import read_record, say, write_record
 from fedjax_sim.settings import ConfigError
 

@@ -12,11 +12,10 @@ from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
-    from fedjax_sim.engine.options import Precision, Resume
-    from fedjax_sim.engine.placement import Layout
-    from fedjax_sim.engine.runs import Run
-    from fedjax_sim.engine.sweeps import ProblemT
+    from fedjax_sim.engine.planning.placement import Layout
+    from fedjax_sim.engine.request import Precision, ProblemT, Resume
     from fedjax_sim.engine.watching import OnEvaluation
+    from fedjax_sim.results.runs import Run
     from fedjax_sim.types import HyperT, InfoT, Params, StateT, System
 
 CALL = "call.pkl"
@@ -98,13 +97,11 @@ def sweep(
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
     """
-    from fedjax_sim.engine.bad_lanes import warn_of_lanes
-    from fedjax_sim.engine.inputs import check_call, grid_of, list_lanes
-    from fedjax_sim.engine.options import Options
-    from fedjax_sim.engine.placement import Layout
-    from fedjax_sim.engine.runs import join_runs
+    from fedjax_sim.engine.planning.placement import Layout
+    from fedjax_sim.engine.request import Options, check_call, grid_of, list_lanes
     from fedjax_sim.launch.parts import parts_in
     from fedjax_sim.lifecycle import read_record, write_record
+    from fedjax_sim.results.runs import join_runs, warn_of_lanes
     from fedjax_sim.settings import ConfigError, plain
 
     launcher.check()

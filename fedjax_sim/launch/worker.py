@@ -11,14 +11,14 @@ from pathlib import Path
 import cloudpickle
 import jax
 
-from fedjax_sim.engine.bad_lanes import LaneWarning
-from fedjax_sim.engine.division import Unit
-from fedjax_sim.engine.placement import keep_compiled, use_cores
-from fedjax_sim.engine.sweeps import survey_lanes, sweep
+from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+from fedjax_sim.engine.shares import Unit, survey_lanes
+from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.launch.jobs import RESUME
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.launch.sweeps import RUN, read_pickle
 from fedjax_sim.lifecycle import exit_code_of, write_sealed
+from fedjax_sim.results.runs import LaneWarning
 
 SURVEYED = (
     *("system", "problem", "hyper", "seeds", "settings", "time_budget", "num_ticks", "max_lanes"),

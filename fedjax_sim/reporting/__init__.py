@@ -4,7 +4,7 @@
 because matplotlib is slow to load.
 """
 
-from fedjax_sim.engine.summaries import summary
 from fedjax_sim.reporting.results import Folder, Results, load, save
+from fedjax_sim.results.summaries import summary
 
 __all__ = ["Folder", "Results", "load", "save", "summary"]

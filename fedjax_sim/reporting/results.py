@@ -5,7 +5,7 @@
                    `xarray.open_datatree(path)["fedavg"]`, or `load(folder).curves["fedavg"]`
     models.nc, samples.nc, timelines.nc, settings.json
                    the rest of what `sweep` returned; `fedjax_sim.load(folder, "fedavg")` reads all
-    summary.json   final values, see `fedjax_sim.engine.summaries.summary`
+    summary.json   final values, see `fedjax_sim.results.summaries.summary`
     config.json    resolved settings, versions, commit, device, and the SHA-256 of all other files
     *.png          pictures
     checkpoint/    from which an unfinished run is resumed, and a longer one goes on
@@ -27,18 +27,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from fedjax_sim.checking import checked
-from fedjax_sim.engine.records import environment, to_json
-from fedjax_sim.engine.run_files import (
-    CURVES,
-    Kept,
-    check_files,
-    files_in,
-    files_of,
-    read_arrays,
-    write_arrays,
-    write_tables,
-)
-from fedjax_sim.engine.summaries import summary
 from fedjax_sim.lifecycle import (
     LOCK,
     FolderLock,
@@ -51,6 +39,18 @@ from fedjax_sim.lifecycle import (
     write_record,
     write_whole,
 )
+from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.run_files import (
+    CURVES,
+    Kept,
+    check_files,
+    files_in,
+    files_of,
+    read_arrays,
+    write_arrays,
+    write_tables,
+)
+from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from benchmarks.timing import in_turns
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.drawing import draw_timelines
+from fedjax_sim.engine.planning.drawing import draw_timelines
 from fedjax_sim.models import MLP, LogisticRegression
 from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import make_classification

@@ -14,7 +14,7 @@ from benchmarks.timing import in_turns, wall
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine import placement, step_cost
+from fedjax_sim.engine.planning import placement, step_cost
 from fedjax_sim.models import MLP, LeNet, LogisticRegression, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import Classification, make_classifications

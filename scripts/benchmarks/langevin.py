@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_sim
-from fedjax_sim.engine.compile_meter import COMPILE_EVENT
+from fedjax_sim.engine.machine.compiling import COMPILE_EVENT
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.systems import langevin
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.engine.drawing import request_timelines
+from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.systems import favano
 
 TICKS = 714

@@ -45,7 +45,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.engine.program.prepare import lower_sweep
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients

@@ -28,7 +28,7 @@ from benchmarks.timing import in_turns, wall
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.replay import Replay
+from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.models import CONVOLUTIONS, MLP, ResNet, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classification, make_gaussian_clients

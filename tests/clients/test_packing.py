@@ -24,8 +24,8 @@ from fedjax_sim.clients import (
     packing,
 )
 from fedjax_sim.clients.packing import Rows, lay_in_rows, run_in_rows
-from fedjax_sim.engine import groups
-from fedjax_sim.engine.placement import Placement
+from fedjax_sim.engine.planning.placement import Placement
+from fedjax_sim.engine.program import prepare
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classifications
@@ -367,7 +367,7 @@ def test_families_of_lanes(
         placement = Placement(
             1, lanes_at_once, lane_devices, 1, family_size=3, members=3, packed=True
         )
-        monkeypatch.setattr(groups, "choose", lambda *_, placement=placement, **__: placement)
+        monkeypatch.setattr(prepare, "choose", lambda *_, placement=placement, **__: placement)
         assert_same(sweep(), wide)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fedjax_sim import Plan
 from fedjax_sim.batching import map_families, map_lanes, map_slots
-from fedjax_sim.engine.placement import Placement
+from fedjax_sim.engine.planning.placement import Placement
 
 STEPS = jnp.array([5, 0, 2, 3, 1], "int32")
 VALUES = jnp.arange(10.0).reshape(5, 2)

@@ -25,10 +25,11 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.compression import BlockQuantization, ScaledSign, TopK
-from fedjax_sim.engine import checkpoint, groups, longer_runs
-from fedjax_sim.engine.checkpoint import Checkpoint
-from fedjax_sim.engine.chunks import _Pace
-from fedjax_sim.engine.identities import text_of
+from fedjax_sim.engine.program import prepare
+from fedjax_sim.engine.resuming import checkpoint, longer_runs
+from fedjax_sim.engine.resuming.checkpoint import Checkpoint
+from fedjax_sim.engine.running import groups
+from fedjax_sim.engine.running.chunks import _Pace
 from fedjax_sim.lifecycle import (
     STOPPED,
     FolderLock,
@@ -38,6 +39,7 @@ from fedjax_sim.lifecycle import (
     write_whole,
 )
 from fedjax_sim.reporting.trackers import CSV
+from fedjax_sim.results.records import text_of
 from fedjax_sim.timelines import ClientTable, Trace
 from fedjax_sim.types import LatentProblem
 
@@ -131,7 +133,7 @@ def test_a_killed_run_ends_with_the_same_bits(
             run(checkpoint=tmp_path)
     assert len(list(tmp_path.rglob("state-*"))) == 2
     done = note_saves(monkeypatch)
-    monkeypatch.setattr(groups, "request_timelines", refuse)
+    monkeypatch.setattr(prepare, "request_timelines", refuse)
     resumed = run(checkpoint=tmp_path, resume=True)
     assert done == [4, 5, 6, 7, 8], "three of the eight ticks had been done"
     assert_same_bits(resumed, unbroken)
@@ -145,7 +147,7 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
     whole = run(checkpoint=tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(groups, "request_timelines", refuse)
+        patch.setattr(prepare, "request_timelines", refuse)
         patch.setattr(groups, "replay_schedule", refuse)
         again = run(checkpoint=tmp_path, resume=True)
         assert_same_bits(again, whole)
@@ -395,7 +397,7 @@ def test_a_longer_run_keeps_the_layout(
     options = {"seeds": 3, "num_evals": 2, "checkpoint": tmp_path}
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **options)
     first = run(num_ticks=4)
-    choose, chosen = groups.choose, []
+    choose, chosen = prepare.choose, []
 
     def other(layout: Layout, **given: Any) -> Any:
         placement = choose(layout, **given)
@@ -404,7 +406,7 @@ def test_a_longer_run_keeps_the_layout(
         chosen.append(placement.lanes_at_once)
         return placement
 
-    monkeypatch.setattr(groups, "choose", other)
+    monkeypatch.setattr(prepare, "choose", other)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after(1, patch)
         run(num_ticks=8, resume=True)
@@ -469,14 +471,14 @@ def note_places(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 def note_stores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a growing list of the rows of the stores that are laid out."""
     rows: list[int] = []
-    whole = groups.lay_out
+    whole = prepare.lay_out
 
     def lay_out(*arguments: Any, **options: Any) -> Any:
         schedule = whole(*arguments, **options)
         rows.append(schedule.rows)
         return schedule
 
-    monkeypatch.setattr(groups, "lay_out", lay_out)
+    monkeypatch.setattr(prepare, "lay_out", lay_out)
     return rows
 
 

@@ -14,8 +14,8 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout
-from fedjax_sim.engine import groups
-from fedjax_sim.engine.placement import Placement
+from fedjax_sim.engine.planning.placement import Placement
+from fedjax_sim.engine.program import prepare
 
 FEDBUFF, FEDAVG = fedjax_sim.SYSTEMS["fedbuff"], fedjax_sim.SYSTEMS["fedavg"]
 BLOCKED = {"restart": "after_interaction"}
@@ -38,7 +38,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def choose(_: Layout, *, members: int, **facts: Any) -> Placement:
             return Placement(*placement, **sizes, members=members)
 
-        monkeypatch.setattr(groups, "choose", choose)
+        monkeypatch.setattr(prepare, "choose", choose)
 
     return placed
 
@@ -109,8 +109,8 @@ def test_without_a_fixed_layout_families_are_batched(
         chosen.append(whole(*inputs, **facts))
         return chosen[-1]
 
-    whole = groups.choose
-    monkeypatch.setattr(groups, "choose", choose)
+    whole = prepare.choose
+    monkeypatch.setattr(prepare, "choose", choose)
     run = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF, **BLOCKED), **OPTIONS)
     assert [(each.family_size, each.members) for each in chosen] == [(2, 3)]
     assert_same_lanes(run, alone)

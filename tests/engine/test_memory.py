@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.engine.memory import (
+from fedjax_sim.engine.machine.memory import (
     OutOfMemoryError,
     count_bytes,
     drop_programs_near_the_limit,

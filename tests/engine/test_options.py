@@ -13,8 +13,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine.compile_meter import CompileMeter
-from fedjax_sim.engine.drawing import request_timelines
+from fedjax_sim.engine.machine.compiling import CompileMeter
+from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.types import Hints
 
 ROOT = Path(fedjax_sim.__file__).parents[1]

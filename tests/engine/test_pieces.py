@@ -17,9 +17,10 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine import chunks, groups, memory, pieces
-from fedjax_sim.engine.drawing import count_ticks, measure_plan
-from fedjax_sim.engine.memory import Free
+from fedjax_sim.engine.machine import memory
+from fedjax_sim.engine.machine.memory import Free
+from fedjax_sim.engine.planning.drawing import count_ticks, measure_plan
+from fedjax_sim.engine.running import chunks, groups, pieces
 from tests.conftest import Regression
 from tests.engine.limited_sweep import Bowl
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine.placement import Placement, check_layout, choose
-from fedjax_sim.engine.step_cost import StepCost
+from fedjax_sim.engine.planning.placement import Placement, check_layout, choose
+from fedjax_sim.engine.planning.step_cost import StepCost
 
 
 def test_lanes_are_dealt_by_their_work() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.engine.program.prepare import lower_sweep
 from fedjax_sim.targets import is_for_cpu, tracing_for
 from fedjax_sim.types import PRECISIONS
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.engine.drawing import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
-from fedjax_sim.engine.schedule import (
+from fedjax_sim.engine.planning.drawing import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
+from fedjax_sim.engine.planning.schedule import (
     _steps_before_of_all,
     lay_out,
     pad_evaluations,
     steps_before,
 )
-from fedjax_sim.engine.store import store_rows
+from fedjax_sim.engine.planning.store import store_rows
 from fedjax_sim.types import EMPTY
 
 NAN, INF = np.nan, np.inf
@@ -323,7 +323,7 @@ def test_the_store_of_work_is_small_however_long_models_are_held() -> None:
 
 
 def test_the_example_of_the_docstring() -> None:
-    """The table in `fedjax_sim.engine.store` needs two rows and the scratch row."""
+    """The table in `fedjax_sim.engine.planning.store` needs two rows and the scratch row."""
     row, rows = store_rows(np.array([[0], [0], [1], [3]]), np.ones((4, 1), bool))
     assert rows == 3
     assert row.tolist() == [0, 1, 2, 0, 2]

@@ -12,9 +12,11 @@ import fedjax_sim
 from fedjax_sim import Plan
 from fedjax_sim.batching import look_ahead
 from fedjax_sim.clients import local_training
-from fedjax_sim.engine import drawing, groups
-from fedjax_sim.engine.drawing import draw_timelines, request_timelines, settings_read
-from fedjax_sim.engine.schedule import event_at, lay_out, without_repetition
+from fedjax_sim.engine.planning import drawing
+from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
+from fedjax_sim.engine.planning.schedule import lay_out, without_repetition
+from fedjax_sim.engine.planning.tables import event_at
+from fedjax_sim.engine.program import prepare
 from fedjax_sim.settings import fields
 from fedjax_sim.types import Event, Facts
 
@@ -48,7 +50,7 @@ def test_lanes_that_share_a_schedule_draw_it_once(
         drawn.append(len(seeds))
         return request_timelines(system, seeds, *others, **options)
 
-    monkeypatch.setattr(groups, "request_timelines", request)
+    monkeypatch.setattr(prepare, "request_timelines", request)
     system = SYSTEMS["fedbuff"]
     settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
     hyper = small(system, restart="after_interaction")

@@ -11,7 +11,7 @@ from jax import lax
 
 from fedjax_sim import models, problems
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine import step_cost
+from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.partition import iid
 
 

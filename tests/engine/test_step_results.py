@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS
-from fedjax_sim.engine.step_results import check_step
+from fedjax_sim.engine.contract import check_step
 from fedjax_sim.settings import ConfigError, real, struct
 from fedjax_sim.types import Event, Work
 

@@ -14,10 +14,10 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import Layout, datasets, models, partition, problems
-from fedjax_sim.engine.curves import NEVER, collapsed_at
-from fedjax_sim.engine.groups import plan_group
-from fedjax_sim.engine.lanes import Lane, stack_problems
-from fedjax_sim.engine.options import Options
+from fedjax_sim.engine.planning.lanes import Lane, stack_problems
+from fedjax_sim.engine.program.prepare import plan_group
+from fedjax_sim.engine.request import Options
+from fedjax_sim.results.curves import NEVER, collapsed_at
 from fedjax_sim.types import EMPTY, LatentProblem
 
 FAVANO, FEDBUFF, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedbuff", "fedavg"))

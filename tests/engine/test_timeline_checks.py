@@ -10,8 +10,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
-from fedjax_sim.engine import timeline_checks
-from fedjax_sim.engine.timeline_checks import check_values
+from fedjax_sim.engine import contract as timeline_checks
+from fedjax_sim.engine.contract import check_values
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError, count, real, struct
 from fedjax_sim.types import Work

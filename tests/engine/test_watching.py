@@ -12,10 +12,9 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout, Progress
-from fedjax_sim.engine.bad_lanes import warn_of_lanes
-from fedjax_sim.engine.curves import NEVER
-from fedjax_sim.engine.progress import Display
-from fedjax_sim.engine.runs import join_runs
+from fedjax_sim.engine.watching import Display
+from fedjax_sim.results.curves import NEVER
+from fedjax_sim.results.runs import join_runs, warn_of_lanes
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
 

@@ -14,7 +14,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, launch
-from fedjax_sim.engine.division import Unit
+from fedjax_sim.engine.shares import Unit
 from fedjax_sim.launch import sweeps, worker
 from fedjax_sim.launch.jobs import Job
 from fedjax_sim.launch.parts import LANES, keep_lanes

@@ -20,14 +20,14 @@ import xarray as xr
 import fedjax_sim
 from fedjax_sim.cli import launching, training
 from fedjax_sim.cli.commands import main
-from fedjax_sim.engine import groups
-from fedjax_sim.engine.division import Unit
-from fedjax_sim.engine.runs import load_runs
+from fedjax_sim.engine.running import groups
+from fedjax_sim.engine.shares import Unit
 from fedjax_sim.launch.jobs import Job
 from fedjax_sim.launch.merge import read_parts
 from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.lifecycle import PartError, Stopped, read_json, seal_json
 from fedjax_sim.reporting.results import Results, load
+from fedjax_sim.results.runs import load_runs
 from fedjax_sim.settings import ConfigError
 
 ROOT = Path(fedjax_sim.__file__).parents[1]

@@ -11,7 +11,7 @@ import jax
 import pytest
 from jax.experimental import multihost_utils
 
-from fedjax_sim.engine.processes import on_first
+from fedjax_sim.engine.machine.processes import on_first
 from fedjax_sim.lifecycle import (
     BAD_INPUT,
     EXIT_CODES,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import load, sweep
-from fedjax_sim.engine.progress import Display
+from fedjax_sim.engine.watching import Display
 from fedjax_sim.launch.jobs import Job, start_job
 from fedjax_sim.lifecycle import FolderLock, InputError, read_record, write_record
 from fedjax_sim.reporting import results, trackers

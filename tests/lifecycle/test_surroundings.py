@@ -157,7 +157,7 @@ def test_programs_that_cannot_be_kept_are_reported(
     jax.config.update("jax_compilation_cache_dir", None)
     try:
         for _ in range(2):  # As every sweep does.
-            fedjax_sim.engine.placement.keep_by_default()
+            fedjax_sim.engine.machine.compiling.keep_by_default()
         assert not jax.config.jax_enable_compilation_cache
     finally:
         for name, value in before.items():

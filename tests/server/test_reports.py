@@ -13,7 +13,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan, Timeline
 from fedjax_sim.compression import parse_compressor
-from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.engine.program.prepare import lower_sweep
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Memo, Wire

@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.engine.program.prepare import lower_sweep
 from fedjax_sim.events import DRAWN
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.partition import Partition

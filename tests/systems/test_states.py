@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Plan, System
-from fedjax_sim.engine import replay
+from fedjax_sim.engine.program import replay
 from fedjax_sim.types import LatentProblem
 from tests.systems.conftest import Kind
 

@@ -11,7 +11,6 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_sim.checking import checked
-from fedjax_sim.engine.summaries import client_metrics_of, label_of, metrics_of, settings_of
 from fedjax_sim.reporting.plots.fairness import clients_figure
 from fedjax_sim.reporting.plots.style import (
     TITLES,
@@ -22,6 +21,7 @@ from fedjax_sim.reporting.plots.style import (
     styled,
 )
 from fedjax_sim.reporting.results import AXES
+from fedjax_sim.results.summaries import client_metrics_of, label_of, metrics_of, settings_of
 
 GRID_POINTS = 1001
 LOG_SPAN = 100

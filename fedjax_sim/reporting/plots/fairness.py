@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.fairness import summarise_clients
-from fedjax_sim.engine.summaries import label_of, settings_of
 from fedjax_sim.reporting.plots.style import COLORS, GREY, LABELS, look, name_beside, styled
+from fedjax_sim.results.summaries import label_of, settings_of
 
 
 @checked

@@ -13,7 +13,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.mini_batches import fresh_examples
-from fedjax_sim.engine.sweeps import lower_sweep
+from fedjax_sim.engine.program.prepare import lower_sweep
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.systems import fedavg, langevin

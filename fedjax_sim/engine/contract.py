@@ -1,0 +1,313 @@
+"""What users write, checked: timelines, problems, algorithms, and what these return.
+
+What shows without tracing is checked when a sweep begins; models, losses, metrics and steps are
+checked where they are traced anyway, before anything learns.
+
+Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import typed_structure
+from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
+
+INTEGERS = ("clients", "steps", "version", "holds")
+"""Fields of a timeline that are whole numbers."""
+
+
+PIECE = 2**22
+"""Slots that are looked at together; so the check takes little memory."""
+
+
+def check_form(found: Any) -> None:
+    """Check what a timeline function returned when it was traced.
+
+    Whole numbers may be floats, as settings are while a timeline is traced.
+
+    Args:
+      found: Shapes and dtypes of what it returned.
+
+    Raises:
+      ConfigError: If it is no `Timeline`, or a field has the wrong shape or dtype.
+    """
+    if not isinstance(found, Timeline):
+        raise ConfigError("result of timeline", type(found).__name__, "a fedjax_sim.Timeline")
+    shape = found.clients.shape
+    for name, leaf in found._asdict().items():
+        is_real = np.issubdtype(leaf.dtype, np.integer) or np.issubdtype(leaf.dtype, np.floating)
+        if len(shape) != 2 or leaf.shape != (shape[:1] if name == "time" else shape) or not is_real:
+            letter, dims = "i" if name in INTEGERS else "f", "T" if name == "time" else "T, S"
+            allowed = f"{letter}[{dims}] for T ticks of S slots"
+            if len(shape) == 2:
+                allowed += f", here T = {shape[0]} and S = {shape[1]} by clients"
+            value = f"{leaf.dtype}{list(leaf.shape)}"
+            raise ConfigError(f"field {name} of the timeline", value, allowed)
+
+
+def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_slots: int) -> None:
+    """Check that whole numbers that were drawn as floats are whole.
+
+    Args:
+      fractions: For some fields the first value of each timeline that is no whole number of 32
+        bits, or 0, and its place among all slots: `[D]` each.
+      num_ticks: Ticks that were asked for; what comes later does not matter.
+      num_slots: Slots of a tick.
+
+    Raises:
+      ConfigError: If one is not.
+    """
+    for name, (values, places) in fractions.items():
+        for value, place in zip(np.asarray(values), np.asarray(places), strict=True):
+            tick, slot = divmod(int(place), num_slots)
+            if value != 0 and tick < num_ticks:
+                field = f"{name} of tick {tick} in slot {slot} of the timeline"
+                raise ConfigError(field, value.item(), "a whole number of 32 bits")
+
+
+def check_values(timeline: Timeline, num_ticks: int, num_clients: int) -> None:
+    """Check that there are enough ticks in order, and that slots name what exists.
+
+    Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
+
+    Args:
+      timeline: Leaves `[D, T, ...]` on the host.
+      num_ticks: Ticks that were asked for.
+      num_clients: Clients that slots can name.
+
+    Raises:
+      ConfigError: If ticks are missing, times go back, a client does not exist, a number of steps
+        is negative, a version does not exist yet, or a weight is not finite.
+    """
+    num, known, slots = timeline.clients.shape
+    if known < num_ticks:
+        raise ConfigError(
+            "number of ticks of the timeline", known, f"at least {num_ticks}, as asked"
+        )
+    if (goes_back := timeline.time[:, 1:] < timeline.time[:, :-1]).any():
+        row, tick = np.argwhere(goes_back)[0]
+        before, after = timeline.time[row, tick : tick + 2]
+        raise ConfigError(f"time of tick {tick + 1}", float(after), f"at least {before}")
+    rows = max(1, PIECE // max(1, num_ticks * slots))
+    ticks = max(1, PIECE // max(1, rows * slots))
+    for row in range(0, num, rows):
+        for tick in range(0, num_ticks, ticks):
+            piece = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
+            _check_slots(Timeline(*piece), num_clients, tick)
+
+
+def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
+    """Check the slots of some ticks, of which `first` is the first one's number."""
+    ticks = first + np.arange(timeline.time.shape[1])[:, None]
+    is_known = np.isfinite(timeline.time)[..., None]
+    is_filled = is_known & (timeline.clients != EMPTY)
+    largest = np.finfo("float64").max
+    for name, least, most, matters in (
+        ("clients", EMPTY, num_clients - 1, is_known),
+        ("steps", 0, np.iinfo("int32").max, is_filled),
+        ("version", 0, ticks, is_filled),
+        ("holds", 0, ticks + 1, is_filled),
+        ("weight", -largest, largest, is_filled),
+    ):
+        values = getattr(timeline, name)
+        wrong = ~((least <= values) & (values <= most)) & matters
+        if wrong.any():
+            place = tuple(np.argwhere(wrong)[0])
+            allowed = f"from {least} to {np.broadcast_to(most, values.shape)[place]}"
+            if name == "weight":
+                allowed = "finite"
+            field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"
+            raise ConfigError(field, values[place].item(), allowed)
+
+
+STATISTICS = "batch_stats"
+"""The collection of a flax module's variables with batch normalisation's running statistics."""
+
+
+def check_problem(system: System, problem: Any) -> None:
+    """Check that an object can be what a system learns, without calling it.
+
+    Args:
+      system: The system.
+      problem: The object.
+
+    Raises:
+      ConfigError: If it lacks a field or method, a method takes other arguments, it is no pytree of
+        arrays, or `counts` is not a whole number from 1 for each client.
+    """
+    kind = system.fit.learns
+    name = (problem if isinstance(problem, type) else type(problem)).__name__
+    members = [member for member in vars(kind) if not member.startswith("_")]
+    lacking = [member for member in members if not hasattr(problem, member)]
+    if lacking or isinstance(problem, type):
+        allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
+        if isinstance(problem, type):
+            allowed += ", not a class"
+        elif len(lacking) < len(members):
+            allowed += f"; it lacks {' and '.join(lacking)}"
+        raise ConfigError("problem", name, allowed)
+    for member in members:
+        if callable(asked := getattr(kind, member)):
+            _check_arguments(f"{member} of {name}", getattr(problem, member), asked)
+    for leaf in jax.tree.leaves(problem):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+            allowed = "a pytree of arrays, such as a class with @flax.struct.dataclass"
+            if leaf is not problem:
+                allowed += f"; it holds {type(leaf).__name__!r}"
+            raise ConfigError("problem", name, allowed)
+    counts = problem.counts
+    if np.ndim(counts) != 1 or not jnp.issubdtype(getattr(counts, "dtype", object), np.integer):
+        raise ConfigError("counts", _form(counts), "an array i32[N], the examples of each client")
+    if (least := int(np.asarray(counts).min(initial=1))) < 1:
+        raise ConfigError("counts", least, "at least 1, for every client")
+
+
+def _form(value: Any) -> str:
+    """Return dtype and shape of an array, such as "float32[3]", or else the name of the type."""
+    if hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
+
+
+def _check_arguments(field: str, method: Callable[..., Any], asked: Callable[..., Any]) -> None:
+    names = list(inspect.signature(asked).parameters)[1:]
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # Not everything that is callable tells.
+        return
+    try:
+        signature.bind(*names)
+    except TypeError:
+        allowed = f"a method that can be called with ({', '.join(names)})"
+        raise ConfigError(f"signature of {field}", str(signature), allowed) from None
+
+
+def check_model(model: Any) -> None:
+    """Check that all leaves of a model can be learnt. It may be described or traced.
+
+    Raises:
+      ConfigError: If a leaf does not hold real or complex numbers, or there is no leaf, or flax's
+        running statistics are among them.
+    """
+    if isinstance(model, Mapping) and jax.tree.leaves(model.get(STATISTICS)):
+        allowed = "left out or frozen: they are no parameters, and their gradient means nothing"
+        raise ConfigError("statistics in the model that init returns", STATISTICS, allowed)
+    leaves = jax.tree_util.tree_leaves_with_path(model)
+    if not leaves:
+        raise ConfigError("model that init returns", model, "a pytree with at least one array")
+    for path, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, np.inexact):
+            field = f"model{jax.tree_util.keystr(path)} that init returns"
+            raise ConfigError(field, _form(leaf), "an array of floating-point numbers")
+
+
+def check_loss(values: list[Any]) -> None:
+    """Check the loss of a mini-batch.
+
+    Args:
+      values: The leaves that the loss returns, described or traced.
+
+    Raises:
+      ConfigError: If it is not one real number.
+    """
+    if len(values) != 1 or values[0].shape or not jnp.issubdtype(values[0].dtype, np.floating):
+        found = ", ".join(map(_form, values))
+        raise ConfigError("loss of a mini-batch", found, "one real number, f[], such as a mean")
+
+
+def read_metrics(found: Any) -> dict[str, jax.Array]:
+    """Check the metrics that `evaluate` returned. Values may be traced.
+
+    Args:
+      found: What it returned.
+
+    Raises:
+      ConfigError: If they are no mapping from names to numbers or arrays.
+    """
+    if not isinstance(found, Mapping):
+        raise ConfigError("result of evaluate", _form(found), "a mapping from names to numbers")
+    for name, value in found.items():
+        if not isinstance(name, str):
+            raise ConfigError("name of a metric", name, "a string")
+        if not isinstance(value, (jax.Array, np.ndarray, np.generic, int, float)):
+            allowed = "a number, or an array of numbers"
+            raise ConfigError(f"metric {name}", _form(value), allowed)
+    return dict(found)
+
+
+def check_algorithm(found: Any) -> None:
+    """Check what a system's `algorithm` returned.
+
+    Args:
+      found: What it returned.
+
+    Raises:
+      ConfigError: If it is no `Algorithm`.
+    """
+    if not isinstance(found, Algorithm):
+        raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
+
+
+def check_step(state: Any, event: Event, result: Any, changes: Collection[str] = ()) -> None:
+    """Check that a step returns the next state, like the last one, and counts. Leaves are traced.
+
+    Args:
+      state: The state that the step was given.
+      event: The tick that it was given.
+      result: What it returned.
+      changes: The fields of the event that it replaced.
+
+    Raises:
+      ConfigError: If it is no pair, if the next state has another structure, or a leaf another
+        shape or dtype, if the counts are no NamedTuple, or if they do not tell who took part in a
+        changed event.
+    """
+    if type(result) is not tuple or len(result) != 2:
+        raise ConfigError("result of step", type(result).__name__, "the pair (state, info)")
+    after, info = result
+    if not hasattr(info, "_asdict"):
+        allowed = "a NamedTuple of numbers, such as fedjax_sim.types.Work"
+        raise ConfigError("info that step returns", type(info).__name__, allowed)
+    changed, slots = getattr(info, "event", None), event.clients.shape
+    if changes and not isinstance(changed, Event):
+        allowed = (
+            "the changed event, as in the Work of local training, because the step replaced "
+            f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
+            "within a tick, which changes nothing that is counted)"
+        )
+        raise ConfigError("field event of the info that step returns", changed, allowed)
+    if isinstance(changed, Event) and changed.clients.shape != slots:
+        allowed = f"{list(slots)}, the slots of the tick"
+        raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
+    had, has = typed_structure(state), typed_structure(after)
+    if had != has:
+        allowed = f"of the structure that init returns, {had.structure}"
+        raise ConfigError("state that step returns", has.structure, allowed)
+    leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True)
+    for (path, before), leaf in leaves:
+        was, now = jax.typeof(before), jax.typeof(leaf)
+        # A scan promotes what has no definite type, such as a number that Python made.
+        is_alike = was.dtype == now.dtype or was.weak_type or is_narrow(was.dtype)
+        if was.shape != now.shape or not is_alike:
+            name = f"state{jax.tree_util.keystr(path)} that step returns"
+            raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
+def keep_narrow(before: Any, after: Any) -> Any:
+    """Round a state to the narrow types that it had before a step, as settings have 32 bits."""
+
+    def kept(old: Any, new: Any) -> Any:
+        return new.astype(old.dtype) if is_narrow(jax.typeof(old).dtype) else new
+
+    return jax.tree.map(kept, before, after)

@@ -1,0 +1,535 @@
+"""Phase one: draw timelines that are long enough for every budget.
+
+A budget is a stretch of virtual time or a number of ticks. Timelines are drawn on the CPU, whatever
+learns later: they need sorts in 64 bits and little arithmetic.
+
+Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check_whole
+from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
+from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
+from fedjax_sim.engine.machine.processes import hash_programs
+from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.streams import stream
+from fedjax_sim.targets import tracing_for
+from fedjax_sim.trees import TypedStructure, typed_structure
+from fedjax_sim.types import EMPTY, Array, Key, System, Timeline
+
+MAX_TICKS = 2**24
+"""Longest schedule of a lane."""
+
+
+BYTES_OF_A_SLOT = 520
+"""Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""
+
+
+DRAWN_TOGETHER = 2**28
+"""Bytes that one call of the drawing program may take; for more timelines there are more calls."""
+
+
+BYTES_OF_A_PLANNED_SLOT = 40
+"""Memory that a drawn and laid out schedule takes for each slot of each tick."""
+
+
+KEPT_OF_A_SLOT = 24
+"""Bytes of these that stay until the sweep returns: the timeline."""
+
+
+SECONDS_OF_A_SLOT = 2e-6
+"""Time that drawing and laying out takes for each slot of each tick; 0.6 for FedAvg, 1.2 for FAVANO
+and 3.8 microseconds for FedBuff were measured with 2,000 clients and 20,000 ticks."""
+
+
+MOST_SECONDS = 3600.0
+"""Longest time that planning may take."""
+
+
+QUICKLY_COMPILED = 2**15
+"""Slots of all ticks up to which the drawing program is compiled quickly instead of well.
+
+Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds a slot instead of
+0.3 to 1. The last bit of a time may differ between the two.
+"""
+
+
+LEAST = (4, 128)
+"""Schedules, and ticks of each, that are drawn at least if they have few slots and clients.
+
+Drawing these takes milliseconds, and small sweeps of many sizes share a program.
+"""
+
+
+CLIENTS_AS_A_SLOT = 8
+"""Clients whose part in drawing a tick, such as a draw of its cohort, counts as that of a slot."""
+
+
+FURTHER = (32, 1.5)
+"""Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
+own."""
+
+
+def request_timelines(
+    system: System,
+    seeds: Sequence[int],
+    hypers: Sequence[Any],
+    *,
+    time_budget: float | None = None,
+    num_ticks: int | None = None,
+    goes_on: bool = False,
+) -> tuple[Timeline, np.ndarray]:
+    """Draw timelines that cover the budget.
+
+    Args:
+      system: The system.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
+      time_budget: Virtual time of a run; or else
+      num_ticks: server actions of a run.
+      goes_on: Whether a longer run may go on from the end: more ticks are drawn then, which show
+        what it will need.
+
+    Returns:
+      The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
+
+    Raises:
+      ConfigError: If the budget is too short for one tick, or too long.
+      OutOfMemoryError: If the timelines do not fit in memory.
+    """
+    first = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
+    if goes_on:
+        # Drawn at once: a second number of ticks would be a second program.
+        first = min(_with_further(first), MAX_TICKS)
+    try:
+        draw = partial(draw_timelines, system, seeds, hypers)
+        if num_ticks is not None:
+            timelines, ticks = lengthen_to_ticks(draw, num_ticks, first=first)
+        else:
+            assert time_budget is not None
+            overshoot = system.overshoot
+            timelines, ticks = lengthen_to_time(draw, time_budget, first=first, overshoot=overshoot)
+        if not goes_on:
+            return timelines, ticks
+        wanted = _with_further(int(ticks.max()))
+        if timelines.time.shape[1] < wanted:
+            timelines = draw(wanted)
+        return Timeline(*(leaf[:, :wanted] for leaf in timelines)), ticks
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        field = "time_budget" if num_ticks is None else "num_ticks"
+        value = time_budget if num_ticks is None else num_ticks
+        allowed = f"few enough for the schedule of {system.name} to fit in memory"
+        raise OutOfMemoryError(field, value, allowed) from None
+
+
+def _with_further(ticks: int) -> int:
+    """Add the ticks that are drawn for a run from which a longer one may go on."""
+    return FURTHER[0] + int(FURTHER[1] * ticks)
+
+
+def ticks_to_draw(
+    system: System, hypers: Sequence[Any], *, time_budget: float | None, num_ticks: int | None
+) -> int:
+    """Estimate how many ticks cover the budget of every lane.
+
+    Raises:
+      ConfigError: If they are too many for any machine.
+    """
+    if time_budget is None:
+        return num_ticks or 0
+    within = system.hints.ticks_within
+    expected = max(float(np.max(within(hyper, time_budget))) for hyper in hypers)
+    if expected > MAX_TICKS:
+        raise _too_long(time_budget)
+    return int(min(16 + 1.1 * expected, MAX_TICKS))
+
+
+class PlanSize(NamedTuple):
+    """What planning takes.
+
+    Attributes:
+      slots: Slots of all ticks of one schedule.
+      num: Number of schedules, D.
+    """
+
+    slots: int
+    num: int
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of each schedule, drawn and laid out."""
+        return BYTES_OF_A_PLANNED_SLOT * self.slots
+
+    @property
+    def kept_each(self) -> int:
+        """Bytes of each schedule that stay until the sweep returns."""
+        return KEPT_OF_A_SLOT * self.slots
+
+    @property
+    def bytes_fixed(self) -> int:
+        """Bytes that the calls of the drawing program take, one after another."""
+        return min(DRAWN_TOGETHER, BYTES_OF_A_SLOT * self.slots * self.num)
+
+
+def measure_plan(
+    system: System,
+    seeds: Sequence[int],
+    hypers: Sequence[Any],
+    *,
+    time_budget: float | None = None,
+    num_ticks: int | None = None,
+) -> PlanSize:
+    """Work out what planning will take, without drawing anything.
+
+    Args:
+      system: The system.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
+      time_budget: As in `request_timelines`.
+      num_ticks: As in `request_timelines`.
+
+    Raises:
+      ConfigError: If it would take hours.
+    """
+    ticks = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
+    num, slots = len(seeds), _traced(system, hypers[0]).slots
+    size = PlanSize(ticks * slots, num)
+    seconds = SECONDS_OF_A_SLOT * size.slots * num
+    if seconds > MOST_SECONDS:
+        field = "time_budget" if num_ticks is None else "num_ticks"
+        value = time_budget if num_ticks is None else num_ticks
+        allowed = (
+            f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
+            f"{system.name} would take about {seconds / 3600:.0f} hours"
+        )
+        raise ConfigError(field, value, allowed)
+    return size
+
+
+def count_ticks(
+    system: System,
+    seeds: Sequence[int],
+    hypers: Sequence[Any],
+    *,
+    time_budget: float | None = None,
+    num_ticks: int | None = None,
+) -> np.ndarray:
+    """Count the ticks that belong to the budget of every schedule, and keep no schedule.
+
+    So many are drawn at a time as fit in memory.
+
+    Args:
+      system: The system.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
+      time_budget: As in `request_timelines`.
+      num_ticks: As in `request_timelines`.
+
+    Returns:
+      `i64[D]`.
+
+    Raises:
+      ConfigError: As `request_timelines` and `measure_plan`.
+    """
+    budget: dict[str, Any] = {"time_budget": time_budget, "num_ticks": num_ticks}
+    size = measure_plan(system, seeds, hypers, **budget)
+    free = SHARE * free_on_host() - size.bytes_fixed
+    at_once = max(1, int(min(len(seeds), free // max(1, size.bytes_each))))
+    drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
+    return np.concatenate(
+        [request_timelines(system, seeds[few], hypers[few], **budget)[1] for few in drawn]
+    )
+
+
+def draw_timelines(
+    system: System, seeds: Sequence[int], hypers: Sequence[Any], num_ticks: int
+) -> Timeline:
+    """Draw timelines.
+
+    Args:
+      system: The system.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
+      num_ticks: Number of ticks, T.
+
+    Returns:
+      Leaves `[D, T, ...]` on the host, with times in 64 bits. A leaf that is the same at all ticks
+      takes the memory of one. Drawing and laying out takes about 40 bytes for each schedule, tick
+      and slot, and `DRAWN_TOGETHER`.
+    """
+    all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
+    slots = _traced(system, hypers[0]).slots
+    # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
+    # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
+    bits = 1 if len(seeds) * num_ticks * slots <= QUICKLY_COMPILED // 4 else 4
+    rounded, size = _round_up(num_ticks, bits), len(seeds)
+    if bits == 1:
+        size = _round_up(size, 1)
+        of_tick = max(slots, getattr(hypers[0], "num_clients", 0) // CLIENTS_AS_A_SLOT)
+        while rounded < LEAST[1] and 2 * size * rounded * of_tick <= QUICKLY_COMPILED // 4:
+            rounded *= 2
+        while size < LEAST[0] and 2 * size * rounded * of_tick <= QUICKLY_COMPILED // 4:
+            size *= 2
+    of_one = BYTES_OF_A_SLOT * rounded * slots
+    size = min(size, max(1, DRAWN_TOGETHER // of_one))
+    is_small = size * rounded * slots <= QUICKLY_COMPILED
+    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
+        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, rounded)
+        whole: list[np.ndarray] = []
+        for first in range(0, len(seeds), size):
+            # The last call draws its last timeline again until it is as large as the others.
+            rows = np.minimum(np.arange(first, first + size), len(seeds) - 1)
+            timelines, fractions = draw(all_seeds[rows], settings.take(rows))
+            check_whole(fractions, num_ticks, slots)
+            leaves = [np.asarray(leaf)[:, :num_ticks] for leaf in timelines]
+            whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
+            whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
+    drawn = Timeline(*whole)
+    num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
+    check_values(drawn, num_ticks, num_clients)
+    return drawn
+
+
+def _round_up(number: int, bits: int) -> int:
+    """Round up to a number of which only the leading bits are set: at most `bits`."""
+    unit = 1 << max(0, (number - 1).bit_length() - bits)
+    return -(-number // unit) * unit
+
+
+def _room_for(leaf: np.ndarray, num: int) -> np.ndarray:
+    """Make room for `[num, T, ...]`. What is the same at all ticks has room for one tick."""
+    is_constant = np.array_equal(leaf[:, 0], leaf[:, -1]) and bool((leaf == leaf[:, :1]).all())
+    if is_constant:
+        once = np.empty((num, 1, *leaf.shape[2:]), leaf.dtype)
+        return np.lib.stride_tricks.as_strided(
+            once, (num, *leaf.shape[1:]), (once.strides[0], 0, *once.strides[2:])
+        )
+    return np.empty((num, *leaf.shape[1:]), leaf.dtype)
+
+
+def _filled(into: np.ndarray, leaf: np.ndarray, first: int) -> np.ndarray:
+    """Write the timelines from `first` on, and return the array that holds them."""
+    known = leaf[: len(into) - first]
+    if into.strides[1] == 0 and not (known == known[:, :1]).all():
+        # Earlier timelines were the same at all ticks, these are not.
+        into = into.copy()
+    rows = slice(first, first + len(known))
+    if into.strides[1] == 0:
+        into[rows, :1] = known[:, :1]
+    else:
+        into[rows] = known
+    return into
+
+
+@functools.cache
+def _cpu() -> jax.Device:
+    """Return the device that draws.
+
+    Raises:
+      ConfigError: If JAX was started without its CPU backend.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        platforms = str(jax.config.jax_platforms)  # type: ignore[attr-defined]
+        allowed = f'"{platforms},cpu": schedules are drawn on the CPU'
+        raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
+
+
+def _draw(
+    timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
+) -> tuple[Timeline, dict[str, tuple[Array, Array]]]:
+    """Draw timelines, and find what `check_whole` refuses in those fields that are floats."""
+
+    def lane(seed: Any, varying: list[Any]) -> Timeline:
+        key = stream(jax.random.key(seed), "timeline")
+        return timeline(key, hypers.of_lane(varying), num_ticks)
+
+    drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
+    given = {name: getattr(drawn, name) for name in INTEGERS}
+    fractions = {
+        name: _first_fraction(drawn, leaf)
+        for name, leaf in given.items()
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
+    whole = {name: leaf.astype("int32") for name, leaf in given.items()}
+    return drawn._replace(**whole), fractions
+
+
+def _first_fraction(drawn: Timeline, values: Array) -> tuple[Array, Array]:
+    """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
+
+    Args:
+      drawn: Leaves `[D, T, ...]`.
+      values: `f[D, T, S]`, one of them.
+
+    Returns:
+      The value, `f[D]`, 0 if there is none, and its place among all slots, `i64[D]`.
+    """
+    is_filled = jnp.isfinite(drawn.time)[..., None] & (drawn.clients != EMPTY)
+    is_whole = (values == jnp.round(values)) & (jnp.abs(values) < 2**31)
+    is_wrong = (is_filled & ~is_whole).reshape(len(values), -1)
+    at = is_wrong.argmax(axis=1)
+    first = jnp.take_along_axis(values.reshape(len(values), -1), at[:, None], axis=1)[:, 0]
+    return jnp.where(is_wrong.any(axis=1), first, 0), at
+
+
+_draw_well = jax.jit(_draw, static_argnums=(0, 1))
+
+
+_draw_soon = jax.jit(_draw, static_argnums=(0, 1), compiler_options=COMPILED_QUICKLY)
+
+
+def settings_read(system: System, hyper: Any) -> list[bool]:
+    """Find out which numeric settings the timeline reads: one entry for each leaf of the settings.
+
+    A setting is read if the timeline's program has a path from it to a result.
+    """
+    return _traced(system, hyper).reads
+
+
+def timeline_digest(system: System, hyper: Any) -> str:
+    """Hash the program that draws schedules with these settings, or with others of equal parts."""
+    settings = stack_settings([hyper])
+    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
+        program = _draw_well.lower(system.timeline, LEAST[1], np.zeros(1, "int32"), settings)
+    return hash_programs(program)
+
+
+class _Traced(NamedTuple):
+    """What the program of a timeline shows.
+
+    Attributes:
+      reads: Which leaves of the settings it reads.
+      slots: Slots of a tick, S.
+    """
+
+    reads: list[bool]
+    slots: int
+
+
+def _traced(system: System, hyper: Any) -> _Traced:
+    """Trace a short timeline with these settings, or others of equal static parts."""
+    shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
+    return _trace(system.timeline, typed_structure(hyper), shapes)
+
+
+@functools.lru_cache(maxsize=256)
+def _trace(
+    timeline: Callable[[Key, Any, int], Timeline],
+    structure: TypedStructure,
+    shapes: tuple[tuple, ...],
+) -> _Traced:
+    with jax.enable_x64(True), tracing_for("cpu"):
+        closed, drawn = jax.make_jaxpr(
+            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), 2),
+            return_shape=True,
+        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
+    check_form(drawn)
+    program = closed.jaxpr
+    # From the results backwards. An equation with a program inside reads all its inputs.
+    needed = {id(var) for var in program.outvars}
+    for equation in reversed(program.eqns):
+        if any(id(var) in needed for var in equation.outvars):
+            needed |= {id(var) for var in equation.invars}
+    return _Traced([id(var) in needed for var in program.invars], drawn.clients.shape[1])
+
+
+def lengthen_to_ticks(
+    draw: Callable[[int], Timeline], num_ticks: int, *, first: int = 0
+) -> tuple[Timeline, np.ndarray]:
+    """Draw longer and longer timelines until `num_ticks` ticks of all lanes are known.
+
+    Args:
+      draw: From a number of ticks to leaves `[L, T, ...]`.
+      num_ticks: Ticks of every lane.
+      first: Number of ticks to draw first, if more than `num_ticks`.
+
+    Returns:
+      The timelines, and `i64[L]`, the ticks of each lane.
+
+    Raises:
+      ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
+    """
+    asked = max(num_ticks, first)
+    while asked <= MAX_TICKS:
+        timelines = draw(asked)
+        missing = np.isinf(timelines.time[:, :num_ticks])
+        if missing.any():
+            known = int(np.argmax(missing.any(axis=0)))
+            allowed = f"at most the {known} ticks that the trace holds"
+            raise ConfigError("num_ticks", num_ticks, allowed)
+        if not np.isnan(timelines.time[:, :num_ticks]).any():
+            return timelines, np.full(len(timelines.time), num_ticks)
+        asked *= 2
+    raise ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
+
+
+def lengthen_to_time(
+    draw: Callable[[int], Timeline], budget: float, *, first: int, overshoot: bool
+) -> tuple[Timeline, np.ndarray]:
+    """Draw longer and longer timelines until all lanes cover a budget of virtual time.
+
+    Args:
+      draw: From a number of ticks to leaves `[L, T, ...]`.
+      budget: Virtual time.
+      first: Number of ticks to draw first.
+      overshoot: As in `System`.
+
+    Returns:
+      The timelines, and `i64[L]`, the ticks of each lane.
+
+    Raises:
+      ConfigError: If the budget ends before the first tick, or too many ticks must be drawn.
+    """
+    asked = first
+    while asked <= MAX_TICKS:
+        timelines = draw(asked)
+        counts = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
+        known = [count for count in counts if count is not None]
+        if len(known) == len(counts):
+            if min(known) == 0:
+                acts = float(timelines.time[:, 0].max())
+                allowed = f"at least {acts:g}, when the server first acts"
+                raise ConfigError("time_budget", budget, allowed)
+            return timelines, np.asarray(known)
+        asked *= 2
+    raise _too_long(budget)
+
+
+def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int | None:
+    """Count the ticks that belong to a budget of virtual time.
+
+    Args:
+      time: `f64[T]`, times of the ticks.
+      budget: Virtual time.
+      overshoot: Whether a tick belongs to the budget if it begins before the budget's end, so that
+        the last one runs past it; otherwise it must act within the budget.
+
+    Returns:
+      The count; None if more ticks must be drawn to know it.
+    """
+    begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
+    with np.errstate(invalid="ignore"):
+        # A tick that acts at the budget's end belongs to it, whatever the last bit of its time.
+        is_early = begins < budget if overshoot else begins <= budget * (1 + 1e-12)
+        inside = is_early & ~np.isposinf(time)
+    unknown = np.isnan(time) | np.isnan(begins)
+    count = int(np.argmin(inside)) if not inside.all() else len(time)
+    return None if count == len(time) or unknown[count] else count
+
+
+def _too_long(time_budget: float) -> ConfigError:
+    allowed = f"short enough for fewer than {MAX_TICKS} ticks"
+    return ConfigError("time_budget", time_budget, allowed)

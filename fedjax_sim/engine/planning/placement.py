@@ -1,0 +1,409 @@
+"""Decide how lanes and slots are laid out on a machine.
+
+A batched layout (`vmap`) is wide and pads every slot to the longest of its batch. A mapped layout
+runs slots one after another, each with its own trip count, and each lane on one core.
+
+The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layout` and
+`scripts/benchmark.py sweep`; "operations" are those of one local step, see
+`fedjax_sim.engine.step_cost`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim.checking import Count, checked
+from fedjax_sim.engine.planning.step_cost import StepCost
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import PRECISIONS
+
+TINY = 1e4
+"""Operations below which a CPU batches lanes.
+
+300 lanes of FA-LD with 50 clients and 2 parameters take half the time; from 3e4 operations on a
+fifth or less is gained.
+"""
+
+
+IN_CACHE = 2**22
+"""Bytes of the weights and gradients of batched slots, above which a CPU runs them one by one.
+
+A batch of 20 slots against slots one by one, per step, on one core: 784-8-10 (1 MB) 1.33 times as
+fast with batches of 8, 1.08 with 32; 784-32-10 (4 MB) 1.03 with batches of 8; 784-128-10 (16 MB)
+0.71 to 0.89; 784-512-10 (64 MB) 0.45 to 0.77; LeNet 0.59 to 0.80; ResNet-20 0.34 to 0.55.
+"""
+
+
+LARGE = 4e6
+"""Operations of a local step above which a CPU runs one slot after another.
+
+784-8-10 with batches of 128 and 784-32-10 with batches of 32 (5e6 operations) take 1.08 and 1.06
+times as long in a batch on one core and as long on two, 784-32-10 with batches of 128 (2e7) 1.12
+and 1.19 times.
+"""
+
+
+NARROW = 32
+"""Columns up to which a CPU transposes matrices of parameters during local steps.
+
+XLA multiplies by a matrix with few columns slowly: of 784-8-10, 784-16-10 and 784-32-10 a step took
+1.7, 1.6 and 1.5 times as long with batches of 8, and 1.4, 1.5 and 1.3 times with batches of 32.
+With 64 columns and more nothing is gained.
+"""
+
+
+WIDEST = 2**31
+"""Columns up to which accelerators do so: all matrices.
+
+Gradients of matrices come out of JAX transposed; without it a GPU copies all weights back at every
+step.
+"""
+
+
+WORTH_PACKING = 0.9
+"""Steps run with packed slots over steps run without, up to which a GPU packs.
+
+Counted on programs compiled for an H200 and not measured: of four lanes or more, packing adds no
+launch to a local step, and five to a tick; of one lane it adds two to a local step (see
+`scripts/benchmark.py packing`). It writes and reads every slot's model once more. On a TPU the
+program for FAVANO with four lanes takes 0.65 times the operations, but 1.4 times the bytes and
+twice the instructions for a step, so TPUs do not pack unless they are asked to.
+"""
+
+
+WORTH_SPLITTING = 2e7
+"""Operations of a tick above which idle devices take slots."""
+
+
+LARGEST_IN_FAMILY = 1e7
+"""Operations above which a CPU gains nothing by batching a family.
+
+Nine step sizes of FA-LD on MNIST (9e6 operations) run 1.9 times as fast as a family; perceptrons of
+784-128-10 (2e7) run 1.00 times as fast.
+"""
+
+
+LARGEST_FAMILY = 2e8
+"""Operations of all members of a batched family together, beyond which the family is split."""
+
+
+DEVICES = "layout devices (lane_devices x client_devices)"
+"""What a message calls the number of devices that a layout asks for."""
+
+
+MOST_PADDED = 1.5
+"""Trips run over trips needed, beyond which batched lanes are split into batches."""
+
+
+@checked
+class Layout(NamedTuple):
+    """What a caller may fix; `None` leaves a choice to the measured rule of `choose`.
+
+    With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
+    families either, so that a lane's bits do not depend on which other lanes run.
+
+    Attributes:
+      slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
+      lanes_at_once: Whether the lanes on a device are batched, or run one after another.
+      lane_devices: Devices over which lanes are split.
+      client_devices: Devices over which the slots of each tick are split.
+      lane_batches: Batches into which a device's lanes are sorted by their work, if they are
+        batched.
+      packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
+        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
+        differ enough in their steps.
+    """
+
+    slots_at_once: Count | None = None
+    lanes_at_once: bool | None = None
+    lane_devices: Count | None = None
+    client_devices: Count | None = None
+    lane_batches: Count | None = None
+    packed: bool | None = None
+
+
+class Placement(NamedTuple):
+    """A layout with everything decided.
+
+    Attributes:
+      slots_at_once: As in `Layout`.
+      lanes_at_once: As in `Layout`.
+      lane_devices: As in `Layout`.
+      client_devices: As in `Layout`.
+      lane_batches: As in `Layout`.
+      family_size: Members of a family that are batched; 1 batches none.
+      members: Lanes of each family; the members of a family are adjacent among all lanes.
+      narrow: As in `Plan`.
+      packed: As in `Layout`.
+      devices: Devices to compile for, if these are only described; () for those there are.
+    """
+
+    slots_at_once: int
+    lanes_at_once: bool
+    lane_devices: int
+    client_devices: int
+    lane_batches: int = 1
+    family_size: int = 1
+    members: int = 1
+    narrow: int = 0
+    packed: bool = False
+    devices: tuple[Any, ...] = ()
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices of all processes as a mesh with axes "lanes" and "clients"."""
+        shape = (self.lane_devices, self.client_devices)
+        devices = (self.devices or jax.devices())[: shape[0] * shape[1]]
+        return jax.sharding.Mesh(np.asarray(devices).reshape(shape), ("lanes", "clients"))
+
+    @property
+    def platform(self) -> str:
+        """The kind of machine, such as "cpu" or "gpu"."""
+        return self.devices[0].platform if self.devices else jax.default_backend()
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the devices are only described, so that nothing can run on them."""
+        return bool(self.devices)
+
+    def layout(self) -> dict[str, Any]:
+        """Return what decides how a program computes, as text."""
+        return {name: str(value) for name, value in self._asdict().items() if name != "devices"}
+
+    def deal(self, work: np.ndarray) -> np.ndarray:
+        """Deal lanes to devices and batches: equal shares to devices, equal work within a batch.
+
+        Args:
+          work: `[L]`, local steps of each lane.
+
+        Returns:
+          The lane in each place, `i64[>= L]`, device by device and batch by batch, the members of a
+          batched family adjacent. Lanes are repeated until all places are filled.
+        """
+        families = np.arange(len(work)).reshape(-1, self.members)
+        padding = ((0, 0), (0, -self.members % self.family_size))
+        sets = np.pad(families, padding, mode="edge").reshape(-1, self.family_size)
+        parts = self.lane_devices * self.lane_batches
+        order = np.argsort(-work[sets[:, 0]], kind="stable") if parts > 1 else np.arange(len(sets))
+        full = np.concatenate([order, np.repeat(order[-1:], -len(sets) % parts)])
+        dealt = full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1)
+        return sets[dealt.ravel()].ravel()
+
+    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> tuple[int, int]:
+        """Count the rows into which slots are packed, enough for every tick.
+
+        Args:
+          steps: `i32[D or 1, ..., S]`, local steps of the slots of all ticks of D schedules. Axes
+            along which nothing changes may have length 1.
+          work: `[D, T]`, by which `deal` sorts lanes when it is summed over ticks.
+          row: `i64[L]`, the number of each lane's schedule.
+
+        Returns:
+          The rows for lanes that share them, and the rows for a lane that shares none; 0 if
+          slots are not packed.
+        """
+        if not self.packed:
+            return 0, 0
+        length, num_slots = max(1, int(steps.max(initial=0))), steps.shape[-1]
+        shares = np.arange(0, num_slots, -(-num_slots // self.client_devices))
+        totals = np.add.reduceat(steps, shares, axis=-1, dtype=np.int64)
+        totals = totals.reshape(len(steps), -1, len(shares))
+        of_lane = int(totals.max())
+        together = of_lane
+        # The members of a family share the steps of a row, and so do lanes of equal schedules.
+        lanes = self.deal(work.sum(axis=1, dtype=np.int64)[row])[:: self.family_size]
+        of_device = np.minimum(row[lanes], len(totals) - 1).reshape(self.lane_devices, -1)
+        if self.lanes_at_once and any((rows != rows[0]).any() for rows in of_device):
+            batches = of_device.reshape(self.lane_devices * self.lane_batches, -1)
+            together = max(int(totals[rows].sum(axis=0).max()) for rows in batches)
+        return max(1, -(-together // length)), max(1, -(-of_lane // length))
+
+
+def check_layout(layout: Layout) -> None:
+    """Check a layout as a whole.
+
+    Raises:
+      ConfigError: If there are fewer devices than the layout asks for, or its fields do not go
+        together.
+    """
+    Layout(*layout)  # Checks fields that were replaced.
+    if layout.packed and layout.slots_at_once is not None:
+        allowed = "false with slots_at_once, because packed slots share rows and not batches"
+        raise ConfigError("layout.packed", True, allowed)
+    wanted, there = (layout.lane_devices or 1) * (layout.client_devices or 1), jax.device_count()
+    if wanted > there:
+        raise ConfigError(DEVICES, wanted, f"at most the {there} there are")
+    if jax.process_count() > 1:
+        _over_processes(layout, 1, there)
+
+
+def check_precision(precision: str) -> None:
+    """Check the name of a precision.
+
+    Raises:
+      ConfigError: If there is no such precision.
+    """
+    if precision not in PRECISIONS:
+        raise ConfigError("precision", precision, "one of " + ", ".join(PRECISIONS))
+
+
+def choose(
+    layout: Layout,
+    *,
+    rows: np.ndarray,
+    steps: np.ndarray,
+    cost: StepCost,
+    members: int = 1,
+    devices: tuple[Any, ...] = (),
+) -> Placement:
+    """Fill in what the caller left open.
+
+    Args:
+      layout: The caller's layout.
+      rows: `i64[L]`, the number of each lane's schedule, below D.
+      steps: `i32[D, ..., S]`, local steps of the slots of all ticks of D schedules. Axes along
+        which nothing changes may have length 1.
+      cost: What one local step costs.
+      members: Lanes of each family; the members of a family are adjacent.
+      devices: Devices to compile for, if these are only described; () for the local ones.
+    """
+    num_lanes = len(rows)
+    num_devices = len(devices) or jax.device_count()
+    if not devices and jax.process_count() > 1:
+        layout = _over_processes(layout, num_lanes, num_devices)
+    platform = devices[0].platform if devices else jax.default_backend()
+    on_cpu = platform == "cpu"
+    num_slots = steps.shape[-1]
+    longest = steps.max(axis=-1, initial=0)
+    padding = longest.sum() * num_slots / max(steps.sum(), 1)
+    for_lanes = layout.lane_devices or max(1, num_devices // (layout.client_devices or 1))
+    family_size = 1
+    if layout.lanes_at_once is None:
+        devices_per_family = for_lanes * members / num_lanes
+        operations = cost.operations if on_cpu else 0.0
+        family_size = _family_size(members, devices_per_family, operations)
+    num_sets = num_lanes // members * -(-members // family_size)
+    lane_devices = layout.lane_devices or min(for_lanes, num_sets)
+    # Batching pads: a CPU should batch only where that saves more than the padded steps cost.
+    gain = _batching_gain(cost, family_size * num_slots)
+    is_wide = not on_cpu or padding <= gain
+    # Lanes of a tiny model, such as hundreds of chains, are worth batching too, if their slots are
+    # batched and nearly all do the same steps.
+    is_even = int(steps.max(initial=0)) * steps.size <= gain * max(steps.sum(), 1)
+    is_tiny = cost.operations <= TINY and is_even
+    lanes_at_once = layout.lanes_at_once
+    if lanes_at_once is None:
+        lanes_at_once = not on_cpu or is_tiny
+    client_devices = layout.client_devices or 1
+    if layout.client_devices is None and layout.lane_devices is None and not lanes_at_once:
+        # Devices that have no lane take slots, if a tick has enough work to share.
+        work = cost.operations * family_size * steps.sum(axis=-1).mean()
+        if work >= WORTH_SPLITTING:
+            client_devices = max(1, min(num_devices // lane_devices, num_slots))
+    placement = Placement(
+        slots_at_once=min(layout.slots_at_once or (num_slots if is_wide else 1), num_slots),
+        lanes_at_once=lanes_at_once,
+        lane_devices=lane_devices,
+        client_devices=client_devices,
+        family_size=family_size,
+        members=members,
+        narrow=NARROW if on_cpu else WIDEST,
+        packed=bool(layout.packed),
+        devices=devices,
+    )
+    if layout.packed is None and layout.slots_at_once is None and platform == "gpu":
+        placement = placement._replace(packed=_packed_share(steps) <= WORTH_PACKING)
+    if not placement.lanes_at_once:
+        return placement
+    if placement.packed:
+        # The slots of all lanes fill the rows better than those of a batch.
+        return placement._replace(lane_batches=min(layout.lane_batches or 1, num_sets))
+    trips = longest.reshape(len(longest), -1)[rows if len(longest) > 1 else rows * 0]
+    batches = layout.lane_batches or _lane_batches(trips, placement)
+    return placement._replace(lane_batches=min(batches, num_sets))
+
+
+def _over_processes(layout: Layout, num_lanes: int, num_devices: int) -> Layout:
+    """Use every device of every process, because all processes take part in every program.
+
+    By default lanes, which do not communicate, take as many devices as divide the devices evenly,
+    and the slots of each tick the others.
+
+    Args:
+      layout: The caller's layout.
+      num_lanes: Lanes.
+      num_devices: Devices of all processes.
+
+    Raises:
+      ConfigError: If the caller's layout leaves devices idle.
+    """
+    shares = [num for num in range(1, num_devices + 1) if num_devices % num == 0]
+    lane_devices = layout.lane_devices
+    if lane_devices is None and layout.client_devices is not None:
+        lane_devices = num_devices // layout.client_devices
+    lane_devices = lane_devices or max(num for num in shares if num <= num_lanes)
+    client_devices = layout.client_devices or num_devices // lane_devices
+    if lane_devices * client_devices != num_devices:
+        allowed = f"{num_devices}, all devices of the {jax.process_count()} processes"
+        raise ConfigError(DEVICES, lane_devices * client_devices, allowed)
+    return layout._replace(lane_devices=lane_devices, client_devices=client_devices)
+
+
+def _family_size(members: int, devices: float, operations: float) -> int:
+    """Choose how many members of a family to batch, so that every device has work.
+
+    Args:
+      members: Lanes of the family.
+      devices: Devices per family.
+      operations: Of one local step; 0 if batches cannot be too large.
+    """
+    if operations > LARGEST_IN_FAMILY:
+        return 1
+    batches = max(1.0, devices, members * operations / LARGEST_FAMILY)
+    return -(-members // math.ceil(batches))
+
+
+def _lane_batches(trips: np.ndarray, placement: Placement) -> int:
+    """Choose how many batches to sort lanes into.
+
+    It is the least power of two with which at most `MOST_PADDED` times the needed trips are run.
+
+    Args:
+      trips: `i32[L, T]`, steps of the longest slot of each tick.
+      placement: The placement so far.
+    """
+    work, batches = trips.sum(axis=1, dtype=np.int64), 1
+    while batches * placement.lane_devices < len(trips) / placement.family_size:
+        dealt = placement._replace(lane_batches=batches).deal(work)
+        places = dealt.reshape(placement.lane_devices * batches, -1)
+        run = sum(trips[lanes].max(axis=0).sum(dtype=np.int64) * len(lanes) for lanes in places)
+        if run <= MOST_PADDED * work[places].sum():
+            break
+        batches *= 2
+    return batches
+
+
+def _packed_share(steps: np.ndarray) -> float:
+    """Estimate the steps that are run if all slots share rows, over those of the longest for all.
+
+    Args:
+      steps: `i32[D, ..., S]`, as in `choose`.
+    """
+    most = int(steps.max(initial=0)) * steps.shape[0] * steps.shape[-1]
+    return float(steps.sum(axis=(0, -1), dtype=np.int64).max(initial=0)) / max(1, most)
+
+
+def _batching_gain(cost: StepCost, batched: int) -> float:
+    """Estimate how much faster a CPU runs a local step among batched ones than alone.
+
+    Fitted to 1.72, 1.42, 1.33 and 1.03 to 1.08 times at 6e4, 2.3e5, 3.1e5 and 1.2e6 operations.
+
+    Args:
+      cost: What one step costs.
+      batched: Steps that are batched.
+    """
+    if batched * cost.bytes > IN_CACHE or cost.operations > LARGE:
+        return 0.0
+    return 1 + 0.8 * math.exp(-cost.operations / 3.5e5)

@@ -1,0 +1,396 @@
+"""Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
+
+The store holds the old server models from which clients still work, see `fedjax_sim.engine.store`.
+Everything here is NumPy on the host, before anything is compiled.
+
+Dimension letters: those of `fedjax_sim.types`, `D` schedules, `V` evaluations, `E` ticks between
+two evaluations.
+"""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim.engine.planning.held_models import HeldVersions, held_versions
+from fedjax_sim.engine.planning.store import assign_rows, count_alive, last_reads, round_up
+from fedjax_sim.engine.planning.tables import Ticks
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import EMPTY, Event, Timeline
+
+
+class Schedule(NamedTuple):
+    """Timelines, cut to their budgets and laid out for nested scans.
+
+    Attributes:
+      stored: The ticks of D schedules. Ticks after the end of a schedule are empty.
+      shape: D, V and E.
+      rows: Rows of the store of old server models, R; the last is a scratch row.
+      time: `f64[D, V + 1]`, virtual time at each evaluation, the initial one included.
+      ticks: `i64[D, V + 1]`, ticks so far.
+      local_steps: `i64[D, V + 1]`, local steps delivered to the server so far.
+      messages: `i64[D, V + 1]`, slots filled so far, that is client reports received.
+      held: Which versions clients hold; None unless `client_variance` is measured.
+    """
+
+    stored: Ticks
+    shape: tuple[int, int, int]
+    rows: int
+    time: np.ndarray
+    ticks: np.ndarray
+    local_steps: np.ndarray
+    messages: np.ndarray
+    held: HeldVersions | None = None
+
+    @property
+    def events(self) -> Event:
+        """The events of all ticks, leaves `[D, V, E, ...]`. Leaves may be views of smaller ones."""
+        num_evals, per_eval = self.shape[1:]
+        numbers = np.arange(num_evals * per_eval, dtype=np.int32).reshape(num_evals, per_eval)
+        tick, stored = np.broadcast_to(numbers, self.shape), self.stored
+        whole = (
+            np.broadcast_to(leaf, (*self.shape, *leaf.shape[3:]))
+            for leaf in (stored.clients, stored.steps, stored.weight, stored.read, stored.write)
+        )
+        clients, steps, weight, read, write = whole
+        offset = stored.offset
+        if offset is None:
+            offset = tick[..., None] * steps
+        version = tick[..., None] - stored.staleness
+        return Event(
+            tick=tick,
+            clients=clients,
+            steps=steps,
+            version=np.broadcast_to(version, clients.shape),
+            weight=weight,
+            offset=np.broadcast_to(offset, clients.shape),
+            read=read,
+            write=write,
+        )
+
+    def take(self, rows: np.ndarray) -> "Schedule":
+        """Keep some of the D schedules, by their numbers. The store keeps its size."""
+
+        def some(leaf: np.ndarray) -> np.ndarray:
+            return leaf[rows] if len(leaf) == self.shape[0] else leaf
+
+        names = ("stored", "time", "ticks", "local_steps", "messages", "held")
+        kept = {name: jax.tree.map(some, getattr(self, name)) for name in names}
+        return self._replace(shape=(len(rows), *self.shape[1:]), **kept)
+
+    @property
+    def work(self) -> np.ndarray:
+        """Steps of the longest slot of every tick: `i32[D, V * E]`."""
+        longest = np.broadcast_to(self.stored.steps.max(axis=-1, initial=0), self.shape)
+        return longest.reshape(self.shape[0], -1)
+
+
+def lay_out(
+    timelines: Timeline,
+    ticks: np.ndarray,
+    *,
+    num_clients: int,
+    num_evals: int,
+    per_eval: int | None = None,
+    client_variance: bool = False,
+    longest: int = 0,
+    goes_on: bool = False,
+) -> Schedule:
+    """Cut timelines to their budgets and lay them out for evaluation after equal numbers of ticks.
+
+    Args:
+      timelines: Leaves `[D, T, ...]`.
+      ticks: `i64[D]`, number of ticks that belong to each timeline.
+      num_clients: Number of clients, N.
+      num_evals: Largest number of evaluations.
+      per_eval: Ticks between two evaluations, in place of their number.
+      client_variance: Whether to find out which versions clients hold at each evaluation.
+      longest: Ticks of the longest of all schedules, if it is not among these. Those that are laid
+        out in several calls are then evaluated after the same ticks as in one.
+      goes_on: Whether a longer run may go on from the end: the store may then be larger.
+
+    Raises:
+      ConfigError: If the local steps of a tick do not fit in 32 bits.
+    """
+    num, longest = len(ticks), max(longest, int(ticks.max()))
+    per_eval = per_eval or -(-longest // min(num_evals, longest))
+    num_evals = -(-longest // per_eval)
+    ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
+    total = num_evals * per_eval
+    is_within = np.arange(total) < ticks[:, None]
+    is_whole = bool(is_within.all())
+    num_slots = timelines.clients.shape[2]
+
+    def cut(leaf: np.ndarray, fill: int) -> np.ndarray:
+        """Keep the ticks of each timeline and fill up to the last evaluation: `[D, total, S]`."""
+        if is_whole:
+            return without_repetition(leaf[:, :total])
+        known = min(total, leaf.shape[1])
+        result = np.full((num, total, num_slots), fill, leaf.dtype)
+        np.copyto(result[:, :known], leaf[:, :known], where=is_within[:, :known, None])
+        return result
+
+    clients = cut(timelines.clients, EMPTY)
+    present = clients != EMPTY
+    is_filled = bool(present.all())
+    numbers = np.arange(total, dtype=np.int32)[:, None]
+    steps, weight = cut(timelines.steps, 0), cut(timelines.weight, 0)
+    staleness = without_repetition(numbers - timelines.version[:, :total]) if is_whole else None
+    if staleness is None:
+        staleness = numbers - cut(timelines.version, 0)
+    if not is_filled:
+        steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
+    reads = _Reads(numbers, staleness, present)
+    at_end = _needed_at_end(timelines, ends[:, -1], num_clients) if goes_on else None
+    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots), at_end)
+    rows = store.rows
+    read = store.read
+    if not is_whole:
+        # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
+        read = np.where(is_within[..., None], read, rows - 1)
+    offset = None
+    if not _is_steady(clients, steps):
+        offset = _steps_before_of_all(clients, steps, num_clients, (num, total, num_slots))
+        offset *= is_within[..., None]
+
+    def on_grid(leaf: np.ndarray) -> np.ndarray:
+        """Split the tick axis into evaluations and the ticks between them."""
+        axes = (num_evals, per_eval) if leaf.shape[1] == total else (1, 1)
+        return leaf.reshape(leaf.shape[0], *axes, *leaf.shape[2:])
+
+    stored = Ticks(
+        clients=on_grid(clients),
+        steps=on_grid(steps),
+        staleness=on_grid(staleness),
+        weight=on_grid(weight),
+        offset=None if offset is None else on_grid(offset),
+        read=on_grid(read.astype(np.int32)),
+        write=on_grid(np.where(is_within, store.row[:, 1:], rows - 1).astype(np.int32)),
+    )
+    most_steps = int(stored.steps.max(initial=0))
+    if num_slots * most_steps >= 2**31:
+        allowed = f"fewer: of the {num_slots} slots of a tick, 2^31 or more would be counted"
+        raise ConfigError("local_steps", most_steps, allowed)
+    held = None
+    if client_variance:
+        whole = np.broadcast_to(clients, (num, total, num_slots))
+        held = held_versions(whole, timelines.holds, ends, num_clients)
+        held = held._replace(write=held.write.reshape(num, num_evals, per_eval))
+
+    times = np.concatenate([np.zeros((num, 1)), timelines.time], axis=1)
+    return Schedule(
+        stored=stored,
+        shape=(num, num_evals, per_eval),
+        rows=rows,
+        time=np.take_along_axis(times, ends, axis=1),
+        ticks=ends,
+        local_steps=_so_far(steps.sum(axis=2), ends, total),
+        messages=_so_far(present.sum(axis=2), ends, total),
+        held=held,
+    )
+
+
+def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarray:
+    """Sum what ticks count, `[D or 1, T or 1]`, up to each evaluation: `i64[D, V + 1]`."""
+    num = len(ends)
+    totals = np.cumsum(np.broadcast_to(per_tick, (num, num_ticks)), axis=1, dtype=np.int64)
+    totals = np.concatenate([np.zeros((num, 1), np.int64), totals], axis=1)
+    return np.take_along_axis(totals, ends, axis=1)
+
+
+def as_happened(
+    schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
+) -> Schedule:
+    """Put who took part in place of who was drawn, where a step has changed that.
+
+    Args:
+      schedule: The schedules that were drawn.
+      clients: `i32[D, V, E, S]`.
+      steps: `i32[D, V, E, S]`.
+      weight: `f[D, V, E, S]`.
+    """
+    num, num_evals, per_eval = schedule.shape
+    total = num_evals * per_eval
+    is_within = (np.arange(total) < schedule.ticks[:, -1:]).reshape(num, num_evals, per_eval, 1)
+    clients = np.where(is_within, clients, EMPTY)
+    steps = np.where(is_within, steps, 0)
+
+    def counted(values: np.ndarray) -> np.ndarray:
+        return _so_far(values.sum(axis=-1).reshape(num, total), schedule.ticks, total)
+
+    return schedule._replace(
+        stored=schedule.stored._replace(clients=clients, steps=steps, weight=weight),
+        local_steps=counted(steps),
+        messages=counted(clients != EMPTY),
+    )
+
+
+def without_repetition(leaf: np.ndarray) -> np.ndarray:
+    """Keep one entry of each of the two leading axes along which an array is constant."""
+    for axis in (1, 0):
+        first, last = (leaf[(slice(None),) * axis + (at,)] for at in (slice(0, 1), slice(-1, None)))
+        if leaf.strides[axis] == 0 or (np.array_equal(first, last) and bool((leaf == first).all())):
+            leaf = first
+    return leaf
+
+
+class _Reads(NamedTuple):
+    """Who reads which version.
+
+    Attributes:
+      tick: `i32[T, 1]`, numbers of the ticks.
+      staleness: `i32[D or 1, T or 1, S]`.
+      present: `bool[D or 1, T or 1, S]`.
+    """
+
+    tick: np.ndarray
+    staleness: np.ndarray
+    present: np.ndarray
+
+
+class _Stores(NamedTuple):
+    """Where each schedule keeps its old server models.
+
+    Attributes:
+      row: `i32[D, T + 1]`, row of every version.
+      read: `i32[D or 1, T or 1, S]`, row of each slot's version.
+      rows: Rows of the store, the same for all schedules; the last is a scratch row in all.
+    """
+
+    row: np.ndarray
+    read: np.ndarray
+    rows: int
+
+
+def _needed_at_end(
+    timelines: Timeline, ticks: np.ndarray, num_clients: int
+) -> list[tuple[np.ndarray, ...]]:
+    """Find the versions that a longer run would read after the end of each timeline.
+
+    Returns:
+      For each timeline, those that are read at the ticks that are known after its end together with
+      all that clients hold, and the former alone.
+    """
+    needed: list[tuple[np.ndarray, ...]] = []
+    for i, end in enumerate(ticks):
+        version, client = (leaf[i, end:] for leaf in (timelines.version, timelines.clients))
+        is_read = (client != EMPTY) & np.isfinite(timelines.time[i, end:])[:, None]
+        read = np.unique(version[is_read & (version <= end)])
+        held = np.zeros(num_clients, np.int32)
+        here = timelines.clients[i, :end] != EMPTY
+        held[timelines.clients[i, :end][here]] = timelines.holds[i, :end][here]
+        needed.append((np.concatenate([read, held]), read))
+    return needed
+
+
+def _assign_stores(
+    reads: _Reads,
+    ends: np.ndarray,
+    shape: tuple[int, int, int],
+    at_end: list[tuple[np.ndarray, ...]] | None,
+) -> _Stores:
+    """Assign rows in all schedules.
+
+    Args:
+      reads: Who reads which version.
+      ends: `i64[D]`, ticks of each schedule.
+      shape: D, T and S.
+      at_end: As `_needed_at_end`: what is kept up to the end of each schedule, unless the store
+        would have to be more than twice as large; None to keep nothing.
+    """
+    num, total, _ = shape
+    row = np.zeros((num, total + 1), np.int32)
+    is_newest = (reads.staleness == 0) | ~reads.present
+    has_any = reads.present.any(axis=2) | (np.arange(total) >= ends[:, None])
+    if is_newest.all() and has_any.all():
+        # Only the next tick reads a version: one row is enough.
+        return _Stores(row, np.where(reads.present, 0, round_up(2) - 1), round_up(2))
+    read = np.empty(shape, np.int32)
+    present = np.broadcast_to(reads.present, shape)
+    used = np.empty(num, np.int32)
+    for i, end in enumerate(ends):
+        staleness = np.broadcast_to(
+            reads.staleness[i if len(reads.staleness) > 1 else 0], shape[1:]
+        )
+        version = reads.tick - staleness
+        here = present[i, :end]
+        last = last_reads(version[:end], here)
+        for kept in () if at_end is None else at_end[i]:
+            longer = last_reads(version[:end], here, kept[None], ends[i : i + 1])
+            if round_up(count_alive(longer) + 1) <= 2 * round_up(count_alive(last) + 1):
+                last = longer
+                break
+        row[i, : end + 1], used[i] = assign_rows(last)
+        read[i] = row[i][version]
+    rows = round_up(int(used.max()))
+    # The same scratch row in all schedules, however many rows each of them needs.
+    row[row == used[:, None] - 1] = rows - 1
+    return _Stores(row, np.where(present, read, rows - 1), rows)
+
+
+def _is_steady(clients: np.ndarray, steps: np.ndarray) -> bool:
+    """Tell whether the same clients do the same steps at all ticks, each in one slot."""
+    if clients.shape[1] > 1 or steps.shape[1] > 1:
+        return False
+    slots = np.sort(clients[:, 0], axis=-1)
+    return bool((slots[:, 1:] > slots[:, :-1]).all())
+
+
+def _steps_before_of_all(
+    clients: np.ndarray, steps: np.ndarray, num_clients: int, shape: tuple[int, int, int]
+) -> np.ndarray:
+    """Count the steps that each slot's client delivered before: `i32[D, T, S]`."""
+    clients, steps = np.broadcast_to(clients, shape), np.broadcast_to(steps, shape)
+    slots = np.sort(clients[:, 0], axis=-1)
+    is_constant = (clients == clients[:, :1]).all()
+    if is_constant and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
+        # The same clients stand in the same slots at all ticks, as in full participation.
+        return (np.cumsum(steps, axis=1, dtype=np.int64) - steps).astype(np.int32)
+    return np.stack([steps_before(*each) for each in zip(clients, steps, strict=True)])
+
+
+def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Count the local steps that each slot's client delivered before, in slot order.
+
+    Args:
+      clients: `i32[T, S]`.
+      steps: `i32[T, S]`.
+
+    Returns:
+      `i32[T, S]`.
+    """
+    order = np.argsort(clients.ravel(), kind="stable")
+    sorted_clients = clients.ravel()[order]
+    total = np.cumsum(steps.ravel()[order], dtype=np.int64)
+    before = total - steps.ravel()[order]
+    is_first = np.concatenate([[True], sorted_clients[1:] != sorted_clients[:-1]])
+    client_index = np.cumsum(is_first) - 1
+    result = np.empty(clients.size, np.int64)
+    result[order] = before - before[is_first][client_index]
+    return result.reshape(clients.shape).astype(np.int32)
+
+
+def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
+    """Append `num` evaluations of empty ticks, so that the schedule divides into equal chunks.
+
+    Only `stored` and `held` grow.
+    """
+    if num == 0:
+        return schedule
+    num_schedules, num_evals, per_eval = schedule.shape
+    fill = {"clients": EMPTY, "read": schedule.rows - 1, "write": schedule.rows - 1}
+
+    def pad(leaf: np.ndarray, value: int) -> np.ndarray:
+        tail = np.full((num_schedules, num, *leaf.shape[2:]), value, leaf.dtype)
+        return np.concatenate([leaf, tail], axis=1)
+
+    whole = schedule.events._asdict()
+    whole["staleness"] = whole.pop("tick")[..., None] - whole.pop("version")
+    stored = Ticks(**{name: pad(leaf, fill.get(name, 0)) for name, leaf in whole.items()})
+    held = schedule.held
+    if held is not None:
+        last = np.repeat(held.holders[:, -1:], num, axis=1)
+        scratch = held.holders.shape[2] - 1
+        held = HeldVersions(pad(held.write, scratch), np.concatenate([held.holders, last], axis=1))
+    shape = (num_schedules, num_evals + num, per_eval)
+    return schedule._replace(stored=stored, shape=shape, held=held)

@@ -1,0 +1,97 @@
+"""Estimate what a local step costs from its program."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.engine.contract import check_loss
+from fedjax_sim.trees import TypedStructure, typed_structure
+from fedjax_sim.types import Params
+
+
+class StepCost(NamedTuple):
+    """What one local step of one slot costs.
+
+    Attributes:
+      operations: Arithmetic operations.
+      bytes: Weights and gradients.
+    """
+
+    operations: float
+    bytes: int
+
+
+def measure_step(
+    problem: Any, model: Params, num_examples: int, *, has_loss: bool = True
+) -> StepCost:
+    """Estimate the cost of one local step.
+
+    The operations are three times those of the matrix products and convolutions in the loss of the
+    step's examples, and at least six for each parameter and example. Problems of expectation
+    maximisation have no loss, and get the latter.
+
+    Args:
+      problem: What is learnt.
+      model: Shapes and dtypes of a model.
+      num_examples: Examples of the step.
+      has_loss: Whether the problem has a loss.
+    """
+    leaves = jax.tree.leaves(model)
+    operations = 6.0 * sum(leaf.size for leaf in leaves) * num_examples
+    if has_loss:
+        described = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jax.dtypes.result_type(leaf)),
+            (problem, model),
+        )
+        given = tuple(jax.tree.leaves(described))
+        products = _products_of_loss(typed_structure(described), given, num_examples)
+        operations = max(operations, 3.0 * products)
+    return StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _products_of_loss(structure: TypedStructure, leaves: tuple, num_examples: int) -> float:
+    """Check the loss and count its products' operations, once for problems of equal shapes."""
+    problem, model = structure.unflatten(leaves)
+    client = jax.ShapeDtypeStruct((), jnp.int32)
+    examples = jax.ShapeDtypeStruct((num_examples,), jnp.int32)
+    program = jax.make_jaxpr(lambda problem, *given: problem.loss(*given, jax.random.key(0)))(
+        problem, model, client, examples
+    )
+    check_loss(program.out_avals)
+    return _count_products(program.jaxpr)
+
+
+def _count_products(program: Any) -> float:
+    """Count the operations of matrix products and convolutions in a jaxpr.
+
+    The body of a `scan` counts once per iteration, of other loops once; of a `cond` the largest
+    branch counts.
+    """
+    total = 0.0
+    for equation in program.eqns:
+        name = equation.primitive.name
+        if name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, out = equation.invars[0].aval, equation.outvars[0].aval
+            total += 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
+        elif name == "conv_general_dilated":
+            kernel, out = equation.invars[1].aval, equation.outvars[0].aval
+            features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2.0 * out.size * kernel.size / features
+        else:
+            leaves = jax.tree.leaves(equation.params, is_leaf=_is_program)
+            programs = (getattr(value, "jaxpr", value) for value in leaves)
+            counts = [_count_products(inner) for inner in programs if hasattr(inner, "eqns")]
+            if name == "cond":
+                total += max(counts, default=0)
+            else:
+                total += sum(counts) * (equation.params["length"] if name == "scan" else 1)
+    return total
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")

@@ -1,0 +1,302 @@
+"""Prepare the program of a group of lanes: draw its timelines, lay them out, choose a layout.
+
+Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_sim.checking import Count, LaneSeed, checked
+from fedjax_sim.engine.contract import check_model
+from fedjax_sim.engine.planning import step_cost
+from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
+from fedjax_sim.engine.planning.lanes import (
+    Lane,
+    Lanes,
+    distinct_schedules,
+    families_of,
+    groups_of,
+    precision_of,
+    stack_problems,
+    stack_settings,
+)
+from fedjax_sim.engine.planning.placement import Layout, Placement, choose
+from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
+from fedjax_sim.engine.program.replay import Program, Replay
+from fedjax_sim.engine.request import Options, Precision, ProblemT, grid_of, list_lanes
+from fedjax_sim.types import (
+    EMPTY,
+    Facts,
+    HyperT,
+    InfoT,
+    LatentProblem,
+    Params,
+    Plan,
+    StateT,
+    System,
+    Timeline,
+)
+
+
+def stack_starts(lanes: Sequence[Lane]) -> Params | None:
+    """Stack the models that lanes start from: leaves `[L, ...]`; None if they are drawn."""
+    if lanes[0].start is None:
+        return None
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(lane.start for lane in lanes))
+
+
+SMALL = 1e6
+"""Operations of one example of a local step, of all lanes together, up to which the program of the
+first evaluation is compiled quickly: in a quarter of the time."""
+
+
+LARGEST_BLOCK = 32
+"""Most ticks that an accelerator runs without asking the host whether the chunk ends."""
+
+
+class Planned(NamedTuple):
+    """A group of lanes, ready to be replayed.
+
+    Attributes:
+      group: The lanes, the members of a family adjacent.
+      timelines: Leaves `[D, T, ...]`.
+      ticks: `i64[D]`, ticks of each timeline.
+      row: `i64[L]`, the number of each lane's timeline.
+      schedule: The timelines laid out.
+      lanes: The lanes stacked.
+      program: The program.
+      model: Shapes and dtypes of a model.
+      told: Per lane, what its settings say about numbers of ticks, `f64[V + 1]` by name.
+    """
+
+    group: list[Lane]
+    timelines: Timeline
+    ticks: np.ndarray
+    row: np.ndarray
+    schedule: Schedule
+    lanes: Lanes
+    program: Program
+    model: Any
+    told: list[dict[str, np.ndarray]]
+
+    def decided(self, replay: Replay) -> dict[str, Any]:
+        """Collect what planning decides, for `_plan_again` and to compare with a resumed run.
+
+        Args:
+          replay: The lanes on their devices, or described.
+        """
+        placement = self.program.placement.layout()
+        evaluations = list(self.schedule.shape[1:])
+        return {"evaluations": evaluations, "placement": placement, **replay.digests()}
+
+    def with_rows(self, rows: int) -> Replay:
+        """Describe the same lanes with another number of rows of the store of old models."""
+        plan = self.program.plan._replace(rows=rows)
+        program = self.program._replace(plan=plan)
+        return self._replace(program=program).on_devices(is_described=True)
+
+    def on_devices(self, *, is_described: bool = False) -> Replay:
+        """Put the lanes on their devices, or only describe their arrays."""
+        num_evals, chunk = self.schedule.shape[1], self.program.chunk[0]
+        padded = pad_evaluations(self.schedule, -num_evals % chunk)
+        starts = stack_starts(self.group)
+        return Replay(self.program, self.lanes, padded, starts=starts, is_described=is_described)
+
+
+def schedules_of(system: System, group: list[Lane]) -> tuple[list[int], np.ndarray]:
+    """Find out which lanes of a group have the same schedule; see `distinct_schedules`."""
+    reads = [True] * len(jax.tree.leaves(group[0].hyper))
+    if len({lane.seed for lane in group}) < len(group):
+        reads = settings_read(system, group[0].hyper)
+    return distinct_schedules(group, reads)
+
+
+def plan_group(
+    system: System,
+    group: list[Lane],
+    options: Options,
+    *,
+    longest: int = 0,
+    per_eval: int | None = None,
+    drawn: tuple[Timeline, np.ndarray] | None = None,
+) -> Planned:
+    """Draw the group's timelines, lay them out and choose a layout.
+
+    Args:
+      system: The system.
+      group: The lanes.
+      options: The options of the sweep.
+      longest: As in `lay_out`.
+      per_eval: Ticks between two evaluations, in place of their number.
+      drawn: The timelines and their ticks, if they are known.
+    """
+    hypers = [lane.hyper for lane in group]
+    firsts, row = schedules_of(system, group)
+    timelines, ticks = drawn or request_timelines(
+        system,
+        [group[i].seed for i in firsts],
+        [hypers[i] for i in firsts],
+        time_budget=options.time_budget,
+        num_ticks=options.num_ticks,
+        goes_on=options.checkpoint is not None,
+    )
+    schedule = lay_out(
+        timelines,
+        ticks,
+        num_clients=system.messages.num_senders(hypers[0]) or group[0].problem.counts.shape[0],
+        num_evals=options.num_evals,
+        per_eval=per_eval,
+        client_variance=options.client_variance,
+        longest=longest,
+        goes_on=options.checkpoint is not None,
+    )
+    order, members = families_of(group, row)
+    group, row = [group[i] for i in order], row[order]
+    hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
+    model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
+    check_model(model)
+    precision = precision_of(model)
+    weight = schedule.stored.weight.astype(precision)
+    schedule = schedule._replace(stored=schedule.stored._replace(weight=weight))
+    lanes = Lanes(
+        np.array([lane.seed for lane in group], "int32"),
+        row.astype("int32"),
+        stack_settings(hypers, precision),
+        stack_problems(problems),
+    )
+    num_examples = system.hints.step_examples(hypers[0])
+    has_loss = system.fit.learns is not LatentProblem
+    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)
+    placement = choose(
+        options.layout,
+        rows=row,
+        steps=schedule.stored.steps,
+        cost=cost,
+        members=members,
+        devices=options.devices,
+    )
+    num_evals, per_eval = schedule.shape[1:]
+    is_saved = options.checkpoint is not None
+    is_stepwise = is_saved or options.is_watched
+    chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
+    facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
+    is_small = cost.operations * len(group) <= SMALL * num_examples
+    program = Program(
+        system,
+        _plan_of(schedule, placement),
+        facts,
+        placement,
+        (chunk, per_eval),
+        options.keep_models,
+        _block_of(per_eval, placement) if is_saved and options.evals_per_chunk is None else 0,
+        begins_quickly=placement.platform == "cpu" and is_small,
+        precision=options.precision,
+        can_stop=options.on_evaluation is not None,
+    )
+    told = [
+        dict(system.messages.facts(hyper, schedule.ticks[i]))
+        for hyper, i in zip(hypers, row, strict=True)
+    ]
+    return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)
+
+
+def _block_of(per_eval: int, placement: Placement) -> int:
+    """Choose the ticks whose multiples are the lengths of stretches.
+
+    An accelerator asks the host after each block whether to go on, a CPU asks nobody.
+    """
+    if placement.platform == "cpu":
+        return 1
+    return max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
+
+
+def _plan_of(schedule: Schedule, placement: Placement) -> Plan:
+    """Say how the machine is used."""
+    return Plan(
+        rows=schedule.rows,
+        slots_at_once=placement.slots_at_once,
+        lanes_at_once=placement.lanes_at_once,
+        client_devices=placement.client_devices,
+        family_size=placement.family_size,
+        static_trips=placement.platform != "cpu",
+        narrow=placement.narrow,
+    )
+
+
+def _facts_of_events(
+    schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool
+) -> Facts:
+    """State what is known of all ticks before compiling.
+
+    Args:
+      schedule: The schedules.
+      placement: Where lanes run.
+      row: `i64[L]`, the number of each lane's schedule.
+      is_padded: Whether empty ticks will be appended.
+    """
+    steps = schedule.stored.steps
+    packed_rows, lane_rows = placement.count_rows(steps, schedule.work, row)
+    most = int(steps.max())
+    is_filled = not is_padded and bool((schedule.stored.clients != EMPTY).all())
+    on_cpu = placement.platform == "cpu"
+    # Slots that are made up so that devices have equally many do no steps.
+    is_even = is_filled and steps.shape[-1] % placement.client_devices == 0
+    same_steps = is_even and bool((steps == most).all())
+    return Facts(
+        is_drawn=True,
+        all_filled=is_filled,
+        # Where a CPU would only save a little by it, no program should depend on this number.
+        most_steps=None if on_cpu and not (same_steps or placement.packed) else most,
+        same_steps=same_steps,
+        packed_rows=packed_rows,
+        lane_rows=lane_rows,
+    )
+
+
+@checked
+def lower_sweep(
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    hyper: HyperT | None = None,
+    *,
+    devices: Sequence[Any],
+    seeds: Count | Sequence[LaneSeed] = 1,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    num_ticks: Count,
+    num_evals: Count = 25,
+    layout: Layout = Layout(),
+    precision: Precision = "float32",
+) -> list[jax.stages.Lowered]:
+    """Lower the programs of a sweep for devices that need not exist; nothing learns.
+
+    Args:
+      system: The system.
+      problem: As in `sweep`.
+      hyper: As in `sweep`.
+      devices: Devices, or descriptions of them from `jax.experimental.topologies`.
+      seeds: As in `sweep`.
+      settings: As in `sweep`.
+      num_ticks: As in `sweep`.
+      num_evals: As in `sweep`.
+      layout: As in `sweep`.
+      precision: As in `sweep`.
+
+    Returns:
+      One program, of one chunk of evaluations, for each group of lanes.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    options = Options(
+        time_budget=None,
+        num_ticks=num_ticks,
+        num_evals=num_evals,
+        layout=layout,
+        precision=precision,
+        devices=tuple(devices),
+    )
+    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
+    return [plan_group(system, group, options).on_devices().lower() for group in groups_of(lanes)]

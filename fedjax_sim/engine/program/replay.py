@@ -1,0 +1,655 @@
+"""Phase two: replay schedules through an algorithm.
+
+In every lane a scan over evaluations contains a scan over the ticks between two of them. One call
+of the compiled program replays a chunk of all lanes: one or more evaluations or, where checkpoints
+are written, a stretch of any number of ticks up to the next evaluation. `chunks` calls it.
+
+Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
+chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedjax_sim.batching import map_families, map_lanes
+from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
+from fedjax_sim.engine.machine import processes
+from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
+from fedjax_sim.engine.planning.held_models import HeldVersions
+from fedjax_sim.engine.planning.lanes import Lanes
+from fedjax_sim.engine.planning.placement import Placement
+from fedjax_sim.engine.planning.schedule import Schedule
+from fedjax_sim.engine.planning.tables import Ticks, event_at, look_up
+from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
+from fedjax_sim.events import next_trace, noting_changes
+from fedjax_sim.results.metric_names import check_metrics, scalars_of
+from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.streams import stream
+from fedjax_sim.targets import tracing_for
+from fedjax_sim.trees import in_32_bits
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Facts,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    System,
+)
+
+HAPPENED = "happened:"
+"""Beginning of the names under which counts hold who took part in changed events, by slot."""
+
+
+LIMB_BITS = 11
+"""Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
+
+
+class Limbs(NamedTuple):
+    """A sum of whole numbers of 32 bits, which may need more, from the lowest bits up."""
+
+    low: Array
+    middle: Array
+    high: Array
+
+    def total(self) -> np.ndarray:
+        """Put the sum together on the host: `i64`."""
+        low, middle, high = (processes.fetch(limb).astype("int64") for limb in self)
+        return low + (middle << LIMB_BITS) + (high << 2 * LIMB_BITS)
+
+
+class Program(NamedTuple):
+    """The static arguments of the compiled program.
+
+    Attributes:
+      system: The system.
+      plan: What algorithms are bound to.
+      facts: What is known of all ticks.
+      placement: Where lanes run.
+      chunk: Evaluations of a chunk C, and ticks between two of them E.
+      keep_models: Whether the model of every evaluation is returned.
+      block: Where a call replays a stretch of ticks, they are a multiple of this number; 0 where it
+        replays whole evaluations.
+      begins_quickly: Whether the program of the first evaluation is compiled quickly instead of
+        well, because it has little to do.
+      precision: Precision of matrix products, one of `PRECISIONS`.
+      can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
+        another.
+    """
+
+    system: System
+    plan: Plan
+    facts: Facts
+    placement: Placement
+    chunk: tuple[int, int]
+    keep_models: bool = False
+    block: int = 0
+    begins_quickly: bool = False
+    precision: str = "float32"
+    can_stop: bool = False
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace for the program's machine and in its precision."""
+        # On a CPU, asking for float32 changes no result and makes XLA avoid its fastest products.
+        asked = None if self.placement.platform == "cpu" else self.precision
+        with tracing_for(self.placement.platform), jax.default_matmul_precision(asked):
+            yield
+
+
+class Tables(NamedTuple):
+    """The schedules of a chunk as the devices hold them.
+
+    Each device has its own rows D. Leading axes of length 1 hold what is equal along them.
+
+    Attributes:
+      ticks: The ticks, leaves `[D, C, E, ...]`.
+      held: Versions that clients hold, leaves `[D, C, ...]`; None unless `client_variance` is
+        measured.
+    """
+
+    ticks: Ticks
+    held: HeldVersions | None
+
+
+class _Carry(NamedTuple):
+    """What a lane carries from tick to tick.
+
+    Attributes:
+      state: The algorithm's state.
+      versions: Server versions that clients hold, leaves `[H, ...]`; () if they are not needed.
+    """
+
+    state: Any
+    versions: Any
+
+
+class Replay:
+    """A program with its inputs on the devices, before the first chunk.
+
+    Attributes:
+      program: The static arguments.
+      num_evals: Evaluations of all chunks, V.
+      lanes: The lanes, each on its device.
+      place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
+      is_in_order: Whether lanes stand there in their order, each once.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        lanes: Lanes,
+        schedule: Schedule,
+        *,
+        starts: Params | None = None,
+        is_described: bool = False,
+    ):
+        """Put lanes on their devices.
+
+        Args:
+          program: The static arguments.
+          lanes: L lanes.
+          schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
+          starts: Models that the lanes start from, leaves `[L, ...]`; None to draw them.
+          is_described: Whether to describe the arrays only, to compile programs and not to run
+            them.
+
+        Raises:
+          ConfigError: If several processes have different inputs.
+        """
+        chex.assert_equal_shape([lanes.row, lanes.seed])
+        self._is_described = is_described or program.placement.is_described
+        self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
+        self._lowered: dict[str, jax.stages.Lowered] = {}
+        self._begin = _begin_soon if program.begins_quickly else _begin_well
+        placement, row = program.placement, np.asarray(lanes.row)
+        lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
+        self.place_of = np.unique(lane_of, return_index=True)[1]
+        # Each device holds the schedules that its lanes point to, numbered from 0.
+        per_device = row[lane_of].reshape(placement.lane_devices, -1)
+        wanted = [np.unique(rows) for rows in per_device]
+        most = max(len(rows) for rows in wanted)
+        self._rows = np.concatenate(
+            [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
+        )
+        local = [np.searchsorted(*pair) for pair in zip(wanted, per_device, strict=True)]
+        self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
+        self._whole = NamedSharding(placement.mesh, PartitionSpec())
+        if not self._is_described:
+            processes.check_equal(
+                (repr((program.plan, program.facts)), lanes, schedule.stored, schedule.held)
+            )
+        lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
+        self.is_in_order = np.array_equal(lane_of, np.arange(len(lanes.seed)))
+        self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
+        self.lanes = self._placed(lanes, lane_of)
+        self._lane_of = lane_of
+        self._starts = self._put(jax.tree.map(lambda leaf: leaf[lane_of], starts), self._split)
+
+    def _placed(self, lanes: Lanes, lane_of: np.ndarray) -> Lanes:
+        """Put what varies on the lanes' devices, and what is shared on all devices."""
+        dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
+        if self._is_described:
+            dealt = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((len(lane_of), *leaf.shape[1:]), leaf.dtype),
+                dealt,
+            )
+        elif not self.is_in_order:
+            dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
+        seed, hypers, problems, row = self._put((*dealt, lanes.row), self._split)
+        shared = self._share((lanes.hyper.shared, lanes.problem.shared))
+        return Lanes(
+            seed,
+            row,
+            lanes.hyper.replace(varying=hypers, shared=shared[0]),
+            lanes.problem.replace(varying=problems, shared=shared[1]),
+        )
+
+    def _put(self, tree: Any, sharding: NamedSharding) -> Any:
+        """Put arrays on devices, or only describe them."""
+        if self._is_described:
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(
+                    np.shape(leaf), jax.dtypes.result_type(leaf), sharding=sharding
+                ),
+                tree,
+            )
+        return processes.put(tree, sharding)
+
+    def _share(self, tree: Any) -> Any:
+        """Put the same arrays on all devices. Devices that are cores of a CPU read one copy."""
+        placement = self.program.placement
+        if self._is_described or placement.platform != "cpu":
+            return self._put(tree, self._whole)
+
+        known: dict[int, jax.Array] = {}
+
+        def share(leaf: Any) -> Any:
+            if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+                leaf.dtype, jax.dtypes.prng_key
+            ):
+                return self._put(leaf, self._whole)
+            # An array of NumPy is copied once, as its owner may write into it.
+            if id(leaf) not in known:
+                known[id(leaf)] = jnp.array(leaf, copy=not isinstance(leaf, jax.Array))
+            view = np.asarray(known[id(leaf)])
+            copies = [
+                jax.device_put(view, device, may_alias=True)
+                for device in self._whole.addressable_devices
+            ]
+            return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
+
+        return jax.tree.map(share, tree)
+
+    def tables(self, first: int) -> Tables:
+        """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
+        last = first + self.program.chunk[0]
+        held = self._schedule.held
+        if held is not None:
+            held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
+        ticks = jax.tree.map(
+            lambda leaf: leaf[:, first:last] if leaf.shape[1] > 1 else leaf, self._schedule.stored
+        )
+        return self._of_devices(Tables(ticks, held))
+
+    def first_holders(self) -> Array | None:
+        """Put the holders of the initial model on the devices: `i32[D, H]`."""
+        held = self._schedule.held
+        return None if held is None else self._of_devices(held.holders[:, 0])
+
+    def _of_devices(self, tables: Any) -> Any:
+        """Give each device its rows. What is equal in all schedules goes to all devices."""
+
+        def give(leaf: np.ndarray) -> Any:
+            if leaf.shape[0] == 1:
+                return self._put(leaf, self._whole)
+            if self._is_described:
+                shape = (len(self._rows), *leaf.shape[1:])
+                return self._put(jax.ShapeDtypeStruct(shape, leaf.dtype), self._split)
+            is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
+            return self._put(leaf if is_in_order else leaf[self._rows], self._split)
+
+        return jax.tree.map(give, tables)
+
+    @property
+    def all_run(self) -> int:
+        """Ticks of the shortest lane, as far as a chunk can end with them."""
+        num, per_eval = self.program.chunk
+        step = self.program.block or num * per_eval
+        return int(self._schedule.ticks[:, -1].min()) // step * step
+
+    @property
+    def work(self) -> np.ndarray:
+        """Local steps of all schedules at each tick, and one for the tick: `i64[V * E]`."""
+        return 1 + self._schedule.work.sum(axis=0, dtype=np.int64)
+
+    def begin(self) -> Any:
+        """Compute initial carries and the first evaluation of all lanes."""
+        return self._begin(self.program, self.lanes, self.first_holders(), self._starts)
+
+    def carries(self) -> Any:
+        """Describe the carries: shapes, dtypes and devices."""
+        carries, _ = self._begin.eval_shape(
+            self.program, self.lanes, self.first_holders(), self._starts
+        )
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
+        )
+
+    def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
+        """Compile the programs of a chunk and of the beginning, if it `begins`, at the same time.
+
+        Both are traced in this thread, because JAX's settings belong to a thread. JAX keeps what is
+        compiled here for the calls that follow.
+        """
+        if not begins:
+            return [self.lower().compile()]
+        begin = self._lower_begin()
+        with ThreadPoolExecutor(1) as worker:
+            begun = worker.submit(begin.compile)
+            return [self.lower().compile(), begun.result()]
+
+    def lower(self) -> jax.stages.Lowered:
+        """Lower the program of a chunk."""
+        if "advance" not in self._lowered:
+            inputs = self.tables(0), self._place(0, 0), self._running(None)
+            lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
+            self._lowered["advance"] = lowered
+        return self._lowered["advance"]
+
+    def _lower_begin(self) -> jax.stages.Lowered:
+        """Lower the program of the beginning."""
+        if "begin" not in self._lowered:
+            inputs = self.lanes, self.first_holders(), self._starts
+            self._lowered["begin"] = self._begin.lower(self.program, *inputs)
+        return self._lowered["begin"]
+
+    def advance(
+        self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
+    ) -> Any:
+        """Replay the ticks from `begin` to `end`, a chunk. The carries are given away.
+
+        If the chunk ends between two evaluations, its metrics and models are zeros. If lanes can be
+        stopped, those that do not run (`bool[L]`) keep their carries and return zeros.
+        """
+        first = begin // self.program.chunk[1]
+        inputs = self.tables(first), self._place(begin, end), self._running(is_running)
+        return _advance(self.program, self.lanes, carries, *inputs)
+
+    def _running(self, is_running: np.ndarray | None) -> Any:
+        """Put on the devices which lanes run, all for None; None if no lane can be stopped."""
+        if not self.program.can_stop:
+            return None
+        lanes = np.ones(len(self.place_of), bool) if is_running is None else is_running
+        return self._put(lanes[self._lane_of], self._split)
+
+    def _place(self, begin: int, end: int) -> Any:
+        """Say where a chunk is: the first evaluation's number and, for a stretch, which ticks."""
+        number = begin // self.program.chunk[1]
+        if not self.program.block:
+            return self._put(np.int32(number), self._whole)
+        before = number * self.program.chunk[1]
+        return self._put(
+            (np.int32(number), np.int32(begin - before), np.int32(end - before)), self._whole
+        )
+
+    def final_models(self, carries: Any) -> Any:
+        """Fetch the models of all lanes, leaves `[L, ...]`."""
+        models = _final_models(self.program, self.lanes, carries)
+        return jax.tree.map(lambda leaf: processes.fetch(leaf)[self.place_of], models)
+
+    def digests(self) -> dict[str, str]:
+        """Hash the programs and the schedules.
+
+        Runs of equal problems and settings for which these are equal have equal bits on one
+        machine.
+        """
+        schedule = self._schedule
+        drawn = (self._dealt, schedule.stored, schedule.held, schedule.ticks)
+        found = processes.hash_arrays(drawn).hexdigest()
+        return {"program": self.program_digest(), "schedule": found}
+
+    def program_digest(self) -> str:
+        """Hash the texts of all programs: the beginning, a chunk, and the final models."""
+        final = _final_models.lower(self.program, self.lanes, self.carries())
+        return processes.hash_programs(self._lower_begin(), self.lower(), final)
+
+
+def _begin(
+    program: Program, lanes: Lanes, holders: Array | None, starts: Params | None = None
+) -> Any:
+    """Compute initial carries and the first evaluation of all lanes.
+
+    Args:
+      program: The static arguments.
+      lanes: L lanes.
+      holders: `i32[D, H]`, who holds the initial model.
+      starts: Models to start from, leaves `[L, ...]`; None to draw them.
+    """
+
+    def begin(
+        algorithm: Algorithm,
+        problem: Problem,
+        key: Key,
+        row: Array,
+        holders: Any,
+        start: Params | None = None,
+    ) -> Any:
+        if start is not None:
+            # `of_lane` made this problem for this trace. Frozen structs refuse a plain assignment.
+            object.__setattr__(problem, "init", lambda key: start)
+        state = algorithm.init(stream(key, "init"))
+        carry = _Carry(state, ())
+        held = None if holders is None else look_up(holders, (row,))
+        if held is not None and algorithm.client_models is None:
+            carry = _Carry(state, first_store(_received(algorithm, state), held.shape[0]))
+        return carry, _observe(program, algorithm, problem, carry, held)
+
+    varying = () if starts is None else (starts,)
+    return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
+
+
+def _received(algorithm: Algorithm, state: Any) -> Params:
+    """Return the model that clients receive of the server's version, for `client_variance`."""
+    return (algorithm.received or algorithm.model)(state)
+
+
+_begin_well = jax.jit(_begin, static_argnums=0, keep_unused=True)
+
+
+_begin_soon = jax.jit(_begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
+def _advance(
+    program: Program,
+    lanes: Lanes,
+    carries: Any,
+    tables: Tables,
+    place: Any,
+    is_running: Array | None,
+) -> Any:
+    """Replay a chunk.
+
+    Args:
+      program: The static arguments.
+      lanes: L lanes.
+      carries: What they carry, leaves `[L, ...]`.
+      tables: Their schedules.
+      place: `i32[]`, the number of the chunk's first evaluation; for a stretch of ticks a tuple of
+        this, its first tick and the tick after its last, counted from the evaluation before it.
+      is_running: `bool[L]`, which lanes are not stopped; None if none can be.
+    """
+    num_evals, per_eval = program.chunk
+
+    def advance_or_wait(*inputs: Any) -> Any:
+        *lane, carry, runs = inputs
+        advanced = jax.eval_shape(partial(advance, *lane), carry)[1]
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
+        return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
+
+    def advance(
+        algorithm: Algorithm, problem: Problem, key: Key, row: Array, given: Any, carry: _Carry
+    ) -> Any:
+        tables, place = given
+        first = place[0] if program.block else place
+
+        @jax.named_scope("tick")
+        def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
+            number = (first + place[0]) * per_eval + place[1]
+            facts = program.facts._replace(trace=next_trace())
+            event = event_at(tables.ticks, row, number, place, facts=facts)
+            with noting_changes() as changes:
+                result = algorithm.step(key, carry.state, event)
+            check_step(carry.state, event, result, changes)
+            state, info = keep_narrow(carry.state, result[0]), result[1]
+            counts, happened = _counts_of(info)
+            has_others = bool(happened) and not info.event.facts.keeps("clients")
+            if has_others and tables.held is not None and algorithm.client_models is None:
+                allowed = "false where a step changes who takes part: which models clients hold"
+                raise ConfigError("client_variance", True, f"{allowed} follows from the schedule")
+            versions = carry.versions
+            if tables.held is not None and algorithm.client_models is None:
+                written = look_up(tables.held.write, (row, *place))
+                versions = write_version(versions, written, _received(algorithm, state))
+            return _Carry(state, versions), (counts, happened)
+
+        def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:
+            return jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
+
+        def observe(carry: _Carry, number: Array, counted: Collection[str] = ()) -> Any:
+            held = tables.held and look_up(tables.held.holders, (row, number))
+            return _observe(program, algorithm, problem, carry, held, counted)
+
+        def evaluation(carry: _Carry, number: Array) -> Any:
+            carry, (counts, happened) = jax.lax.scan(tick, carry, ticks_of(number, 0, per_eval))
+            return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
+
+        if not program.block:
+            return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
+
+        def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
+            carry, totals = both
+            ticks = ticks_of(jnp.int32(0), i * program.block, program.block)
+            carry, (counts, happened) = jax.lax.scan(tick, carry, ticks)
+            sums = {
+                name: jax.tree.map(jnp.add, totals[name], count)
+                for name, count in _summed(counts).items()
+            }
+            begin = i * program.block
+            pieces = {
+                name: jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, axis=0)
+                for name, piece in happened.items()
+            }
+            return carry, {**sums, **pieces}
+
+        # The bounds are no part of the program, so stretches of all lengths share one.
+        shapes = jax.eval_shape(lambda carry: evaluation(carry, jnp.int32(0))[1], carry)
+        nothing, infos = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        begin, end = place[1] // program.block, place[2] // program.block
+        carry, infos = jax.lax.fori_loop(begin, end, block, (carry, infos))
+        observed = jax.lax.cond(
+            place[2] == per_eval,
+            lambda carry: observe(carry, jnp.int32(0)),
+            lambda carry: nothing,
+            carry,
+        )
+        return carry, jax.tree.map(lambda leaf: leaf[None], (observed, infos))
+
+    both = (tables, place)
+    if is_running is None:
+        return _over_lanes(advance, program, lanes, tables=both, varying=(carries,))
+    return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
+
+
+def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
+    counts = info._asdict()
+    event = counts.get("event")
+    if not isinstance(event, tuple):  # A number, or nothing.
+        return counts, {}
+    del counts["event"]
+    if not isinstance(event, Event) or event.facts.is_scheduled:
+        return counts, {}
+    return counts, {
+        f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps", "weight")
+    }
+
+
+def _summed(counts: dict[str, Array]) -> dict[str, Any]:
+    """Sum what ticks counted, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
+
+    def total(count: Array) -> Any:
+        if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:
+            return count.sum(axis=0)
+        count = count.astype("int32")
+        most = 2**LIMB_BITS - 1
+        limbs = count & most, (count >> LIMB_BITS) & most, count >> 2 * LIMB_BITS
+        return Limbs(*(limb.sum(axis=0) for limb in limbs))
+
+    return {name: total(count) for name, count in counts.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
+    def final(
+        algorithm: Algorithm, problem: Problem, key: Key, row: Array, _: None, carry: _Carry
+    ) -> Params:
+        return algorithm.model(carry.state)
+
+    return _over_lanes(final, program, lanes, varying=(carries,))
+
+
+@jax.named_scope("evaluation")
+def _observe(
+    program: Program,
+    algorithm: Algorithm,
+    problem: Problem,
+    carry: _Carry,
+    holders: Array | None,
+    counted: Collection[str] = (),
+) -> tuple[dict[str, Array], Any]:
+    """Compute an evaluation's metrics; also return the model if models are kept, else None.
+
+    counted: names of the algorithm's `Info`.
+    """
+    model = algorithm.model(carry.state)
+    found = [read_metrics(problem.evaluate(model)), algorithm.metrics(carry.state)]
+    further = {*fields(program.system.Hyper), *counted}
+    check_metrics([pair for each in found for pair in each.items()], further)
+    metrics = in_32_bits({**found[0], **found[1]})
+    if holders is not None:
+        models = carry.versions
+        if algorithm.client_models is not None:
+            models, holders = algorithm.client_models(carry.state)
+        metrics["client_variance"] = client_variance(models, holders, model)
+    numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
+    metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()
+    return metrics, model if program.keep_models else None
+
+
+def _over_lanes(
+    run: Callable[..., Any],
+    program: Program,
+    lanes: Lanes,
+    *,
+    tables: Any = None,
+    varying: Any = (),
+) -> Any:
+    """Call `run(algorithm, problem, key, row, tables, *varying)` for every lane.
+
+    Args:
+      run: Called for one lane; `row` is the number of its schedule.
+      program: The static arguments.
+      lanes: L lanes.
+      tables: Arrays that all lanes of a device read, leaves `[D, ...]`, or `[1, ...]` or `[]` if
+        they are the same for all devices.
+      varying: Leaves `[L, ...]`.
+    """
+
+    def on_device(lanes: Lanes, tables: Any, varying: Any) -> Any:
+        def lane(of_family: Any, of_lane: Any) -> Any:
+            (seed, row, problem_leaves), (hyper_leaves, varying) = of_family, of_lane
+            problem = lanes.problem.of_lane(problem_leaves)
+            hyper = lanes.hyper.of_lane(hyper_leaves)
+            algorithm = program.system.algorithm(problem, hyper, program.plan)
+            check_algorithm(algorithm)
+            key = stream(jax.random.key(seed), "learning")
+            return run(algorithm, problem, key, row, tables, *varying)
+
+        return map_families(
+            lane,
+            (lanes.seed, lanes.row, lanes.problem.varying),
+            (lanes.hyper.varying, varying),
+            size=program.placement.family_size,
+            map_over=partial(
+                map_lanes,
+                at_once=program.plan.lanes_at_once,
+                batches=program.placement.lane_batches,
+            ),
+        )
+
+    split, whole = PartitionSpec("lanes"), PartitionSpec()
+    stacked = (each.replace(varying=split, shared=whole) for each in (lanes.hyper, lanes.problem))
+    of_tables = jax.tree.map(
+        lambda leaf: split if leaf.ndim and leaf.shape[0] > 1 else whole, tables
+    )
+    with program.tracing():
+        return jax.shard_map(
+            on_device,
+            mesh=program.placement.mesh,
+            in_specs=(Lanes(split, split, *stacked), of_tables, split),
+            out_specs=split,
+            check_vma=False,
+        )(lanes, tables, varying)

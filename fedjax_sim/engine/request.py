@@ -1,0 +1,306 @@
+"""What a caller of the engine asks for, checked and listed as lanes.
+
+Lanes may start from given models instead of drawn ones: from a model, or from the models of a run.
+A system draws its first model by `problem.init` and by nothing else, whatever else its state
+holds. So a lane starts from a given model (from given statistics in expectation maximisation) if
+`init` of its problem returns that. Everything else begins as in any run: memories, optimizers and
+control variates are fresh. To go on with these too, resume a checkpoint with a larger budget.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import OneOf
+from fedjax_sim.engine.contract import check_problem
+from fedjax_sim.engine.planning.lanes import Lane
+from fedjax_sim.engine.planning.placement import Layout, check_layout
+from fedjax_sim.engine.watching import OnEvaluation, Shown, check_file, is_shown
+from fedjax_sim.results.curves import Grid, label_of_value
+from fedjax_sim.results.records import text_of
+from fedjax_sim.results.runs import Run, lane_labels
+from fedjax_sim.settings import ConfigError, check, fields, plain
+from fedjax_sim.trees import typed_structure
+from fedjax_sim.types import PRECISIONS, AnyProblem, HyperT, LatentProblem, Params, System, Tracker
+
+Precision = Annotated[str, OneOf(PRECISIONS)]
+"""How exact matrix products are on accelerators."""
+
+
+ANY_JAX: Literal["any_jax"] = "any_jax"
+"""Value of `resume` that accepts a checkpoint of another version of JAX."""
+
+
+Resume = bool | Literal["any_jax"]
+ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of `sweep` that apply to all lanes; see there.
+
+    Attributes:
+      devices: Devices to compile for, if these are only described; () to run on the local ones.
+    """
+
+    time_budget: float | None
+    num_ticks: int | None
+    num_evals: int
+    layout: Layout
+    max_lanes: int | None = None
+    evals_per_chunk: int | None = None
+    client_variance: bool = False
+    keep_models: bool = False
+    checkpoint: Path | None = None
+    checkpoint_every: float = 20.0
+    resume: Resume = False
+    progress: Shown = False
+    precision: str = "float32"
+    on_evaluation: OnEvaluation | None = None
+    trackers: tuple[Tracker, ...] = ()
+    devices: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Turn numbers of NumPy into those of Python, which files can hold."""
+        for name, value in vars(self).items():
+            if isinstance(value, Layout):
+                value = Layout(*map(plain, value))
+            object.__setattr__(self, name, plain(value))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the host wants to see every evaluation."""
+        shows = self.progress is not False and is_shown(self.progress)
+        return shows or self.on_evaluation is not None or bool(self.trackers)
+
+
+def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
+    """List seeds and the values of settings, with numbers as Python has them."""
+    seeds = plain(seeds)
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
+    return Grid(values, list(map(plain, seeds)))
+
+
+def list_lanes(
+    system: System, problem: Any, hyper: Any, grid: Grid, options: Options
+) -> list[Lane]:
+    """Check the inputs and list the lanes: settings as given, then seeds."""
+    seeds = list(grid.seeds)
+    points, hypers = check_call(system, hyper, grid, options)
+    problems = _problems_of(system, problem, seeds)
+    _check_clients(hypers, problems)
+    _check_models(problems)
+    completed = _completed(system, hypers, problems)
+    return [
+        Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
+        for p in range(len(points))
+        for s, seed in enumerate(seeds)
+    ]
+
+
+def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProblem]:
+    """Return one problem per seed, and check them."""
+    problems = [problem] * len(seeds)
+    is_one = isinstance(problem, (system.fit.learns, str))
+    if callable(problem) and not is_one:
+        problems = [problem(seed) for seed in seeds]
+    elif isinstance(problem, Sequence) and not is_one:
+        if len(problem) != len(seeds):
+            raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
+        problems = list(problem)
+    for each in _distinct(problems):
+        check_problem(system, each)
+    return problems
+
+
+def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:
+    """Leave out repetitions of an object; thousands of seeds often have one problem."""
+    return list({id(problem): problem for problem in problems}.values())
+
+
+def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
+    for hyper, problem in itertools.product(hypers, _distinct(problems)):
+        num_clients = problem.counts.shape[0]
+        if hyper.num_clients != num_clients:
+            raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
+
+
+def _check_models(problems: list[AnyProblem]) -> None:
+    """Check that models and metrics of all problems have one form, so that lanes fit together."""
+    first: dict[str, Any] = {}
+    distinct = {_form_of(problem): problem for problem in _distinct(problems)}
+    for problem in distinct.values() if len(distinct) > 1 else ():
+        model = jax.eval_shape(problem.init, jax.random.key(0))
+        metrics: Any = jax.eval_shape(problem.evaluate, model)
+        found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
+        for name, shapes in found.items():
+            if shapes != first.setdefault(name, shapes):
+                allowed = f"those of another problem in the same call, {first[name]}"
+                raise ConfigError(f"shapes of a problem's {name}", shapes, allowed)
+
+
+def _form_of(problem: AnyProblem) -> Any:
+    return typed_structure(problem), tuple(np.shape(leaf) for leaf in jax.tree.leaves(problem))
+
+
+def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
+
+
+def _completed(
+    system: System[HyperT, Any, Any], hypers: list[HyperT], problems: list[AnyProblem]
+) -> list[list[HyperT]]:
+    """Complete each point's settings from each seed's problem, once for each distinct problem."""
+    found: dict[tuple[int, int], HyperT] = {}
+    for (p, hyper), problem in itertools.product(enumerate(hypers), problems):
+        if (p, id(problem)) not in found:
+            found[p, id(problem)] = _with_message_bits(
+                system, system.fit.complete(hyper, problem), problem
+            )
+    return [[found[p, id(problem)] for problem in problems] for p in range(len(hypers))]
+
+
+def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> HyperT:
+    """Set how many bits messages have, if the clock needs to know."""
+    this: Any = hyper
+    if not getattr(this, "needs_message_bits", False):
+        return hyper
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    return this.with_message_bits(*system.messages.bits(model, hyper))
+
+
+def check_call(
+    system: System, hyper: Any, grid: Grid, options: Options
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Check everything that can be checked without problems and timelines.
+
+    Args:
+      system: The system.
+      hyper: Its settings; its defaults if None.
+      grid: Seeds and values of settings.
+      options: The options of the sweep.
+
+    Returns:
+      The values of the swept settings at each point of the grid, and all settings there.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
+        raise ConfigError("seeds", grid.seeds, "different whole numbers, at least one")
+    budget = options.time_budget
+    if (budget is None) == (options.num_ticks is None):
+        raise ConfigError("time_budget", budget, "given, or else num_ticks, but not both")
+    if options.resume and options.checkpoint is None:
+        raise ConfigError("resume", options.resume, "False without a checkpoint to continue from")
+    if isinstance(options.progress, Path):
+        check_file(options.progress)
+    if options.checkpoint is not None and jax.process_count() > 1:
+        allowed = "None with several processes, which cannot write one"
+        raise ConfigError("checkpoint", str(options.checkpoint), allowed)
+    if options.on_evaluation is not None and jax.process_count() > 1:
+        allowed = "None with several processes, which could decide differently"
+        raise ConfigError("on_evaluation", options.on_evaluation, allowed)
+    check_layout(options.layout)
+    if options.client_variance and system.fit.learns is LatentProblem:
+        allowed = f"False for {system.name}, whose clients hold statistics and no models"
+        raise ConfigError("client_variance", True, allowed)
+    known = fields(system.Hyper)
+    for name, values in grid.settings.items():
+        if name not in known:
+            raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
+        # Long arrays have a shortened repr, and functions of one name have the same text.
+        if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
+            raise ConfigError(f"values of {name}", values, "at least one, all different")
+    names = [field.name for field in dataclasses.fields(system.Hyper)]
+    hyper = system.Hyper() if hyper is None else hyper
+    if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
+        kind = hyper if isinstance(hyper, type) else type(hyper)
+        allowed = f"settings of {system.name}, an instance of its Hyper"
+        raise ConfigError("hyper", f"{kind.__module__}.{kind.__name__}", allowed)
+    if "num_clients" not in names:
+        allowed = "those of a system, with num_clients among them"
+        raise ConfigError(f"settings of {system.name}", ", ".join(names), allowed)
+    points = [
+        dict(zip(grid.settings, values, strict=True))
+        for values in itertools.product(*grid.settings.values())
+    ]
+    hypers = [dataclasses.replace(hyper, **point) for point in points]
+    for each in hypers:
+        check(each)
+    return points, hypers
+
+
+def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]:
+    """Give each lane the model that it starts from.
+
+    Args:
+      lanes: The lanes of a sweep.
+      start: A model for all lanes; or a run, of which each lane takes the final model of the lane
+        with the same seed and the same values of those settings that the run swept; or None.
+
+    Returns:
+      The lanes.
+
+    Raises:
+      ConfigError: If the run lacks a lane, or a model is not of the shape that a problem draws.
+    """
+    if start is None:
+        return list(lanes)
+    found = [_model_of(start, lane) for lane in lanes]
+    fitted: dict[tuple[int, int], Params] = {}
+    for lane, model in zip(lanes, found, strict=True):
+        if (id(model), id(lane.problem)) not in fitted:
+            fitted[id(model), id(lane.problem)] = _fitted(model, lane.problem)
+    return [
+        lane._replace(start=fitted[id(model), id(lane.problem)])
+        for lane, model in zip(lanes, found, strict=True)
+    ]
+
+
+def _model_of(start: Run | Params, lane: Lane) -> Params:
+    """Find the model that a lane starts from."""
+    if not isinstance(start, Run):
+        return start
+    if not start.lane_dims:
+        return start.models
+    wanted = {
+        name: lane.seed if name == "seed" else label_of_value(getattr(lane.hyper, name, None))
+        for name in lane_labels(start.curves)[0]
+    }
+    for i, labels in enumerate(lane_labels(start.curves)):
+        if labels == wanted:
+            return start.model(i)
+    words = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+    allowed = f"one with a lane of {words}, or for all lanes one model or one run.lane(...)"
+    raise ConfigError("start", f"a run of {start.curves.attrs['system']}", allowed)
+
+
+def _fitted(model: Params, problem: AnyProblem) -> Params:
+    """Check a model against what a problem draws, and give it the same types."""
+    drawn = jax.eval_shape(problem.init, jax.random.key(0))
+    ours: Any = jax.tree.structure(drawn)
+    theirs: Any = jax.tree.structure(model)
+    if ours != theirs:
+        raise ConfigError("structure of start", theirs, f"{ours}, as of models of the problem")
+
+    def fit(path: Any, like: Any, leaf: Any) -> np.ndarray:
+        found = jnp.result_type(leaf)
+        if np.shape(leaf) != like.shape or not np.can_cast(found, like.dtype, "same_kind"):
+            place = jax.tree_util.keystr(path) or "the model"
+            raise ConfigError(
+                f"start at {place}",
+                f"{found}{list(np.shape(leaf))}",
+                f"{like.dtype}{list(like.shape)}, as in models of the problem",
+            )
+        return np.asarray(leaf, like.dtype)
+
+    return jax.tree_util.tree_map_with_path(fit, drawn, model)

@@ -1,0 +1,489 @@
+"""Checkpoints: a killed run continues from the newest and ends with equal bits.
+
+The folder of a group of lanes holds
+
+    configuration.json        what must be equal for a run to continue this one; written once
+    state-TICKS-DIGEST.npz    what lanes carry after so many ticks, and the curves so far
+    drawn-0-DIGEST.npz        the timelines, so that a resumed run need not draw them again
+    result-0-DIGEST.npz       what a finished group's replay returned
+
+A run goes on from a checkpoint, and a finished one returns its result, only if nothing has changed
+that the result depends on: the versions of this package and of JAX, the settings and data, and the
+digests of the programs (`Replay.digests`, `timeline_digest`) and of the schedules.
+
+Each file is written under another name and renamed. The name of an array file ends with the
+SHA-256 of its content, so any damage shows when it is read. The newest two states are kept: if one
+is damaged, the one before is used. One more is kept of the last tick at which every lane was still
+running, because a longer run goes on from there.
+
+Deviation: these are NumPy files and not those of orbax-checkpoint. Orbax writes a tree of files
+without digests and answers damage with tracebacks of many kinds, so that finding damage, healing
+it and saying so would need more code around Orbax than the files themselves need, and loading it
+takes a second of every resumed run.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.lifecycle import (
+    InputError,
+    read_record,
+    remove_scratch,
+    say,
+    write_record,
+    write_whole,
+)
+from fedjax_sim.results.records import JAX
+from fedjax_sim.settings import ConfigError
+
+CONFIGURATION = "configuration.json"
+
+
+ANY = "state|drawn|plan|result"
+"""The kinds of array files."""
+
+
+KINDS = ("metric", "model", "info", "stop")
+"""Kinds of arrays that a state holds besides what lanes carry."""
+
+
+BUDGETS = ("time_budget", "num_ticks")
+"""Entries of a configuration that a longer run changes."""
+
+
+TIMELINE = "program of the schedule"
+"""Entry with the digest of the program that draws timelines."""
+
+
+TEXTS = ("program", TIMELINE)
+"""Entries that another version of JAX may change although the code is the same."""
+
+
+Arrays = dict[str, np.ndarray]
+
+
+class Saved(NamedTuple):
+    """A state that was read.
+
+    Attributes:
+      done: Ticks done.
+      states: What lanes carry, on the devices.
+      curves: Curves so far by kind and name, `[L, V + 1, ...]` or `[L, V]`.
+    """
+
+    done: int
+    states: Any
+    curves: dict[str, Arrays]
+
+
+def count_lanes(folder: Path) -> int | None:
+    """Count the lanes of an unfinished run in a folder; None if there is none, or it is damaged."""
+    known = _read_configuration(folder)
+    return None if known is None else len(known["asked"]["seeds"])
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a group of lanes, and their folder if nothing else is in it.
+
+    Args:
+      folder: The folder, which need not exist.
+    """
+    found = [*_files_in(folder), *folder.glob(CONFIGURATION)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    remove_scratch(folder)
+    if found:
+        with contextlib.suppress(OSError):  # raised if it is a link, or not empty
+            folder.rmdir()
+
+
+class Checkpoint:
+    """The checkpoints of one group of lanes, in one folder that the caller has locked."""
+
+    def __init__(
+        self,
+        folder: Path,
+        configuration: Mapping[str, Any],
+        *,
+        resume: bool,
+        every: float,
+        any_jax: bool = False,
+    ):
+        """Describe the checkpoints; nothing is written yet.
+
+        Args:
+          folder: Where they are kept.
+          configuration: What must be equal for a resumed run to be the same run, as far as it is
+            known without planning; becomes JSON.
+          resume: Whether to continue; otherwise `open` removes older checkpoints.
+          every: Least seconds between two writes.
+          any_jax: Whether to continue a run of another version of JAX.
+        """
+        self._folder, self._resume, self._any_jax = folder.absolute(), resume, any_jax
+        self._asked = json.loads(json.dumps(configuration, sort_keys=True, default=str))
+        self._versions = self._asked["versions"]
+        self._identity = ""
+        self._every, self._last = every, time.monotonic()
+        self._all_run = 0
+
+    def has_result(self) -> bool:
+        """Tell whether the folder has what a finished group returned, perhaps of another run."""
+        return self._resume and bool(self._files("result"))
+
+    def finished(self, planned: Mapping[str, Any]) -> Arrays | None:
+        """Read what the replay of the group returned, if it is finished.
+
+        Args:
+          planned: As in `open`.
+
+        Returns:
+          The arrays given to `finish`; None if all of them are damaged.
+
+        Raises:
+          ConfigError: If the folder belongs to another run.
+        """
+        identity = self._identify(planned)
+        return next((arrays for _, arrays in self._sound("result", identity)), None)
+
+    def drawn(self) -> Arrays | None:
+        """Read the timelines that were given to `open`; None if there are none of this run."""
+        drawn = self._sound("drawn", _digest_of(self._asked)) if self._resume else iter(())
+        return next((arrays for _, arrays in drawn), None)
+
+    def decided(self) -> Mapping[str, Any]:
+        """Read what planning decided for the run in the folder; empty if none is resumed."""
+        known = self._read_configuration() if self._resume else None
+        return {} if known is None else known["planned"]
+
+    def shorter_budget(self) -> dict[str, Any] | None:
+        """Check the folder as far as possible before planning, and find out if the run is longer.
+
+        Returns:
+          The entries `BUDGETS` of the run in the folder, if a longer budget is asked for; None if
+          this run does not go on from it.
+
+        Raises:
+          ConfigError: If the folder belongs to another run, or if the budget in it is longer, or of
+            another kind.
+        """
+        known = self._read_configuration() if self._resume else None
+        if known is None:
+            return None
+        self._compare(known["asked"], self._asked, apart_from=BUDGETS)
+        theirs, ours = (
+            {name: each[name] for name in BUDGETS} for each in (known["asked"], self._asked)
+        )
+        if theirs == ours:
+            self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
+            return None
+        for name in BUDGETS:
+            if None not in (theirs[name], ours[name]) and ours[name] > theirs[name]:
+                return theirs
+        self._compare(known["asked"], self._asked)
+        return None
+
+    def _identify(self, planned: Mapping[str, Any]) -> str:
+        """Check that the folder belongs to this run, and return the digest of what identifies it.
+
+        Args:
+          planned: As in `open`.
+
+        Raises:
+          ConfigError: If it belongs to another run.
+        """
+        known = self._read_configuration()
+        if known is not None:
+            old = {**known["asked"], **known["planned"]}
+            self._compare(old, {**self._asked, **planned})
+            self._asked, planned = known["asked"], known["planned"]
+        return _digest_of({**self._asked, **planned})
+
+    def open(
+        self, planned: Mapping[str, Any], *, all_run: int, drawn: Arrays | None = None
+    ) -> None:
+        """Make the folder, or check that it belongs to the same run.
+
+        Args:
+          planned: The rest of the configuration, which planning decides, by name.
+          all_run: Ticks of the shortest lane.
+          drawn: The timelines, to be written; None if they were read, or if none shall be written.
+
+        Raises:
+          ConfigError: If the folder belongs to another run or cannot be written.
+          InputError: If its configuration is damaged and nothing else tells which run it was.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._resume:
+                for path in (*self._files(), self._folder / CONFIGURATION):
+                    path.unlink(missing_ok=True)
+            remove_scratch(self._folder)
+        except OSError as error:
+            allowed = f"a folder that can be written ({error.strerror})"
+            raise ConfigError("checkpoint", str(self._folder), allowed) from None
+        self._identity, self._all_run = self._identify(planned), all_run
+        if self._read_configuration() is None:
+            self._heal_configuration(planned)
+        if drawn is not None:
+            self._remove(self._files("drawn"))
+            self._write("drawn", 0, _digest_of(self._asked), drawn)
+
+    def _heal_configuration(self, planned: Mapping[str, Any]) -> None:
+        """Write a configuration that is missing or damaged, unless states are of another run."""
+        where = f"{CONFIGURATION} in {self._folder}"
+        if any(next(self._sound(kind, self._identity), None) for kind in ("state", "result")):
+            say(f"{where} was damaged or missing and was written again: the checkpoints fit.")
+        elif self._files("state") or self._files("result"):
+            raise InputError(
+                f"{where} is damaged or missing, and no checkpoint there is an undamaged one of "
+                "this run: remove the folder to start anew."
+            )
+        elif (self._folder / CONFIGURATION).exists():
+            say(f"{where} is damaged, and no checkpoint was written: starting from the beginning.")
+        self._write_configuration(planned)
+
+    def _write_configuration(self, planned: Mapping[str, Any]) -> None:
+        write_record(self._folder / CONFIGURATION, {"asked": self._asked, "planned": planned})
+
+    def load(self, states: Any) -> Saved | None:
+        """Read the newest undamaged state. Damaged ones are reported.
+
+        Args:
+          states: Arrays, or descriptions of arrays, of the shapes and placement of the saved ones.
+
+        Returns:
+          The state; None if no state has been written.
+
+        Raises:
+          InputError: If all states are damaged.
+        """
+        leaves, structure = jax.tree.flatten(states)
+        for done, arrays in self._sound("state", self._identity):
+            placed = [_placed(arrays.pop(f"state:{i}"), leaf) for i, leaf in enumerate(leaves)]
+            curves: dict[str, Arrays] = {kind: {} for kind in KINDS}
+            for entry, values in arrays.items():
+                kind, name = entry.split(":", 1)
+                curves[kind][name] = values
+            return Saved(done, jax.tree.unflatten(structure, placed), curves)
+        if self._resume and self._files("state"):
+            raise InputError(
+                f"no checkpoint in {self._folder} is undamaged: remove the folder to start anew."
+            )
+        return None
+
+    def save(
+        self,
+        done: int,
+        states: Any,
+        curves: Mapping[str, Mapping[str, np.ndarray]],
+        *,
+        now: bool = False,
+    ) -> None:
+        """Write a state if the last one is old enough.
+
+        Args:
+          done: Ticks done.
+          states: What lanes carry.
+          curves: Curves so far, by kind and name.
+          now: Whether to write it however old the last one is.
+
+        Raises:
+          StorageError: If the disk refuses. Older checkpoints are then kept.
+        """
+        if time.monotonic() - self._last < self._every and not now:
+            return
+        arrays = {f"state:{i}": _fetched(leaf) for i, leaf in enumerate(jax.tree.leaves(states))}
+        for kind, named in curves.items():
+            arrays |= {f"{kind}:{name}": values for name, values in named.items()}
+        self._write("state", done, self._identity, arrays)
+        known = [path for path in self._files("state") if _ticks_of(path) <= done]
+        kept = {*known[:2], *self._for_a_longer_run()}
+        self._remove(path for path in self._files("state") if path not in kept)
+        self._last = time.monotonic()
+
+    def finish(self, arrays: Arrays) -> None:
+        """Write what the group returned. Of the states, only the one for a longer run is kept."""
+        written = self._write("result", 0, self._identity, arrays)
+        kept = {written, *self._files("drawn"), *self._for_a_longer_run()}
+        self._remove(path for path in self._files() if path not in kept)
+
+    def go_on(
+        self,
+        longer: "Checkpoint",
+        planned: Mapping[str, Any],
+        most: int,
+        turn: Callable[[int, int, np.ndarray], np.ndarray],
+    ) -> None:
+        """Turn the folder into that of a longer run, which goes on from here.
+
+        Args:
+          longer: The checkpoints of the longer run, in the same folder.
+          planned: As in `open`, for the longer run.
+          most: The last tick at which every lane was running.
+          turn: From ticks done, and the number of a leaf of what lanes carry, and the leaf, to that
+            leaf of the longer run.
+
+        Raises:
+          ConfigError: If no undamaged state is of that tick or of an earlier one.
+        """
+        identity = _digest_of({**longer._asked, **planned})
+        for done, arrays in self._sound("state", self._identity):
+            if done <= most:
+                for name in [name for name in arrays if name.startswith("state:")]:
+                    arrays[name] = turn(done, int(name.removeprefix("state:")), arrays[name])
+                kept = self._write("state", done, identity, arrays)
+                break
+        else:
+            name = next(name for name in BUDGETS if self._asked[name] is not None)
+            allowed = (
+                f"{self._asked[name]!r}: no checkpoint in {self._folder} is of a tick at which "
+                "every lane was running"
+            )
+            raise ConfigError(name, longer._asked[name], allowed)
+        # Killed before this line, the folder is still that of the shorter run; afterwards, the new
+        # state is the only one that fits.
+        longer._write_configuration(planned)
+        self._remove(path for path in self._files() if path != kept)
+
+    def _for_a_longer_run(self) -> list[Path]:
+        """Find the newest state up to which every lane was running."""
+        return [path for path in self._files("state") if _ticks_of(path) <= self._all_run][:1]
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        """Remove array files: older ones, and newer ones that were damaged."""
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    def _files(self, kind: str = ANY) -> list[Path]:
+        """List the array files of a kind, the newest first."""
+        return _files_in(self._folder, kind)
+
+    def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
+        """Write an array file. Its content says to which run it belongs, its name its digest."""
+        # NumPy's files do not know the types that JAX adds to it, such as bfloat16.
+        entries = {
+            f"{name}@{values.dtype.name}" if values.dtype.isbuiltin == 2 else name: (
+                values.view(f"u{values.dtype.itemsize}") if values.dtype.isbuiltin == 2 else values
+            )
+            for name, values in arrays.items()
+        }
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, allow_pickle=False, identity=np.array(identity), **entries)
+
+        stem = f"{kind}-{done:012d}"
+        return write_whole(
+            self._folder / stem, write, named=lambda path: f"{stem}-{_digest_of(path)}.npz"
+        )
+
+    def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, Arrays]]:
+        """Read the undamaged files of a kind that belong to a run, the newest first.
+
+        Damaged ones are reported. Yields their ticks, and their arrays without the identity.
+        """
+        for path in self._files(kind):
+            try:
+                reason = "" if path.stem.endswith(_digest_of(path)) else "its digest is another"
+            except OSError as error:
+                reason = str(error.strerror)
+            if reason:
+                say(f"{path} is damaged ({reason}); the one before is used if there is one.")
+                continue
+            with np.load(path) as file:
+                if str(file["identity"]) == identity:
+                    entries = {name: file[name] for name in file.files if name != "identity"}
+                    arrays = {}
+                    for entry, values in entries.items():
+                        name, at, dtype = entry.partition("@")
+                        arrays[name] = values.view(dtype) if at else values
+                    yield _ticks_of(path), arrays
+
+    def _read_configuration(self) -> dict[str, Any] | None:
+        """Read the configuration; None if it is missing or damaged."""
+        return _read_configuration(self._folder)
+
+    def _compare(
+        self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()
+    ) -> None:
+        """Refuse a folder of another configuration."""
+        theirs, ours = old.get("versions", {}), self._versions
+        new = {**new, "versions": ours}
+        versions = [name for name in ours if theirs.get(name) != ours[name]]
+        if self._any_jax and versions and {*versions} <= {*JAX}:
+            apart_from = (*apart_from, "versions", *TEXTS)
+        changed = sorted(
+            name for name in {*old, *new} - {*apart_from} if old.get(name) != new.get(name)
+        )
+        if not changed:
+            return
+        if "placement" in changed:
+            # Programs and the order of lanes follow from it.
+            changed = [name for name in changed if name not in ("program", "schedule")]
+        if "versions" in changed:
+            pairs = (f"{name} {theirs.get(name, 'unknown')}, not {ours[name]}" for name in versions)
+            words = f"versions ({'; '.join(pairs)})"
+            if {*versions} <= {*JAX}:
+                words += ', of which resume="any_jax" (--any-jax) accepts any'
+            # Other versions may write the same program in another way.
+            changed = [name for name in changed if name not in ("versions", *TEXTS)] + [words]
+        words = ", ".join(changed)
+        allowed = (
+            f"of the same configuration as this run, which differs in {words}, or removed to start "
+            "anew"
+        )
+        raise ConfigError("checkpoint", str(self._folder), allowed)
+
+
+def _ticks_of(path: Path) -> int:
+    """Read the ticks in the name of an array file."""
+    return int(path.stem.split("-")[1])
+
+
+def _files_in(folder: Path, kind: str = ANY) -> list[Path]:
+    """List the array files of a kind in a folder, the newest first, and none of other programs."""
+    named = re.compile(rf"(?:{kind})-\d{{12,}}-[0-9a-f]+\.npz")
+    return sorted(
+        (path for path in folder.glob("*.npz") if named.fullmatch(path.name)), reverse=True
+    )
+
+
+def _digest_of(content: Any) -> str:
+    """Hash a file, or a value as JSON: 16 hexadecimal digits of SHA-256."""
+    if isinstance(content, Path):
+        with content.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _fetched(leaf: Any) -> np.ndarray:
+    """Fetch an array from the devices. Random keys become words."""
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def _placed(values: np.ndarray, like: Any) -> Any:
+    """Put an array on the devices of the one that it was fetched from."""
+    if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.device_put(
+            jax.random.wrap_key_data(jnp.asarray(values), impl=str(jax.random.key_impl(like))),
+            like.sharding,
+        )
+    return jax.device_put(values, like.sharding)
+
+
+def _read_configuration(folder: Path) -> dict[str, Any] | None:
+    """Read the configuration of a folder; None if it is missing or damaged."""
+    content = read_record(folder / CONFIGURATION)
+    return content if content is not None and content.keys() == {"asked", "planned"} else None

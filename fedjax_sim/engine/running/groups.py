@@ -1,0 +1,415 @@
+"""Run a group of lanes: prepare its program or find its checkpoint, replay, and collect results.
+
+Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `E` ticks between
+two evaluations.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.engine.contract import check_values
+from fedjax_sim.engine.machine.processes import is_first
+from fedjax_sim.engine.planning.lanes import (
+    Lane,
+)
+from fedjax_sim.engine.planning.placement import Layout
+from fedjax_sim.engine.planning.schedule import Schedule, as_happened
+from fedjax_sim.engine.program.prepare import Planned, plan_group
+from fedjax_sim.engine.program.replay import HAPPENED, Replay
+from fedjax_sim.engine.request import Options
+from fedjax_sim.engine.resuming.checkpoint import Checkpoint
+from fedjax_sim.engine.resuming.identities import checkpoint_of
+from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
+from fedjax_sim.engine.resuming.packing import (
+    pack_curves,
+    pack_timelines,
+    unpack_curves,
+    unpack_timelines,
+)
+from fedjax_sim.engine.running.chunks import replay_schedule
+from fedjax_sim.engine.watching import Watch
+from fedjax_sim.results.curves import NEVER, Curves, Part, collapsed_at
+from fedjax_sim.results.metric_names import COORDINATES
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import (
+    EMPTY,
+    AnyProblem,
+    GuessableProblem,
+    System,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+def run_group(
+    system: System,
+    group: list[Lane],
+    options: Options,
+    *,
+    longest: Callable[[], int] = lambda: 0,
+    accept: Callable[[Planned], bool] = lambda planned: True,
+) -> Part | None:
+    """Plan a group and replay it, or load what its replay returned if it is finished.
+
+    Args:
+      system: The system.
+      group: The lanes.
+      options: The options of the sweep.
+      longest: As in `lay_out`; called if the group is planned.
+      accept: Called with the plan of a group that is not finished, to decide whether it is run.
+
+    Returns:
+      What the lanes returned; None if the plan was not accepted.
+    """
+    if options.checkpoint is None:
+        planned = plan_group(system, group, options, longest=longest())
+        if not accept(planned):
+            return None
+        return replay_group(planned, planned.on_devices(), options, None)
+    saved = checkpoint_of(system, group, options)
+    shorter = saved.shorter_budget()
+    if shorter is None:
+        found, decided = saved.drawn(), saved.decided()
+        drawn = None if found is None else unpack_timelines(found)
+        most = 0 if decided else longest()
+        planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
+        if saved.has_result():
+            same = planned.decided(planned.on_devices(is_described=True))
+            if (known := saved.finished(same)) is not None:
+                part = _part_of(planned, unpack_curves(known, planned.model), options)
+                if options.trackers and is_first():
+                    _track_finished(system, planned.group, part, options)
+                return part
+        if not accept(planned):
+            return None
+        replay = planned.on_devices()
+        new = pack_timelines(planned.timelines, planned.ticks) if found is None else None
+        saved.open(planned.decided(replay), all_run=replay.all_run, drawn=new)
+    else:
+        earlier = dataclasses.replace(options, **shorter)
+        planned, replay = _go_on(system, group, earlier, options, saved, longest())
+    return replay_group(planned, replay, options, saved)
+
+
+def _plan_again(
+    system: System,
+    group: list[Lane],
+    options: Options,
+    decided: Mapping[str, Any],
+    *,
+    longest: int = 0,
+    drawn: tuple[Timeline, np.ndarray] | None = None,
+) -> Planned:
+    """Plan lanes with the evaluations and the layout that were decided when they began.
+
+    A run that has gone on to a longer budget, or is a part of a longer one, would choose others.
+
+    Args:
+      system: The system.
+      group: The lanes.
+      options: The options of the sweep.
+      decided: What `Planned.decided` collected; empty if the lanes begin now.
+      longest: As in `plan_group`.
+      drawn: As in `plan_group`.
+    """
+    num_evals, per_eval = decided.get("evaluations", (0, None))
+    longest = max(longest, num_evals * (per_eval or 0))
+    planned = plan_group(system, group, options, longest=longest, per_eval=per_eval, drawn=drawn)
+    layout = decided.get("placement", {})
+    if not decided or planned.program.placement.layout() == layout:
+        return planned
+    fixed = Layout(**{name: ast.literal_eval(layout[name]) for name in Layout._fields})
+    try:
+        as_before = dataclasses.replace(options, layout=fixed)
+        known = planned.timelines, planned.ticks
+        return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, drawn=known)
+    except ConfigError:  # It asks for more devices than there are; the checkpoint will say so.
+        return planned
+
+
+def _go_on(
+    system: System,
+    group: list[Lane],
+    earlier: Options,
+    options: Options,
+    saved: Checkpoint,
+    longest: int,
+) -> tuple[Planned, Replay]:
+    """Plan a run that goes on from the end of a shorter one.
+
+    Its evaluations are as far apart as those of the shorter run.
+
+    Args:
+      system: The system.
+      group: The lanes.
+      earlier: The options of the shorter run.
+      options: Those of the longer run.
+      saved: Its checkpoints, in the folder of the shorter run's.
+      longest: As in `plan_group`, of the longer run.
+
+    Raises:
+      ConfigError: If the folder belongs to another run, or if the longer run begins differently.
+    """
+    decided = saved.decided()
+    before = _plan_again(system, group, earlier, decided)
+    old = before.on_devices()
+    known = checkpoint_of(system, group, earlier)
+    known.open(before.decided(old), all_run=old.all_run)
+    per_eval = before.schedule.shape[2]
+    as_before = {**decided, "evaluations": (0, per_eval)}
+    planned = _plan_again(system, group, options, as_before, longest=longest)
+    new = planned.on_devices()
+    reason = ""
+    if planned.program.facts.all_filled != before.program.facts.all_filled:
+        reason = (
+            "in one of the two runs, but not in the other, all lanes end with an evaluation, which "
+            f"comes every {planned.program.chunk[1]} ticks"
+        )
+    elif not begins_like(planned.schedule, before.schedule, old.all_run):
+        reason = "its schedule depends on how long it runs"
+    elif planned.with_rows(before.schedule.rows).program_digest() != old.program_digest():
+        reason = "its program depends on how long it runs"
+    carried = jax.tree.leaves(new.carries())
+    axes = store_axes(system, group[0], len(carried))
+
+    @functools.cache
+    def rows_at(done: int) -> np.ndarray | None:
+        return kept_rows(planned.schedule, before.schedule, done)
+
+    if set(axes) != {None} and rows_at(old.all_run) is None:
+        reason = reason or "it did not keep all models from which clients will still report"
+    if reason:
+        name = "num_ticks" if options.time_budget is None else "time_budget"
+        allowed = (
+            f"{getattr(earlier, name)!r}, as in {options.checkpoint}: {system.name} cannot go on "
+            f"from there with these settings, because {reason}"
+        )
+        raise ConfigError(name, getattr(options, name), allowed)
+    # Devices get lanes by their work, which may be dealt in another way in the longer run. Lanes
+    # that only fill up a device go on from any state.
+    place, row = (np.zeros(len(carried[0]), np.int64) for _ in range(2))
+    place[new.place_of], row[new.place_of] = old.place_of, planned.row
+
+    def turn(done: int, number: int, leaf: np.ndarray) -> np.ndarray:
+        rows = rows_at(done)
+        return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
+
+    found = planned.decided(new)
+    known.go_on(saved, found, old.all_run, turn)
+    drawn = pack_timelines(planned.timelines, planned.ticks)
+    saved.open(found, all_run=new.all_run, drawn=drawn)
+    return planned, new
+
+
+def replay_group(
+    planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
+) -> Part:
+    """Replay a group and collect what its lanes return."""
+    group, system, schedule = planned.group, planned.program.system, planned.schedule
+    row = planned.row
+    plan = planned.program.plan
+    watch = Watch(
+        system.name,
+        group,
+        schedule.ticks[row],
+        schedule.time[row],
+        shown=options.progress if is_first() else False,
+        trackers=options.trackers if is_first() else (),
+        on_evaluation=options.on_evaluation,
+        is_batched=plan.lanes_at_once or plan.family_size > 1,
+    )
+    num_evals = schedule.shape[1]
+    with contextlib.closing(watch):
+        watch.begin()
+        curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
+        # A run that was stopped after its last tick reports nothing when it is resumed.
+        watch.track(num_evals, curves.metrics, curves.stopped_at)
+    if saved is not None:
+        saved.finish(pack_curves(curves))
+    return _part_of(planned, curves, options)
+
+
+def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
+    """Add to what a replay returned what the schedules and the settings say of its lanes."""
+    group, schedule, row = planned.group, planned.schedule, planned.row
+    num_evals, system = schedule.shape[1], planned.program.system
+    metrics, samples = jax.tree.map(
+        lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
+    )
+    infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
+    cut = [
+        Timeline(*(leaf[i, :end] for leaf in planned.timelines))
+        for i, end in enumerate(planned.ticks)
+    ]
+    timelines = [cut[i] for i in row]
+    if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
+        schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))
+        timelines = [
+            _changed(timeline, *(leaf[i] for leaf in happened))
+            for i, timeline in enumerate(timelines)
+        ]
+        for lane, timeline in zip(group, timelines, strict=True):
+            num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
+            each = Timeline(*(leaf[None] for leaf in timeline))
+            check_values(each, len(timeline.time), num_clients)
+    bits = [
+        _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, timeline)
+        for lane, i, timeline in zip(group, row, timelines, strict=True)
+    ]
+    part = Part(
+        places=[lane.place for lane in group],
+        curves=Curves(metrics, infos, curves.models, samples),
+        facts=facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)},
+        timelines=timelines,
+        told=_stacked(planned.told, schedule.ticks.shape[1]),
+    )
+    if options.on_evaluation is None:
+        return part
+    assert curves.stopped_at is not None
+    return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _changed(
+    timeline: Timeline, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
+) -> Timeline:
+    """Put who took part into a lane's timeline. clients, steps, weight: `[V, E, S]`."""
+    clients, steps, weight = (
+        leaf.reshape(-1, leaf.shape[-1])[: len(timeline.time)] for leaf in (clients, steps, weight)
+    )
+    return timeline._replace(clients=clients, steps=steps, weight=weight.astype("float64"))
+
+
+def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:
+    """Give trackers what lanes returned that finished in an earlier process."""
+    facts = part.facts
+    watch = Watch(system.name, group, facts["ticks"], facts["time"], trackers=options.trackers)
+    num_evals = facts["ticks"].shape[1] - 1
+    watch.track(num_evals, part.curves.metrics, facts.get("stopped_at"))
+
+
+def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
+    """Stack what lanes tell, NaN where one says nothing: `f64[L, length]` by name."""
+    nothing = np.full(length, np.nan)
+    return {
+        name: np.stack([lane.get(name, nothing) for lane in told])
+        for name in sorted({name for lane in told for name in lane})
+    }
+
+
+def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarray:
+    """Find out which lanes are at chance, and since when, as in `collapsed_at`."""
+    found = np.empty(len(group), np.int64)
+    lanes_of: dict[int, list[int]] = {}
+    for i, lane in enumerate(group):
+        lanes_of.setdefault(id(lane.problem), []).append(i)
+    for lanes in lanes_of.values():
+        problem = group[lanes[0]].problem
+        chance = problem.chance() if isinstance(problem, GuessableProblem) else {}
+        found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
+    return found
+
+
+def _count_bits(
+    system: System,
+    problem: AnyProblem,
+    hyper: Any,
+    parameters: Any,
+    schedule: Schedule,
+    row: int,
+    timeline: Timeline,
+) -> dict[str, np.ndarray]:
+    """Count the bits sent before each evaluation of a lane, by coordinate: `i64[V + 1]` each.
+
+    parameters: shapes and dtypes of the initial model. row: the number of the lane's schedule.
+    """
+
+    def so_far(per_tick: np.ndarray) -> np.ndarray:
+        total = np.cumsum(per_tick, dtype=np.int64)
+        return np.concatenate([[0], total])[schedule.ticks[row]]
+
+    messages = system.messages
+    per_tick = messages.per_tick and messages.per_tick(problem, hyper, timeline)
+    if per_tick is None:
+        per_message = messages.bits(parameters, hyper)
+        up, down = (schedule.messages[row] * bits for bits in per_message)
+    else:
+        up, down = (so_far(each) for each in per_tick)
+    further = messages.further(problem, hyper, timeline)
+    return {"uplink_bits": up, "downlink_bits": down} | {
+        name: so_far(each) for name, each in further.items()
+    }
+
+
+def end_stopped_lanes(part: Part, stopped_at: np.ndarray) -> Part:
+    """Cut schedules, and repeat the last facts.
+
+    Args:
+      part: What lanes returned. Their metrics, samples and infos end where the lanes do already.
+      stopped_at: `i64[L]`, the evaluation at which a lane was stopped, or `NEVER`.
+    """
+    num_lanes, num_evals = part.facts["ticks"].shape
+    last = np.where(stopped_at == NEVER, num_evals - 1, stopped_at)
+    known = np.minimum(np.arange(num_evals), last[:, None])
+    lanes = np.arange(num_lanes)
+
+    def hold(values: np.ndarray) -> np.ndarray:
+        return values[lanes[:, None], known] if values.ndim > 1 else values.copy()
+
+    facts = {name: hold(values) for name, values in part.facts.items()}
+    timelines = list(part.timelines)
+    shared: dict[tuple[int, int], Timeline] = {}
+    for i in np.flatnonzero(stopped_at != NEVER):
+        end = int(facts["ticks"][i, -1])
+        cut = shared.setdefault(
+            (id(part.timelines[i]), end), Timeline(*(leaf[:end] for leaf in part.timelines[i]))
+        )
+        timelines[i] = cut
+        staleness = (np.arange(end)[:, None] - cut.version)[cut.clients != EMPTY]
+        facts["staleness_mean"][i] = staleness.mean() if staleness.size else np.nan
+        facts["staleness_max"][i] = staleness.max(initial=0)
+    facts["stopped_at"] = stopped_at.copy()
+    told = {name: hold(values) for name, values in part.told.items()}
+    return part._replace(facts=facts, timelines=timelines, told=told)
+
+
+def facts_of(
+    schedule: Schedule, row: np.ndarray, bits: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Collect what the schedules say of each lane, as in `Part`.
+
+    Args:
+      schedule: The schedules.
+      row: `i64[L]`, the number of each lane's schedule.
+      bits: Per lane, bits sent before each evaluation by coordinate, `i64[V + 1]` each:
+        uplink_bits, downlink_bits, and what else the system counts.
+    """
+    mean, largest = _staleness(schedule)
+    facts = {name: getattr(schedule, name)[row] for name in COORDINATES[:3]}
+    facts |= {name: np.stack([of_lane[name] for of_lane in bits]) for name in bits[0]}
+    return {**facts, "staleness_mean": mean[row], "staleness_max": largest[row]}
+
+
+def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the mean and the largest staleness of the work that each schedule received.
+
+    Staleness is in server versions. Returns `f64[D]`, nan where nothing was received, and
+    `i64[D]`.
+    """
+    stored = schedule.stored
+    staleness = np.where(stored.clients != EMPTY, stored.staleness, 0)
+    repeated = np.prod(schedule.shape[1:]) // np.prod(staleness.shape[1:3])
+    total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
+    largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
+    num = schedule.shape[0]
+    messages = schedule.messages[:, -1]
+    mean = np.where(messages > 0, total / np.maximum(messages, 1), np.nan)
+    return mean, np.broadcast_to(largest, num)

@@ -1,0 +1,360 @@
+"""Run the lanes of a sweep in pieces that fit in memory.
+
+A group of lanes that fits runs in one piece, and nothing is said. Otherwise one sentence says how
+many lanes run at a time. If memory runs out all the same, their number is halved. Pieces give the
+results of the whole: they are evaluated after the same ticks, and with a pinned layout a lane's
+bits do not depend on which others run.
+
+Dimension letters: those of `fedjax_sim.types`; `D` schedules.
+"""
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Collection, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.engine.machine import memory
+from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_bytes
+from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.program.prepare import Planned, schedules_of
+from fedjax_sim.engine.program.replay import Replay
+from fedjax_sim.engine.request import Options
+from fedjax_sim.engine.resuming.checkpoint import count_lanes, remove_checkpoints
+from fedjax_sim.engine.running.groups import run_group
+from fedjax_sim.lifecycle import FolderLock, write_bytes
+from fedjax_sim.results.curves import Part
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import EMPTY, System
+
+
+def run_in_pieces(
+    system: System, lanes: list[Lane], options: Options, places: Collection[int]
+) -> list[Part]:
+    """Run lanes of a sweep.
+
+    Args:
+      system: The system.
+      lanes: All lanes of the sweep.
+      options: The options of the sweep.
+      places: Positions of the lanes to run.
+
+    Returns:
+      What each piece returned.
+
+    Raises:
+      ConfigError: If a timeline is not allowed, or a single lane does not fit in memory.
+    """
+    parts: list[Part] = []
+    for group in groups_of(lanes):
+        chosen = [lane for lane in group if lane.place in places]
+        if chosen:
+            memory.drop_programs_near_the_limit()
+            parts += _Pieces(system, chosen, group, options, number=len(parts)).run()
+    return parts
+
+
+class _Pieces:
+    """The pieces of one group of lanes."""
+
+    def __init__(
+        self, system: System, group: list[Lane], whole: list[Lane], options: Options, *, number: int
+    ):
+        """Order the lanes so that those of one schedule are adjacent and planned together.
+
+        Args:
+          system: The system.
+          group: L lanes of equal static settings and shapes.
+          whole: All such lanes of the sweep. The others run elsewhere.
+          options: The options of the sweep.
+          number: Pieces of earlier groups.
+        """
+        self._system, self._options, self._number = system, options, number
+        firsts, row = schedules_of(system, group)
+        self._group = [group[i] for i in np.argsort(row, kind="stable")]
+        self._drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+        self._whole = whole
+        self._budget: dict[str, Any] = {
+            "time_budget": options.time_budget,
+            "num_ticks": options.num_ticks,
+        }
+        self._plan: PlanSize = measure_plan(system, *self._drawn, **self._budget)
+        # Ticks of the longest schedule; 0 until it is known.
+        self._longest = options.num_ticks or 0
+        # Lanes of a piece that is known to fit.
+        self._accepted = 0
+        # Lanes of pieces that do not fit, and the bytes of their programs.
+        self._too_large: list[tuple[int, int]] = []
+
+    def run(self) -> list[Part]:
+        """Run the group piece by piece."""
+        parts: list[Part] = []
+        rest, size = self._group, self._options.max_lanes or self._lanes_to_plan()
+        while rest:
+            size = min(self._lanes_of_earlier_run() or size, len(rest))
+            part, fits = self._try(rest[:size], len(rest))
+            if part is None:
+                size = fits
+            else:
+                parts.append(part)
+                self._number += 1
+                rest = rest[size:]
+        return parts
+
+    def _try(self, lanes: list[Lane], num_left: int) -> tuple[Part | None, int]:
+        """Run lanes, or find out that fewer must be tried.
+
+        Args:
+          lanes: The lanes.
+          num_left: Lanes that have not run yet, these included.
+
+        Returns:
+          What the lanes returned, or None if they do not fit; and how many fit.
+        """
+        num = fits = len(lanes)
+
+        def accept(planned: Planned) -> bool:
+            nonlocal fits
+            if num == len(self._whole):
+                self._longest = int(planned.ticks.max())
+            if not self._is_decided(num):
+                fits = self._lanes_that_fit(planned, num_left)
+                self._accepted = num if fits == num else self._accepted
+            return fits == num
+
+        folder = self._options.checkpoint and self._folder()
+        options = dataclasses.replace(self._options, checkpoint=folder)
+        longest = partial(self._longest_of_all, num)
+        try:
+            part = run_group(self._system, lanes, options, longest=longest, accept=accept)
+            return part, fits
+        except (MemoryError, jax.errors.JaxRuntimeError) as error:
+            if not memory.is_out_of_memory(error):
+                raise
+            if num == 1 or jax.process_count() > 1 or self._has_states():
+                raise self._refusal(error, num) from None
+        # Only now, without the error, does nothing hold the arrays of the failed attempt.
+        gc.collect()
+        if self._options.checkpoint is not None:
+            remove_checkpoints(self._folder())
+        self._accepted = num // 2
+        memory.say(
+            f"memory ran out with {num} lanes of {self._system.name} at a time; from here on "
+            f"{num // 2} run at a time."
+        )
+        return None, num // 2
+
+    def _is_decided(self, num: int) -> bool:
+        """Tell whether so many lanes run without a look at the memory."""
+        is_given = self._options.max_lanes is not None
+        return is_given or num <= self._accepted or self._lanes_of_earlier_run() is not None
+
+    def _folder(self) -> Path:
+        """Name the folder of the piece's checkpoints."""
+        assert self._options.checkpoint is not None
+        return self._options.checkpoint / f"part_{self._number}"
+
+    def _has_states(self) -> bool:
+        """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
+        return self._options.checkpoint is not None and any(self._folder().glob("state-*"))
+
+    def _lanes_of_earlier_run(self) -> int | None:
+        """Count the lanes of this piece in the run that is resumed, whatever is free now."""
+        is_resumed = self._options.checkpoint is not None and self._options.resume
+        return count_lanes(self._folder()) if is_resumed else None
+
+    def _longest_of_all(self, num: int) -> int:
+        """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
+        if num < len(self._whole) and not self._longest:
+            firsts, _ = schedules_of(self._system, self._whole)
+            drawn = [self._whole[i].seed for i in firsts], [self._whole[i].hyper for i in firsts]
+            ticks = count_ticks(self._system, *drawn, **self._budget)
+            self._longest = int(ticks.max())
+        return self._longest
+
+    def _lanes_to_plan(self) -> int:
+        """Choose how many lanes to plan at a time, from the sizes of schedules and problems."""
+        num, plan = len(self._group), self._plan
+        kept = plan.num * plan.kept_each
+        of_lanes = plan.num * plan.bytes_each - kept
+        # Problems that differ are stacked on the device, and then dealt to all devices.
+        of_problems = 2 * _bytes_that_differ([lane.problem for lane in self._group])
+        free = memory.free_memory()
+        on_host = memory.SHARE * free.host - plan.bytes_fixed - kept
+        if jax.default_backend() == "cpu":
+            limits = [(on_host, of_lanes + of_problems)]
+        else:
+            limits = [(on_host, of_lanes), (memory.SHARE * free.device, of_problems)]
+        most = min(num * max(0.0, has) / needs if needs > has else num for has, needs in limits)
+        return num if most >= num else memory.even_pieces(num, int(most))
+
+    def _lanes_that_fit(self, planned: Planned, num_left: int) -> int:
+        """Count the lanes that fit, from their compiled programs.
+
+        Args:
+          planned: Some lanes, planned.
+          num_left: Lanes that have not run yet, these included.
+        """
+        num, placement = len(planned.group), planned.program.placement
+        described = planned.on_devices(is_described=True)
+        shared = planned.lanes.hyper.shared, planned.lanes.problem.shared
+        devices = list(placement.mesh.devices.flat)
+        here = 1
+        if placement.platform == "cpu":
+            # All devices of this process share one memory.
+            places = [device.process_index for device in devices]
+            here = places.count(jax.process_index())
+        arguments = count_bytes((described.lanes.hyper.shared, described.lanes.problem.shared))
+        if len(devices) == 1 and described.is_in_order:
+            # A single device takes the stacked problems as they are.
+            arguments += count_bytes(described.lanes.problem.varying)
+        added = memory.bytes_to_share(shared, devices)
+        needs = memory.program_needs(described.compile(), arguments, added, here)
+        free = memory.SHARE * memory.free_memory().device
+        if placement.platform == "cpu":
+            free -= self._bytes_to_keep(planned, num_left)
+        if needs.total > free and num > 1:
+            self._too_large.append((num, needs.total))
+            return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
+        self._say_what_is_chosen(planned, described, needs, free)
+        return num
+
+    def _bytes_to_keep(self, planned: Planned, num_left: int) -> float:
+        """Count what the sweep will keep on the host that is not there yet.
+
+        Final models and kept samples are put together at the end, when there are two of each.
+        """
+        num, num_models = len(planned.group), 1
+        if self._options.keep_models:
+            num_models += planned.schedule.shape[1] + 1
+        models = 2 * num_models * count_bytes(planned.model) * len(self._group)
+        schedules = self._plan.num * self._plan.kept_each * (num_left - num) / len(self._group)
+        return models + schedules
+
+    def _guess(self, needs: Needs, free: float) -> int:
+        """Guess how many lanes fit, when some do not."""
+        num = self._too_large[-1][0]
+        if len(self._too_large) == 1:
+            return int(num * max(0.0, free - needs.fixed) / needs.lanes)
+        # What a program takes is nearly a straight line in the number of lanes.
+        (other, larger), (num, smaller) = self._too_large[-2:]
+        slope = (larger - smaller) / (other - num)
+        return int(num - (smaller - free) / max(1.0, slope))
+
+    def _say_what_is_chosen(
+        self, planned: Planned, described: Replay, needs: Needs, free: float
+    ) -> None:
+        """Say how many lanes run at a time, if not all do, and name a large store of models."""
+        num, num_all, name = len(planned.group), len(self._group), self._system.name
+        if num < num_all:
+            of_all = needs.fixed + needs.lanes * num_all / num
+            memory.say(
+                f"{num_all} lanes of {name} run {num} at a time, which takes about "
+                f"{write_bytes(needs.total)} of the {write_bytes(max(0.0, free))} that are free; "
+                f"all of them together would take {write_bytes(of_all)}."
+            )
+        elif needs.total > free:
+            memory.say(
+                f"one lane of {name} takes about {write_bytes(needs.total)}, but only "
+                f"{write_bytes(max(0.0, free))} are free."
+            )
+        for sentence in _large_stores(planned, described, free):
+            memory.say(sentence)
+
+    def _refusal(self, error: Exception, num: int) -> OutOfMemoryError:
+        """Make the sentence for lanes that cannot be fewer."""
+        if isinstance(error, OutOfMemoryError):
+            return error
+        lanes = f"{'one lane' if num == 1 else f'{num} lanes'} of {self._system.name}"
+        if num > 1 and jax.process_count() > 1:
+            lanes += " on several processes, which cannot be halved there (give max_lanes)"
+        if self._has_states():
+            lanes += ", whose checkpoints are kept"
+        allowed = (
+            f"enough for {lanes}: fewer clients, a smaller model, smaller mini-batches or fewer "
+            "slots at once (layout) take less"
+        )
+        return OutOfMemoryError("memory", write_bytes(memory.free_here().device), allowed)
+
+
+def _bytes_that_differ(trees: list[Any]) -> int:
+    """Count the bytes of a stack of trees, without the leaves that are the same array in all."""
+    stacks = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+    return sum(
+        len(leaves) * count_bytes(leaves[0])
+        for leaves in stacks
+        if any(leaf is not leaves[0] for leaf in leaves)
+    )
+
+
+def _large_stores(planned: Planned, described: Replay, free: float) -> list[str]:
+    """Name the stores of old server models that take a large share of the memory.
+
+    Args:
+      planned: Lanes that will run at a time.
+      described: Their program.
+      free: Bytes that are free on a device.
+    """
+    schedule, program, lane = planned.schedule, planned.program, planned.group[0]
+    num, of_model = len(planned.group), count_bytes(planned.model)
+    least = memory.STORE_SHARE * max(0.0, free)
+    most_rows = max(schedule.rows, 0 if schedule.held is None else schedule.held.holders.shape[2])
+    if num * most_rows * of_model <= least:
+        return []
+
+    def init(problem: Any, hyper: Any, rows: int) -> Any:
+        plan = program.plan._replace(rows=rows)
+        return program.system.algorithm(problem, hyper, plan).init(jax.random.key(0))
+
+    with program.tracing():
+        states = (
+            jax.eval_shape(partial(init, rows=rows), lane.problem, lane.hyper)
+            for rows in (schedule.rows, 1)
+        )
+        large, small = (count_bytes(state) for state in states)
+    staleness = np.where(schedule.stored.clients != EMPTY, schedule.stored.staleness, 0)
+    cause = (
+        f"because of {lane.problem.counts.shape[0]} clients, whose work is up to "
+        f"{staleness.max()} versions old, for each of {num} lanes"
+    )
+    sentences = []
+    if (store := num * (large - small)) > least:
+        sentences.append(
+            f"the store of old server models takes {write_bytes(store)}: {schedule.rows} models "
+            f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
+            "fewer clients or a smaller max_lanes make it smaller."
+        )
+    if (store := count_bytes(described.carries().versions)) > least:
+        sentences.append(
+            f"client_variance takes {write_bytes(store)}: it keeps "
+            f"{store // (num * of_model)} models of {write_bytes(of_model)} {cause}; leave it "
+            "out, or use fewer clients, fewer evaluations or a smaller max_lanes."
+        )
+    return sentences
+
+
+@contextlib.contextmanager
+def locked(options: Options) -> Iterator[None]:
+    """Lock the folder of checkpoints, if there is one; without `resume`, remove older ones."""
+    if options.checkpoint is None:
+        yield
+        return
+    try:
+        options.checkpoint.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(options.checkpoint)
+    except OSError as error:
+        allowed = f"a folder that can be written ({error.strerror})"
+        raise ConfigError("checkpoint", str(options.checkpoint), allowed) from None
+    try:
+        if not options.resume:
+            for part in options.checkpoint.glob("part_*"):
+                remove_checkpoints(part)
+        yield
+    finally:
+        lock.release()

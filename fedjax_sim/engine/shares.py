@@ -1,0 +1,260 @@
+"""Share a sweep out: lanes are divided among parts of nearly equal work.
+
+What each lane will do is known before anything is compiled, so that every part can work out the
+division alone. It depends on the study and the number of parts, and not on the machine.
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from fedjax_sim.checking import Above0, Count, LaneSeed, Whole, checked
+from fedjax_sim.engine.planning.drawing import request_timelines
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.planning.placement import Layout
+from fedjax_sim.engine.program.prepare import plan_group, schedules_of
+from fedjax_sim.engine.request import Options, ProblemT, grid_of, list_lanes
+from fedjax_sim.engine.resuming.identities import asked_of
+from fedjax_sim.results.runs import Run
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import (
+    EMPTY,
+    HyperT,
+    InfoT,
+    StateT,
+    System,
+)
+
+LaneT = TypeVar("LaneT")
+
+
+MOST_UNEVEN = 1.25
+"""Work of the largest part over an equal share, above which units are divided."""
+
+
+class Unit(NamedTuple, Generic[LaneT]):
+    """Lanes of equal program and schedule.
+
+    They share the drawing of their schedule, and those that differ only in numeric settings are
+    batched. A part runs them together if it can.
+
+    Attributes:
+      lanes: The lanes, by whatever names them.
+      work: Examples that one of the lanes trains on, counted again at each local step.
+    """
+
+    lanes: tuple[LaneT, ...]
+    work: int
+
+    @property
+    def total(self) -> int:
+        """The work of all lanes."""
+        return len(self.lanes) * self.work
+
+
+def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
+    """Divide lanes among parts.
+
+    A part gets consecutive units, so that units of one program, which stand together, lie in as few
+    parts as possible. Units stay whole unless there are fewer units than parts, or the largest part
+    would do more than `MOST_UNEVEN` times its share: then the largest units are halved, down to
+    single lanes.
+
+    Args:
+      units: All units of the study, those of one program next to each other.
+      num_parts: Number of parts, n.
+
+    Returns:
+      The lanes of each of the n parts.
+
+    Raises:
+      ConfigError: If there are more parts than lanes.
+    """
+    num_lanes = sum(len(unit.lanes) for unit in units)
+    if not 1 <= num_parts <= num_lanes:
+        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
+        raise ConfigError("number of parts", num_parts, allowed)
+    pieces = list(units)
+    most = MOST_UNEVEN * sum(unit.total for unit in units) / num_parts
+    while len(pieces) < num_parts or _largest(parts := _cut(pieces, num_parts)) > most:
+        whole = [piece.total for piece in pieces if len(piece.lanes) > 1]
+        if not whole:
+            break
+        pieces = [
+            part
+            for piece in pieces
+            for part in (_halves(piece) if 2 * piece.total > max(whole) else [piece])
+        ]
+    return [[lane for piece in part for lane in piece.lanes] for part in parts]
+
+
+def _halves(unit: Unit[LaneT]) -> list[Unit[LaneT]]:
+    """Halve a unit; a single lane stays what it is."""
+    middle = (len(unit.lanes) + 1) // 2
+    halves = (unit.lanes[:middle], unit.lanes[middle:])
+    return [unit._replace(lanes=lanes) for lanes in halves if lanes]
+
+
+def _largest(parts: Sequence[Sequence[Unit]]) -> int:
+    """Return the work of the largest part."""
+    return max(sum(unit.total for unit in part) for part in parts)
+
+
+def _cut(pieces: Sequence[Unit[LaneT]], num_parts: int) -> list[list[Unit[LaneT]]]:
+    """Cut a sequence into parts, at least one piece in each, so that the largest is least.
+
+    The least possible largest part is found by bisection; pieces are whole numbers of work.
+    """
+    totals = [piece.total for piece in pieces]
+    limits = range(max(totals), sum(totals) + 1)
+    limit = limits[bisect.bisect_left(limits, -num_parts, key=lambda at: -_parts_of(totals, at))]
+    parts: list[list[Unit[LaneT]]] = []
+    filled = 0
+    for left, piece in zip(itertools.count(len(pieces), -1), pieces, strict=False):
+        is_full = filled + piece.total > limit
+        if not parts or is_full or left == num_parts - len(parts):
+            parts.append([])
+            filled = 0
+        parts[-1].append(piece)
+        filled += piece.total
+    return parts
+
+
+def _parts_of(totals: Sequence[int], limit: int) -> int:
+    """Count the parts of at most `limit` work into which consecutive pieces can be put."""
+    parts, filled = 1, 0
+    for total in totals:
+        if filled + total > limit:
+            parts, filled = parts + 1, 0
+        filled += total
+    return parts
+
+
+class Share(Protocol):
+    """A part of a study of several sweeps, whose parts meet in a folder."""
+
+    def find(self, asked: Mapping[str, Any]) -> Run | None:
+        """Return the whole sweep if all of its lanes have run, otherwise None.
+
+        Args:
+          asked: What identifies the sweep, see `fedjax_sim.engine.resuming.identities`.
+
+        Raises:
+          ConfigError: If lanes of another sweep are in its place.
+        """
+
+    def choose(self, units: Sequence[Unit[int]]) -> Collection[int]:
+        """Choose the lanes to run, possibly none.
+
+        Args:
+          units: All lanes of the sweep.
+        """
+
+    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
+        """Keep what ran, and return the whole sweep if it is complete now.
+
+        Args:
+          run: What ran; None if no lane was chosen.
+          asked: As in `find`.
+        """
+
+
+@checked
+def survey_lanes(
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    hyper: HyperT | None = None,
+    *,
+    seeds: Count | Sequence[LaneSeed] = 1,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    max_lanes: Count | None = None,
+) -> list[Unit[int]]:
+    """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
+
+    Schedules are drawn; nothing is trained.
+
+    Args:
+      system: The system.
+      problem: As in `sweep`.
+      hyper: As in `sweep`.
+      seeds: As in `sweep`.
+      settings: As in `sweep`.
+      time_budget: As in `sweep`.
+      num_ticks: As in `sweep`.
+      max_lanes: As in `sweep`.
+
+    Returns:
+      The numbers of the lanes, in units that `divide` can divide among parts.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
+    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
+    return units_of_all(system, lanes, options)
+
+
+def asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:
+    """Collect what identifies a sweep whose parts may run on machines of several kinds.
+
+    Programs are therefore those of one lane and one tick on a CPU.
+    """
+    short = dataclasses.replace(
+        options,
+        time_budget=None,
+        num_ticks=1,
+        layout=Layout(lane_devices=1, client_devices=1),
+        checkpoint=None,
+        devices=tuple(jax.local_devices(backend="cpu")[:1]),
+    )
+    planned = [plan_group(system, group[:1], short) for group in groups_of(lanes)]
+    programs = [each.on_devices().program_digest() for each in planned]
+    return {**asked_of(system, lanes, options), "program": programs}
+
+
+def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[int]]:
+    """Find the lanes of a group that have equal schedules, by position, and the work of each."""
+    firsts, row = schedules_of(system, group)
+    timelines, ticks = request_timelines(
+        system,
+        [group[i].seed for i in firsts],
+        [group[i].hyper for i in firsts],
+        time_budget=options.time_budget,
+        num_ticks=options.num_ticks,
+    )
+    examples = int(system.hints.step_examples(group[0].hyper))
+    units = []
+    for number, end in enumerate(ticks):
+        is_present = timelines.clients[number, :end] != EMPTY
+        steps = int(timelines.steps[number, :end].sum(where=is_present, dtype=np.int64))
+        lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
+        units.append(Unit(lanes, max(1, steps * examples)))
+    return units
+
+
+def units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:
+    """List the units of all groups."""
+    return [unit for group in groups_of(lanes) for unit in units_of(system, group, options)]
+
+
+def places_to_run(
+    system: System,
+    lanes: list[Lane],
+    options: Options,
+    part: tuple[Whole, Count] | None,
+    chosen: Collection[int] | None,
+) -> list[int] | None:
+    """List the places of the lanes to run, ascending; None for all lanes."""
+    if part is not None:
+        number, num_parts = map(int, part)
+        return sorted(divide(units_of_all(system, lanes, options), num_parts)[number])
+    if chosen is None:
+        return None
+    return sorted({int(place) for place in chosen})

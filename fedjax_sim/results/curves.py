@@ -1,0 +1,294 @@
+"""Phase two: replay schedules through an algorithm.
+
+In every lane a scan over evaluations contains a scan over the ticks between two of them. One call
+of the compiled program replays a chunk of all lanes: one or more evaluations or, where checkpoints
+are written, a stretch of any number of ticks up to the next evaluation. `chunks` calls it.
+
+Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
+chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_sim.results.metric_names import COORDINATES, read_name
+from fedjax_sim.settings import ConfigError, plain
+from fedjax_sim.types import Timeline
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+class Curves(NamedTuple):
+    """What a replay returns.
+
+    Attributes:
+      metrics: Each `[L, V + 1, ...]`, the initial evaluation included, by name; names tell further
+        dimensions, see `fedjax_sim.results.metric_names`.
+      infos: Each `[L, V]`, the algorithm's `Info` summed over the ticks between two evaluations;
+        and, under names that begin with `HAPPENED`, who took part in changed events,
+        `[L, V, E, S]`.
+      models: Final models, leaves `[L, ...]`.
+      samples: Models of all evaluations, leaves `[L, V + 1, ...]`; None if they are not kept.
+      stopped_at: `i64[L]`, the evaluation at which a lane was stopped, -1 if it was not. Later
+        entries of its metrics and samples repeat that evaluation's. None if nobody kept it.
+    """
+
+    metrics: dict[str, np.ndarray]
+    infos: dict[str, np.ndarray]
+    models: Any
+    samples: Any = None
+    stopped_at: np.ndarray | None = None
+
+
+SPENT = ("seconds_compile", "seconds_run", "programs_compiled")
+"""Attributes that `sweep` adds; parts add up."""
+
+
+NEVER = -1
+"""In place of the number of an evaluation."""
+
+
+class Grid(NamedTuple):
+    """The dimensions of a sweep: swept settings with their values, then seeds."""
+
+    settings: Mapping[str, Sequence[Any]]
+    seeds: Sequence[int]
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The swept settings' dimensions."""
+        return tuple(f"{name}_setting" if name in COORDINATES else name for name in self.settings)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of all dimensions, seeds last."""
+        return (*(len(values) for values in self.settings.values()), len(self.seeds))
+
+
+class Part(NamedTuple):
+    """Lanes that ran as one program, and what they returned.
+
+    Attributes:
+      places: Positions of the lanes in the flattened grid.
+      curves: What the replay returned.
+      facts: What the schedules say of each lane: `COORDINATES` and further traffic, `i64[L, V + 1]`
+        or `f64[L, V + 1]`, and the mean and the largest staleness, `f64[L]` and `i64[L]`; and
+        `collapsed_at`, `i64[L]`, and where lanes may be stopped `stopped_at`, see `label_curves`.
+      timelines: The lanes' timelines, cut to their budgets.
+      told: What their settings say about the ticks before each evaluation, such as the privacy
+        spent: `f64[L, V + 1]` by name, NaN for a lane that says nothing.
+    """
+
+    places: list[int]
+    curves: Curves
+    facts: dict[str, np.ndarray]
+    timelines: list[Timeline]
+    told: dict[str, np.ndarray]
+
+
+def lengthen(leaf: np.ndarray, num_evals: int) -> np.ndarray:
+    """Repeat the last evaluation's entry of `[L, V, ...]` up to a number of evaluations."""
+    padding = ((0, 0), (0, num_evals - leaf.shape[1])) + ((0, 0),) * (leaf.ndim - 2)
+    return np.pad(leaf, padding, mode="edge")
+
+
+def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset":
+    """Put the lanes of all parts on one grid.
+
+    Parts with fewer evaluations repeat their last one.
+
+    Args:
+      parts: All parts of a sweep.
+      grid: Its dimensions.
+      system: Name of the system, an attribute of the dataset.
+
+    Returns:
+      Metrics with dimensions (settings..., seed, eval) and those that they name, see
+      `fedjax_sim.results.metric_names`; facts of a lane without `eval`. `failed_at`
+      is the first evaluation with a number that was not finite, `collapsed_at` the first from which
+      on the lane was at chance to its end, see `collapsed_at`, and `stopped_at` the one at which it
+      was stopped; `NEVER` where there is none.
+    """
+    import xarray as xr  # Slow to import.
+
+    num_lanes = int(np.prod(grid.shape))
+    num_evals = max(part.facts["ticks"].shape[1] for part in parts)
+    lane_dims = (*grid.dims, "seed")
+
+    def per_lane(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
+        """Put each part's `[L]` on the grid."""
+        whole = np.empty(num_lanes, values[0].dtype)
+        for part, value in zip(parts, values, strict=True):
+            whole[part.places] = value
+        return lane_dims, whole.reshape(grid.shape)
+
+    def per_eval(
+        values: list[np.ndarray], dims: tuple[str, ...] = ()
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        """Put each part's `[L, V, *dims]` on the grid."""
+        whole = np.empty((num_lanes, num_evals, *values[0].shape[2:]), np.result_type(*values))
+        for part, value in zip(parts, values, strict=True):
+            whole[part.places] = lengthen(value, num_evals)
+        return (*lane_dims, "eval", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
+
+    finite = [part.curves.metrics["finite"] for part in parts]
+    data: dict[str, Any] = {}
+    for named in ([part.curves.metrics for part in parts], [part.told for part in parts]):
+        for name in dict.fromkeys(name for each in named for name in each):
+            if name != "finite":
+                variable, dims = read_name(name)
+                sizes = next(each[name].shape[2:] for each in named if name in each)
+                pairs = zip(named, finite, strict=True)
+                known = [_known(each, name, (*like.shape, *sizes)) for each, like in pairs]
+                data[variable] = per_eval(known, dims)
+    failed_at = [np.where(each.all(axis=1), NEVER, each.argmin(axis=1)) for each in finite]
+    data["failed"] = per_lane([each != NEVER for each in failed_at])
+    data["failed_at"] = per_lane(failed_at)
+    for name in parts[0].curves.infos:
+        totals = [part.curves.infos[name].sum(axis=1) for part in parts]
+        data[name] = per_lane(totals)
+    for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
+        if name in parts[0].facts:
+            data[name] = per_lane([part.facts[name] for part in parts])
+    coords: dict[str, Any] = {
+        name: per_eval([part.facts[name] for part in parts])
+        for name, values in parts[0].facts.items()
+        if values.ndim > 1
+    }
+    labels = {
+        name: [label_of_value(value) for value in values]
+        for name, values in zip(grid.dims, grid.settings.values(), strict=True)
+    }
+    return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
+
+
+def label_lanes(
+    parts: Sequence[Part], grid: Grid, system: str, places: Sequence[int]
+) -> "xr.Dataset":
+    """Label some of the lanes of a grid, for `join_lanes` to put them together with the others.
+
+    Args:
+      parts: The lanes that ran.
+      grid: The dimensions of the whole sweep.
+      system: Name of the system.
+      places: Positions of the lanes in the flattened grid, ascending.
+
+    Returns:
+      Metrics with dimensions (lane, eval), facts of a lane without `eval`. The coordinate `lane` is
+      the position; settings and seed are coordinates of it. The attribute `grid` holds the sizes of
+      the whole grid as JSON.
+    """
+    dims, at = (*grid.dims, "seed"), np.unravel_index(places, grid.shape)
+    values = dict(zip(dims, (*grid.settings.values(), grid.seeds), strict=True))
+    labels = {
+        name: ("lane", [label_of_value(values[name][i]) for i in index])
+        for name, index in zip(dims, at, strict=True)
+    }
+    parts = [part._replace(places=np.searchsorted(places, part.places).tolist()) for part in parts]
+    curves = label_curves(parts, Grid({}, places), system).rename(seed="lane").assign_coords(labels)
+    sizes = json.dumps(dict(zip(dims, grid.shape, strict=True)))
+    return curves.assign_attrs(grid=sizes)
+
+
+def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
+    """Put the lanes of `label_lanes` on their grid: the dataset of `label_curves`.
+
+    Args:
+      parts: The lanes of one sweep, in any order.
+
+    Raises:
+      ConfigError: If a lane is missing or there twice, or the parts are of different grids.
+    """
+    import xarray as xr
+
+    first, sizes = parts[0], json.loads(parts[0].attrs["grid"])
+    system, places = first.attrs["system"], np.concatenate([part["lane"].values for part in parts])
+    num_lanes, order = int(np.prod(list(sizes.values()))), np.argsort(places)
+    if len({part.attrs["grid"] for part in parts}) > 1:
+        raise ConfigError(f"grid of {system}", parts[-1].attrs["grid"], "the same in all parts")
+    if not np.array_equal(places[order], np.arange(num_lanes)):
+        missing, twice = _described(set(range(num_lanes)) - set(places)), len(places) - num_lanes
+        found = f"without {missing}" if missing else f"with {twice} lanes twice"
+        allowed = f"each of its {num_lanes} lanes once"
+        raise ConfigError(f"what the parts have of {system}", found, allowed)
+    num_evals = max(part.sizes["eval"] for part in parts)
+    # A part lacks what none of its lanes has, such as a fact about one setting.
+    richest_first = sorted(parts, key=lambda part: -len(part.variables))
+    dims_of = {
+        str(name): values.dims[1:] for part in parts for name, values in part.variables.items()
+    }
+
+    def whole(name: str) -> tuple[tuple[str, ...], np.ndarray]:
+        dims, leaves = dims_of[name], []
+        for part in parts:
+            shape = [part.sizes[dim] for dim in ("lane", *dims)]
+            leaf = part[name].values if name in part else np.full(shape, np.nan)
+            leaves.append(lengthen(leaf, num_evals) if "eval" in dims else leaf)
+        joined = np.concatenate(leaves)[order]
+        return (*sizes, *map(str, dims)), joined.reshape(*sizes.values(), *joined.shape[1:])
+
+    # The label of a dimension is the same wherever the others stand.
+    labels = {
+        name: np.moveaxis(whole(name)[1], axis, -1).reshape(-1, size)[0]
+        for axis, (name, size) in enumerate(sizes.items())
+    }
+    coords = dict.fromkeys(str(name) for part in richest_first for name in part.coords)
+    others = {
+        str(name): values
+        for part in richest_first
+        for name, values in part.coords.items()
+        if "lane" not in values.dims
+    }
+    facts = {name: whole(name) for name in coords if name not in (*sizes, "lane", *others)}
+    names = dict.fromkeys(str(name) for part in richest_first for name in part.data_vars)
+    attrs = {str(name): values.attrs for part in parts for name, values in part.data_vars.items()}
+    data = {name: (*whole(name), attrs[name]) for name in names}
+    spent = {
+        name: sum(np.asarray(part.attrs[name]).item() for part in parts)
+        for name in SPENT
+        if name in first.attrs
+    }
+    return xr.Dataset(data, {**labels, **facts, **others}, {"system": system, **spent})
+
+
+def _described(places: set[int]) -> str:
+    """Name a few lanes by number; empty if there is none."""
+    shown = ", ".join(str(place) for place in sorted(places)[:5])
+    return f"lanes {shown}{', ...' if len(places) > 5 else ''}" if places else ""
+
+
+def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Look up values of all lanes, NaN where the part lacks them: `f[L, V + 1, ...]`."""
+    return named[name] if name in named else np.full(shape, np.nan, "float32")
+
+
+def label_of_value(value: Any) -> Any:
+    """Return a value of a setting as it labels a dimension."""
+    value = plain(value)
+    is_simple = isinstance(value, (bool, int, float, str))
+    return value if is_simple else getattr(value, "__name__", str(value))
+
+
+def collapsed_at(metrics: Mapping[str, np.ndarray], chance: Mapping[str, float]) -> np.ndarray:
+    """Find the evaluation from which on a lane is no better than chance.
+
+    Args:
+      metrics: `[L, V + 1]` each.
+      chance: For some metrics, of which more is better, what a model without knowledge attains.
+
+    Returns:
+      `i64[L]`, the first evaluation from which on all of these metrics are at or below chance up
+      to the last one; `NEVER` if the last one is not. The initial evaluation does not count, nor
+      does a lane that is not finite.
+    """
+    num_lanes, num_evals = metrics["finite"].shape
+    is_at = np.full((num_lanes, num_evals), bool(chance)) & metrics["finite"]
+    for name, value in chance.items():
+        is_at &= metrics[name] <= value
+    since = num_evals - np.logical_and.accumulate(is_at[:, ::-1], axis=1).sum(axis=1)
+    is_finite = metrics["finite"].all(axis=1)
+    return np.where((since < num_evals) & is_finite, np.maximum(since, 1), NEVER)

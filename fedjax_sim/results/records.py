@@ -1,0 +1,135 @@
+"""What files say about a run and about the machine, and values as text and JSON."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.settings import plain
+
+_DIGESTS: dict[int, tuple[weakref.ref, bytes]] = {}
+"""Digests of arrays by their identity, because problems and groups share large ones."""
+
+
+def digest_of_array(leaf: Any) -> bytes:
+    """Hash the shape, the type and the content of an array."""
+    array = np.asarray(leaf)
+    kept = leaf if isinstance(leaf, jax.Array | np.ndarray) else array
+    known = _DIGESTS.get(id(kept))
+    if known is None or known[0]() is not kept:
+        content = np.ascontiguousarray(array).view(np.uint8).data if array.size else b""
+        digest = hashlib.sha256(repr((array.shape, str(array.dtype))).encode())
+        digest.update(content)
+        known = _DIGESTS[id(kept)] = weakref.ref(kept), digest.digest()
+    return known[1]
+
+
+def text_of(value: Any) -> str:
+    """Write a setting as text that is the same in every process, unlike the repr of a function.
+
+    Structs, containers and other objects are written with what they hold, arrays as a digest.
+    """
+    value, kind = plain(value), type(value).__qualname__
+    if isinstance(value, np.ndarray | jax.Array):
+        return f"{value.dtype}{list(value.shape)} {digest_of_array(value).hex()[:16]}"
+    if isinstance(value, functools.partial):
+        words = [text_of(each) for each in value.args]
+        words += [f"{name}={text_of(each)}" for name, each in value.keywords.items()]
+        return f"{text_of(value.func)}({', '.join(words)})"
+    if hasattr(value, "__qualname__"):
+        return value.__qualname__
+    if dataclasses.is_dataclass(value) or type(value).__repr__ is object.__repr__:
+        held = getattr(value, "__dict__", {})
+        if dataclasses.is_dataclass(value):
+            held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        words = [f"{name}={text_of(each)}" for name, each in held.items()]
+        return f"{kind}({', '.join(words)})" if words else kind
+    if isinstance(value, Mapping):
+        words = sorted(f"{text_of(name)}: {text_of(each)}" for name, each in value.items())
+        return f"{kind}({', '.join(words)})"
+    if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes):
+        words = [text_of(each) for each in value]
+        return f"{kind}({', '.join(sorted(words) if isinstance(value, Set) else words)})"
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
+
+JAX = ("jax", "jaxlib")
+"""Packages of which a resumed run may be told to accept another version."""
+
+
+PACKAGES = ("flax", "optax", "numpy", "xarray")
+"""Further packages whose versions config.json records."""
+
+
+def versions() -> dict[str, str]:
+    """Collect the versions that a run must have in common with the run that resumes it."""
+    # The root of the package imports this room, which therefore must not import it.
+    return {name: sys.modules[name].__version__ for name in ("fedjax_sim", *JAX)}
+
+
+def environment() -> dict[str, Any]:
+    """Collect versions, commit and device, for config.json."""
+    others = {name: importlib.metadata.version(name) for name in PACKAGES}
+    device = jax.devices()[0]
+    return {
+        "versions": {**versions(), "python": platform.python_version(), **others},
+        "commit": _commit(),
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": jax.device_count(),
+        },
+    }
+
+
+@functools.cache
+def _commit() -> str | None:
+    """Find the commit of the repository that holds the package; None if no repository does.
+
+    "-dirty" is appended if files differ from the commit.
+    """
+    here = Path(__file__).parents[1]
+    try:
+        for command in (
+            ["ls-files", "--error-unmatch", "__init__.py"],
+            ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        ):
+            done = subprocess.run(
+                ["git", *command], cwd=here, capture_output=True, text=True, timeout=10, check=True
+            )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def to_json(content: Any) -> str:
+    """Write a value as JSON: arrays become lists, functions their names, nan and inf null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(key): plain(x) for key, x in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(x) for x in value]
+        if isinstance(value, np.generic | np.ndarray):
+            return plain(value.tolist())
+        if isinstance(value, float) and not np.isfinite(value):
+            return None
+        return (
+            value
+            if value is None or isinstance(value, bool | int | float | str)
+            else getattr(value, "__name__", str(value))
+        )
+
+    return json.dumps(plain(content), indent=1, allow_nan=False) + "\n"

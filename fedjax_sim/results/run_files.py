@@ -1,0 +1,490 @@
+"""The files of runs: written by `Run.save` and by `fedjax-sim run`, read by `fedjax_sim.load`.
+
+    results.nc     curves
+    models.nc      final models, one variable for each array, named by its place in the model
+    samples.nc     models of all evaluations, if they were kept
+    timelines.nc   schedules, one after another; lanes of one schedule share it
+    settings.json  each lane's settings, and of what containers its models consist, see
+                   `fedjax_sim.engine.plain_values`
+    config.json    settings, seeds, versions, commit, device, and these files with their SHA-256
+    summary.json   final values, see `fedjax_sim.engine.summaries.summary`
+
+The first four are netCDF with one group for each system, labelled by the swept settings and the
+seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`. `fedjax-sim run`
+adds pictures, and says more in config.json.
+
+Each file is written under another name in its folder and then renamed. It ends with its SHA-256,
+see `fedjax_sim.lifecycle.seals`, and config.json has those of all others: files of different runs,
+such as those of a writer that was killed while it replaced an older run, are not read as one run.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import numpy as np
+
+from fedjax_sim.lifecycle import (
+    InputError,
+    check_seal,
+    read_json,
+    seal_json,
+    write_sealed,
+    write_whole,
+)
+from fedjax_sim.results.curves import label_of_value
+from fedjax_sim.results.plain_values import TRUST, Reader, UnreadableError, Writer
+from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.summaries import is_part, summary
+from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.types import Timeline
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+CURVES, SETTINGS = "results.nc", "settings.json"
+
+
+EARLIER_SETTINGS = "settings.pkl"
+"""What earlier versions wrote in place of `SETTINGS`, a pickle."""
+
+
+TYPE = "jax_dtype"
+"""Attribute of a variable whose type netCDF does not know, such as bfloat16: its bits are kept."""
+
+
+class Kept(Protocol):
+    """What is kept of a run; see `fedjax_sim.Run`."""
+
+    @property
+    def curves(self) -> "xr.Dataset":
+        """Labelled curves."""
+
+    @property
+    def models(self) -> Any:
+        """Final models."""
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """Schedules."""
+
+    @property
+    def hypers(self) -> list[Any]:
+        """Settings."""
+
+    @property
+    def samples(self) -> Any:
+        """Models of all evaluations, or None."""
+
+
+def write_files(folder: Path, run: Kept) -> None:
+    """Write a run; see `Run.save`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    system = run.curves.attrs["system"]
+    runs = {system: run}
+    earlier = files_in(folder)
+    files = {name: write(folder / name) for name, write in files_of(runs).items()}
+    write_tables(folder, {**_described(run), **environment()}, summary({system: run.curves}), files)
+    for name in {"samples.nc", EARLIER_SETTINGS} & (earlier - files.keys()):
+        (folder / name).unlink(missing_ok=True)
+
+
+def files_in(folder: Path) -> set[str]:
+    """List the files that a run wrote into a folder, as far as they are still there.
+
+    Args:
+      folder: The folder.
+
+    Returns:
+      The names in the list of its config.json; none if that is missing or of another program.
+    """
+    try:
+        listed = read_json(folder / "config.json", trust=True).get("files")
+    except (InputError, OSError):
+        return set()
+    listed = listed if isinstance(listed, list | dict) else []
+    names = {name for name in listed if isinstance(name, str)}
+    if not {"config.json", "summary.json"} <= names:
+        return set()
+    return {name for name in names if Path(name).name == name and (folder / name).is_file()}
+
+
+def write_tables(
+    folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any], files: Mapping[str, str]
+) -> None:
+    """Write config.json, and then summary.json, after the other files of a folder.
+
+    Args:
+      folder: The folder.
+      config: The content of config.json, to which the list of files is added.
+      summary: The content of summary.json.
+      files: The SHA-256 of each other file, by its name.
+
+    Raises:
+      StorageError: If the disk refuses. Older files are then kept.
+    """
+    last = seal_json(summary, to_json)
+    listed = {**files, "config.json": None, "summary.json": hashlib.sha256(last).hexdigest()}
+    first = seal_json({**config, "files": listed}, to_json)
+    for name, content in (("config.json", first), ("summary.json", last)):
+        write_whole(folder / name, partial(Path.write_bytes, data=content))
+
+
+def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
+    """List the files with what runs returned.
+
+    Args:
+      runs: The runs, whole or of some lanes, by system.
+
+    Returns:
+      Functions that write a file to the given path and return its SHA-256, by the file's name.
+    """
+
+    groups = {CURVES: {name: run.curves for name, run in runs.items()}, **_arrays_of(runs)}
+    files: dict[str, Callable[[Path], str]] = {
+        name: partial(write_arrays, groups=each) for name, each in groups.items()
+    }
+    files[SETTINGS] = partial(_write_settings, runs=runs)
+    return files
+
+
+def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
+    """Write a netCDF file.
+
+    Args:
+      path: The file.
+      groups: The content, by name of the group.
+
+    Returns:
+      The file's SHA-256.
+
+    Raises:
+      StorageError: If the disk refuses. An older file is then kept.
+    """
+    import xarray as xr
+
+    tree = xr.DataTree.from_dict(dict(groups))
+    return write_sealed(path, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+
+
+def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
+    """Read a netCDF file that was checked: the content by name of the group.
+
+    Args:
+      path: The file.
+
+    Raises:
+      InputError: If it carried no SHA-256 and is no such file.
+      OSError: If it cannot be read.
+    """
+    import xarray as xr
+
+    try:
+        with xr.open_datatree(path, engine="h5netcdf") as tree:
+            return {str(key): node.to_dataset().load() for key, node in tree.children.items()}
+    except Exception as error:  # Of a damaged file HDF5 raises errors of many kinds.
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
+
+
+def _described(run: Kept) -> dict[str, Any]:
+    """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
+    system = run.curves.attrs["system"]
+    known = {
+        name: list(dict.fromkeys(_plain(getattr(hyper, name)) for hyper in run.hypers))
+        for name in fields(type(run.hypers[0]))
+    }
+    values = {name: each[0] if len(each) == 1 else each for name, each in known.items()}
+    seeds = list(dict.fromkeys(np.ravel(run.curves["seed"].values).tolist()))
+    config = {"systems": {system: values}, "seeds": seeds}
+    if is_part({system: run.curves}):
+        lanes = ", ".join(map(str, run.curves["lane"].values.tolist()))
+        config["part"] = f"lanes {lanes} of a sweep"
+    return config
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a setting as JSON has it."""
+    return None if value is None else label_of_value(value)
+
+
+def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
+    """Check that files of a folder are as they were written, all for one run.
+
+    Args:
+      folder: The folder.
+      names: Names of files, apart from config.json.
+      trust: Whether files that carry no SHA-256 are taken as they are.
+
+    Returns:
+      The content of config.json. Its entry `files` is a mapping, also in an earlier version's.
+
+    Raises:
+      InputError: If one is damaged, or of another run.
+      OSError: If one cannot be read.
+    """
+    config = read_json(folder / "config.json", trust=trust)
+    listed = config.get("files")
+    if not isinstance(listed, dict):
+        if not trust:
+            raise InputError(f"{folder / 'config.json'} lists no files with their SHA-256.")
+        config["files"] = listed = dict.fromkeys(
+            [name for name in listed if isinstance(name, str)]
+            if isinstance(listed, list)
+            else names
+        )
+    for name in names:
+        digest, known = check_seal(folder / name, trust=trust), listed.get(name, "")
+        if known is not None and digest != known:
+            raise InputError(
+                f"{folder / name} is not the file that config.json in its folder lists: it is of "
+                "another run, or its writer was killed. Write all files again, or use another "
+                "folder."
+            )
+    return config
+
+
+def check_run(folder: Path, *, trust: bool) -> dict[str, Any]:
+    """Check all files that `read_files` reads.
+
+    Args:
+      folder: The folder.
+      trust: Whether files that carry no SHA-256 are taken as they are.
+
+    Returns:
+      The content of config.json, as `check_files`.
+
+    Raises:
+      InputError: As `check_files`.
+      OSError: As `check_files`.
+    """
+    names = [CURVES, "models.nc", "timelines.nc"]
+    if not (trust and _is_of_earlier_version(folder)):
+        names.append(SETTINGS)
+    config = check_files(folder, *names, trust=trust)
+    if "samples.nc" in config["files"]:
+        check_files(folder, "samples.nc", trust=trust)
+    return config
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Tell whether an earlier version wrote a folder."""
+    return (folder / EARLIER_SETTINGS).exists() and not (folder / SETTINGS).exists()
+
+
+def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
+    """Read a folder: the attributes of the runs of all systems, by name of the system.
+
+    Args:
+      folder: The folder.
+      trust: Whether pickles are read, and files that carry no SHA-256 are taken as they are.
+
+    Raises:
+      ConfigError: If it is no such folder, or its files are of different runs.
+      InputError: If a file is damaged, or cannot be read without trust.
+    """
+    if _is_of_earlier_version(folder) and not trust:
+        raise InputError(
+            f"{folder / EARLIER_SETTINGS} is a pickle that an earlier version wrote, which can run "
+            f"any code when it is read: {TRUST}."
+        )
+    try:
+        listed = check_run(folder, trust=trust)["files"]
+        curves, models, timelines = (
+            read_arrays(folder / name) for name in (CURVES, "models.nc", "timelines.nc")
+        )
+        samples = read_arrays(folder / "samples.nc") if "samples.nc" in listed else {}
+    except OSError as error:
+        allowed = (
+            f"one of a saved run, with {CURVES}, models.nc, timelines.nc, {SETTINGS} and "
+            f"config.json ({error.strerror or error})"
+        )
+        raise ConfigError("folder", str(folder), allowed) from None
+    read = _read_earlier_settings if _is_of_earlier_version(folder) else _read_settings
+    settings = read(folder, trust=trust)
+    for name in {*curves, *models, *timelines, *settings}:
+        if any(name not in each for each in (curves, models, timelines, settings)) or (
+            len(settings[name]["hypers"]) != curves[name]["failed"].size
+            or not _coordinates(curves[name], _lane_dims(curves[name]))
+            == _coordinates(models[name], _lane_dims(curves[name]))
+        ):
+            raise ConfigError("folder", str(folder), "one whose files are all of one run")
+    return {
+        name: {
+            "curves": data,
+            "models": _tree_of(models[name], settings[name]["model"], data),
+            "timelines": _timelines_of(timelines[name]),
+            "hypers": settings[name]["hypers"],
+            "samples": (
+                _tree_of(samples[name], settings[name]["model"], data) if name in samples else None
+            ),
+        }
+        for name, data in curves.items()
+    }
+
+
+def _arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
+    """Label what runs returned apart from their curves.
+
+    Args:
+      runs: The runs by system.
+
+    Returns:
+      The content of the other netCDF files by name, by system.
+    """
+    files: dict[str, dict[str, xr.Dataset]] = {"models.nc": {}, "timelines.nc": {}}
+    for name, run in runs.items():
+        files["models.nc"][name] = _labelled(run, run.models, ())
+        files["timelines.nc"][name] = _labelled_timelines(run)
+        if run.samples is not None:
+            files.setdefault("samples.nc", {})[name] = _labelled(run, run.samples, ("eval",))
+    return files
+
+
+def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:
+    """Write settings.json, and return its SHA-256."""
+    writer = Writer()
+    systems = {
+        name: {
+            "hypers": [writer.plain(hyper) for hyper in run.hypers],
+            "model": writer.plain(_names_of(run.models)),
+        }
+        for name, run in runs.items()
+    }
+    content = seal_json({"systems": systems, "tables": writer.tables})
+    write_whole(path, lambda path: path.write_bytes(content))
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
+    """Read settings.json: settings and the names of the model's arrays, by system."""
+    path = folder / SETTINGS
+    content = read_json(path, trust=trust)
+    try:
+        reader = Reader(content["tables"], trust=trust)
+        return {
+            name: {
+                "hypers": [reader.value(hyper, "settings") for hyper in each["hypers"]],
+                "model": reader.value(each["model"], "the containers of the model"),
+            }
+            for name, each in content["systems"].items()
+        }
+    except UnreadableError as error:
+        raise InputError(f"{path} {error}.") from None
+    except Exception as error:  # Whatever else may be written in JSON.
+        raise InputError(
+            f"{path} is not of the form in which settings are kept: {error!r}"
+        ) from None
+
+
+def _read_earlier_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
+    """Read settings.pkl of an earlier version."""
+    assert trust
+    try:
+        settings: dict[str, dict[str, Any]] = pickle.loads((folder / EARLIER_SETTINGS).read_bytes())
+        return {name: {"hypers": x["hypers"], "model": x["model"]} for name, x in settings.items()}
+    except Exception as error:  # Pickles raise errors of every kind.
+        allowed = f"one whose {EARLIER_SETTINGS} this version and environment can read ({error})"
+        raise ConfigError("folder", str(folder), allowed) from None
+
+
+def _names_of(model: Any) -> Any:
+    """Name each array of a model by its place: the model's containers with names in them."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(model)
+    names: dict[str, None] = {}
+    for path, _ in paths:
+        # HDF5 would make groups of names with slashes.
+        name = jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "|") or "model"
+        names[name if name not in names else f"{name} ({len(names)})"] = None
+    return jax.tree.unflatten(structure, list(names))
+
+
+def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
+    """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
+    import xarray as xr
+
+    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
+    dims, data = (*_lane_dims(run.curves), *more_dims), {}
+    names = jax.tree.leaves(_names_of(run.models))
+    for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
+        values = np.asarray(leaf)
+        attributes = {}
+        if values.dtype.isbuiltin == 2:  # A type that JAX adds to NumPy's.
+            attributes = {TYPE: values.dtype.name}
+            values = values.view(f"u{values.dtype.itemsize}")
+        values = values.reshape(*sizes, *values.shape[1:]) if sizes else values
+        own = tuple(f"{name}.axis{i}" for i in range(values.ndim - len(dims)))
+        data[name] = ((*dims, *own), values, attributes)
+    return xr.Dataset(data, _coordinates(run.curves, dims), {"system": run.curves.attrs["system"]})
+
+
+def _lane_dims(curves: "xr.Dataset") -> tuple[str, ...]:
+    """Return the dimensions of lanes."""
+    return tuple(str(dim) for dim in curves["failed"].dims)
+
+
+def _coordinates(data: "xr.Dataset", dims: tuple[str, ...]) -> dict[str, Any]:
+    """Select the labels of some dimensions."""
+    return {
+        str(name): (each.dims, each.values.tolist())
+        for name, each in data.coords.items()
+        if set(each.dims) <= set(dims)
+    }
+
+
+def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
+    """Put models together: leaves `[L, ...]`, without L for one lane."""
+    num_dims = curves["failed"].ndim
+
+    def leaf_of(name: str) -> np.ndarray:
+        values = data[name].values
+        if TYPE in data[name].attrs:
+            values = values.view(data[name].attrs[TYPE])
+        return values.reshape(-1, *values.shape[num_dims:]) if num_dims else values
+
+    return jax.tree.map(leaf_of, names)
+
+
+def _labelled_timelines(run: Kept) -> "xr.Dataset":
+    """Put the schedules one after another. Those with fewer slots are padded."""
+    import xarray as xr
+
+    distinct = {id(timeline): timeline for timeline in run.timelines}
+    number = {key: i for i, key in enumerate(distinct)}
+    each = list(distinct.values())
+    row = np.array([number[id(timeline)] for timeline in run.timelines])
+    sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
+    slots = np.array([timeline.clients.shape[1] for timeline in each])
+    data: dict[str, Any] = {
+        "row": (_lane_dims(run.curves), row.reshape(sizes)),
+        "num_ticks": ("timeline", np.array([len(timeline.time) for timeline in each])),
+        "num_slots": ("timeline", slots),
+        "time": ("tick", np.concatenate([timeline.time for timeline in each])),
+    }
+    for name in Timeline._fields[1:]:
+        leaves = [np.asarray(getattr(timeline, name)) for timeline in each]
+        padded = [
+            np.pad(leaf, ((0, 0), (0, slots.max() - leaf.shape[1])), mode="edge") for leaf in leaves
+        ]
+        data[name] = (("tick", "slot"), np.concatenate(padded))
+    found = xr.Dataset(data, _coordinates(run.curves, _lane_dims(run.curves)))
+    for name in Timeline._fields:
+        found[name].encoding = {"zlib": True, "complevel": 1, "shuffle": True}
+    return found
+
+
+def _timelines_of(data: "xr.Dataset") -> list[Timeline]:
+    """Cut the schedules apart again. Lanes of one schedule share the arrays."""
+    ends = np.cumsum(data["num_ticks"].values)
+    each = []
+    for end, num, slots in zip(ends, data["num_ticks"], data["num_slots"].values, strict=True):
+        ticks = slice(end - int(num), end)
+        of_slots = (data[name].values[ticks, :slots] for name in Timeline._fields[1:])
+        each.append(Timeline(data["time"].values[ticks], *of_slots))
+    return [each[row] for row in data["row"].values.ravel()]
