@@ -384,7 +384,7 @@ def algorithm_page(name: str) -> str:
             *settings_by_class(system.Hyper),
             "## Source",
             "",
-            f'```python title="fedjax_sim/systems/{module_of(name).name}"',
+            f'```python title="{module_of(name).relative_to(ROOT).as_posix()}"',
             source.rstrip(),
             "```",
             "",

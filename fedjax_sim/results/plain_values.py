@@ -237,8 +237,9 @@ def _name_of(value: Any) -> str | None:
     module, name = (getattr(value, each, None) for each in ("__module__", "__qualname__"))
     if not isinstance(module, str) or not isinstance(name, str):
         return None
-    # The public name stays when a package moves its files.
-    for place in (module.partition(".")[0], module):
+    # The public name, of the outermost package that has it, stays when files move.
+    parts = module.split(".")
+    for place in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
         try:
             if _find(f"{place}:{name}", trust=False) is value:
                 return f"{place}:{name}"

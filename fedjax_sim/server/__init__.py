@@ -2,11 +2,10 @@
 
 `aggregation` averages models, `reports` decodes clients' messages and makes their sum private
 (`report_settings` says how, `report_counts` counts their bits),
-`steps` moves the server's model along their progress, `adaptive` has optimizers for that,
-`versions` keeps old server models for clients that still work from them, `staleness` and `buffer`
-weight stale updates, `edges` are local servers between clients and the global one, `memories` and
-`approximation` belong to expectation maximisation; `model_memories` are those of compressed
-models, `control_variates` correct clients' gradients and `preconditioning` scales Langevin steps.
+`steps` moves the server's model along their progress, `versions` keeps old server models for
+clients that still work from them, `staleness` and `buffer` weight stale updates, `edges` are local
+servers between clients and the global one, and `memories` and `approximation` belong to expectation
+maximisation. What a single system needs is in its folder (`systems.fedopt`, `systems.langevin`).
 All of it runs inside the compiled program, except for the weights, which depend on the schedule
 alone and are part of the timeline.
 """
@@ -25,12 +24,6 @@ from fedjax_sim.server.buffer import (
     WeightedArrivals,
     schedule_stale_arrivals,
 )
-from fedjax_sim.server.control_variates import (
-    Anchor,
-    Controls,
-    ControlVariates,
-    count_control_bits,
-)
 from fedjax_sim.server.edges import (
     EdgeTraining,
     count_client_bits,
@@ -41,13 +34,6 @@ from fedjax_sim.server.edges import (
     member_bits,
 )
 from fedjax_sim.server.memories import Memories, Memory, count_bits, exchange, first_memory
-from fedjax_sim.server.model_memories import ModelMemories, decode_mean
-from fedjax_sim.server.preconditioning import (
-    Preconditioner,
-    Preconditioning,
-    Square,
-    count_precondition_bits,
-)
 from fedjax_sim.server.report_counts import count_downlink, report_messages
 from fedjax_sim.server.report_settings import PrivateReports, Reports
 from fedjax_sim.server.reports import Memo, RoundState, Wire
@@ -56,22 +42,15 @@ from fedjax_sim.server.steps import ServerStep, step_server
 from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models
 
 __all__ = [
-    "Anchor",
     "Approximation",
-    "ControlVariates",
-    "Controls",
     "EdgeTraining",
     "Memo",
     "Memories",
     "Memory",
-    "ModelMemories",
-    "Preconditioner",
-    "Preconditioning",
     "PrivateReports",
     "Reports",
     "RoundState",
     "ServerStep",
-    "Square",
     "StaleArrivals",
     "StalenessWeights",
     "Versioned",
@@ -80,10 +59,7 @@ __all__ = [
     "broadcast_bits",
     "count_bits",
     "count_client_bits",
-    "count_control_bits",
     "count_downlink",
-    "count_precondition_bits",
-    "decode_mean",
     "edge_training",
     "edge_wire",
     "exchange",

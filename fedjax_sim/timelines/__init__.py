@@ -1,76 +1,77 @@
 """Schedules: when the server acts, whose work it receives, and from which model that work started.
 
-A schedule is drawn from a random key and settings, before any learning. Each kind has a settings
-struct and a function that draws its `fedjax_sim.types.Timeline`:
+A schedule is drawn from a random key and settings, before any learning. The rule that decides it is
+a clock: a settings struct, and a function that draws its `fedjax_sim.types.Timeline`. The clocks,
+by what the server waits for:
 
-- `rounds`: synchronous rounds (`Rounds`, `WeightedRounds`).
-- `cohort_rounds`: the same with weights, epochs, over-selection and drop-outs (`CohortRounds`).
-- `coin_rounds`: synchronous rounds with Bernoulli participation (`CoinRounds`).
-- `contacts`: a server that interrupts clients periodically (`Contacts`).
-- `arrivals`: a server that acts when its buffer is full (`Arrivals`), with the search for arrivals
-  of clients that never wait in `free_arrivals`, the queue of clients that wait in `queue`, and
-  tasks of which a fixed number is at work in `tasks`.
-- `client_queues`: clients with queues, to whom the server sends tasks at random (`ClientQueues`).
-- `groups` and `group_rounds`: groups of clients behind local servers (`Groups`), in rounds of all
-  groups; `group_arrivals`: groups that do not wait for each other (`GroupArrivals`).
+- `rounds`: for the clients that it selected (`Rounds`, `WeightedRounds`, `CohortRounds`,
+  `CoinRounds`).
+- `contacts`: for nobody; it interrupts clients periodically (`Contacts`).
+- `arrivals`: for finished work, until its buffer is full (`Arrivals`) or for each task
+  (`ClientQueues`).
+- `grouped`: for groups of clients behind local servers, all of them (`Groups`) or some
+  (`GroupArrivals`).
 
-The clients' delays are in `laws` (`ClientDelays`), single clients in `client_table`
-(`ClientTable`), recorded work in `trace`. `devices` turns work, messages and windows of
-availability into times. Draws of participants are in `cohorts`, closed forms of FAVANO's step
-counts in `step_counts`.
+What clocks are made of:
+
+- `delays`: how long work and messages take, when clients are available and what is lost: laws
+  (`ClientDelays`), single clients (`ClientTable`), recorded work (`Trace`).
+- `cohorts`: draws of the clients that take part, and how often they took part before.
+
+The four kinds of clocks do not import each other. To write a clock, start from `contacts.py`.
 """
 
-from fedjax_sim.timelines.arrivals import Arrivals, arrivals_within, schedule_arrivals
-from fedjax_sim.timelines.client_queues import (
+from fedjax_sim.timelines.arrivals import (
+    Arrivals,
     ClientQueues,
+    arrivals_within,
     client_queues_within,
     routing_shares,
+    schedule_arrivals,
     schedule_client_queues,
 )
-from fedjax_sim.timelines.client_table import ClientTable, read_client_table
-from fedjax_sim.timelines.cohort_rounds import (
-    CohortRounds,
-    cohort_system,
-    rounds_within,
-    schedule_cohort_rounds,
-)
-from fedjax_sim.timelines.coin_rounds import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.contacts import Contacts, schedule_contacts
-from fedjax_sim.timelines.devices import draw_losses, loss_shares
-from fedjax_sim.timelines.group_arrivals import (
-    GroupArrivals,
-    group_arrivals_within,
-    schedule_group_arrivals,
-)
-from fedjax_sim.timelines.group_rounds import (
-    aggregation_weights,
-    group_rounds_within,
-    schedule_group_rounds,
-)
-from fedjax_sim.timelines.groups import (
-    Groups,
-    Members,
-    complete_groups,
-    delay_sizes,
-    list_members,
-    paper_delays,
-)
-from fedjax_sim.timelines.laws import (
+from fedjax_sim.timelines.delays import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
     ClientDelays,
+    ClientTable,
     Speeds,
+    Trace,
     draw_client_rates,
     draw_client_speeds,
+    draw_losses,
     draw_runtimes,
+    loss_shares,
+    read_client_table,
+    read_trace,
+)
+from fedjax_sim.timelines.grouped import (
+    GroupArrivals,
+    Groups,
+    Members,
+    aggregation_weights,
+    complete_groups,
+    delay_sizes,
+    group_arrivals_within,
+    group_rounds_within,
+    list_members,
+    paper_delays,
+    schedule_group_arrivals,
+    schedule_group_rounds,
 )
 from fedjax_sim.timelines.rounds import (
+    CohortRounds,
+    CoinRounds,
     Rounds,
     WeightedRounds,
+    cohort_system,
+    rounds_within,
+    schedule_cohort_rounds,
+    schedule_coin_rounds,
     schedule_rounds,
     schedule_weighted_rounds,
 )
-from fedjax_sim.timelines.trace import Trace, read_trace
 
 __all__ = [
     "RUNTIME_LAWS",

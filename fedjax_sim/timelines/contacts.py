@@ -12,8 +12,8 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.devices import draw_devices, is_available, is_lost, time_available
-from fedjax_sim.timelines.laws import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays.devices import draw_devices, is_available, is_lost, time_available
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 

@@ -22,7 +22,7 @@ MADE_HERE = {
     *("BoundTerms", "GlobalBound", "GroupBound", "Round", "RoundTime", "Condition", "Orders"),
     *("Members", "Speeds", "Moments", "Messages", "Step"),
     # States and messages of algorithms: pytrees, which JAX makes of leaves of any kind.
-    *("Anchor", "Memo", "Memory", "RoundState", "Square", "Versioned", "Total", "Training"),
+    *("Memo", "Memory", "RoundState", "Versioned", "Total", "Training"),
     # Classes without arguments.
     *("Compressor", "Identity"),
     # Examples and models of problems, likewise.
@@ -32,10 +32,15 @@ MADE_HERE = {
 
 
 def public_modules() -> Iterator[types.ModuleType]:
-    """Import every module whose names are public: packages, and the modules that they name."""
+    """Import every module whose names are public: packages, and the modules that they name.
+
+    A room that exports nothing, such as those inside the engine, has no `__all__`.
+    """
     for found in pkgutil.walk_packages(fedjax_sim.__path__, "fedjax_sim."):
         if found.ispkg and found.name.split(".")[1] not in INNER:
             package = importlib.import_module(found.name)
+            if not hasattr(package, "__all__"):
+                continue
             yield package
             for name in package.__all__:
                 if isinstance(getattr(package, name, package), types.ModuleType):

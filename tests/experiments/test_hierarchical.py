@@ -18,7 +18,7 @@ from fedjax_sim.engine.planning.drawing import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.timelines.groups import paper_delays
+from fedjax_sim.timelines.grouped.groups import paper_delays
 from fedjax_sim.types import Timeline
 from tests.experiments.running import FILES, claims, judged, run, summary
 

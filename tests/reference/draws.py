@@ -12,7 +12,7 @@ from fedjax_sim import Layout
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.cohorts import draw_cohorts
-from fedjax_sim.timelines.laws import update_time
+from fedjax_sim.timelines.delays.laws import update_time
 
 SEED, N, K, BATCH, LR = 4, 7, 5, 2, 0.05
 TICKS = 24

@@ -146,8 +146,8 @@ def test_no_constructor_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
             {"partial": [{"name": "numpy:load"}, {"tuple": ["x"]}, {"dict": []}]},
             "names numpy:load with arguments: if you trust",
         ),
-        ({"struct": "tests.engine.test_plain_values:Strict", "fields": {"x": 1}}, "differs in x"),
-        ({"struct": "tests.engine.test_plain_values:Named", "fields": {"first": 1}}, "in second"),
+        ({"struct": "tests.results.test_plain_values:Strict", "fields": {"x": 1}}, "differs in x"),
+        ({"struct": "tests.results.test_plain_values:Named", "fields": {"first": 1}}, "in second"),
         ({"pickle": 0}, "keeps it as a pickle, which can run any code"),
     ],
 )

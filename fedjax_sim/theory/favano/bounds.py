@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, Whole, checked
-from fedjax_sim.timelines import step_counts
+from fedjax_sim.systems.favano import step_counts
 
 Numbers = npt.NDArray[np.float64]
 
@@ -128,7 +128,7 @@ def step_law(
         contact_probability: Probability of being contacted at a server step, s / n.
         round_time: Time between two server steps.
         max_steps: K, the most local steps between two contacts.
-        law: Name of a law of the step count, from `fedjax_sim.timelines.step_counts`.
+        law: Name of a law of the step count, from `fedjax_sim.systems.favano.step_counts`.
 
     Returns:
         `f64[N, K + 1]`, each row non-negative with sum 1.

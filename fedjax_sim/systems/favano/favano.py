@@ -1,0 +1,237 @@
+"""FAVANO (Leconte, Nguyen and Moulines, arXiv 2305.16099), Algorithm 1.
+
+    w_t -> `state.server`         w_init^i -> `start`      w^i -> `local`    S_t -> `event.clients`
+    min(E^i, K) -> `event.steps`  K -> `hyper.local_steps` eta -> `hyper.lr`
+    1 / alpha^i -> `event.weight`
+
+E^i is the number of local steps for which client i had time since its last contact.
+
+alpha depends on the clock alone, so it is part of the timeline (`inverse_alpha`, by the closed
+forms of `step_counts`). A selected client that finished no step reports its stale `w_init` (0 / 0
+:= 0) and so pulls the server back to it.
+
+Readings. The paper leaves open which reweighting its experiments use. The default of `reweight` is
+"stochastic", alpha = P(E > 0) min(E, K); with "deterministic" alpha is the mean of min(E, K). Both
+use the stationary law of E. "conditional_stochastic" and "conditional" are the same two with the
+law of E given the time since the client's last contact. "estimated_stochastic" and "estimated" use
+the client's own history up to and including this contact: all that a server can do that does not
+know the rates, and needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
+stationary law by the exact law at server step t, which differs in the first ten steps or so. The
+running time of a local step is geometric by default, see `timelines.ClientDelays`; the switches of
+`timelines.Contacts` give other clocks. The conditional alphas follow all of these except
+`carry_residual`; the stationary alphas follow only `runtime_law`, which is what the paper's server
+can know.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.server import (
+    Reports,
+    Versioned,
+    Wire,
+    mean_with_server,
+    report_messages,
+    scaled_progress,
+    stale_models,
+)
+from fedjax_sim.settings import ConfigError, choice, struct, switch
+from fedjax_sim.systems.favano import step_counts
+from fedjax_sim.timelines import (
+    STEP_COUNT_LAWS,
+    Contacts,
+    draw_client_rates,
+    schedule_contacts,
+)
+from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Hints,
+    Key,
+    Plan,
+    Problem,
+    System,
+    Timeline,
+    Work,
+)
+
+REWEIGHTS = (
+    "stochastic",
+    "deterministic",
+    "none",
+    "conditional_stochastic",
+    "conditional",
+    "estimated_stochastic",
+    "estimated",
+)
+
+
+CLOSED_FORM = ("stochastic", "deterministic", "conditional_stochastic", "conditional")
+"""Reweightings that need a law of the step count."""
+
+
+@struct
+class Hyper(Contacts, LocalTraining, Reports):
+    """Settings of FAVANO: its clock, local training, messages, and the reweighting."""
+
+    reweight: str = choice("stochastic", REWEIGHTS, "How alpha is computed, see the module.")
+    alpha_by_tick: bool = switch(
+        False,
+        'Whether "stochastic" and "deterministic" use the law at the server step instead of the '
+        "stationary one.",
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings."""
+        super().check_together()
+        if self.reweight in CLOSED_FORM:
+            self._check_law()
+        if self.alpha_by_tick and self.reweight not in ("stochastic", "deterministic"):
+            allowed = 'false unless reweight is "stochastic" or "deterministic"'
+            raise ConfigError("alpha_by_tick", True, allowed)
+        if self.alpha_by_tick and np.any(np.asarray(self.first_contact) != 1):
+            raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
+
+    def _check_law(self) -> None:
+        others = "one of none, estimated_stochastic, estimated"
+        if self.trace is not None:
+            raise ConfigError("reweight", self.reweight, f"{others} with a recorded trace")
+        table = self.client_table
+        is_always_there = np.all(np.asarray(self.off_time) == 0) and np.all(
+            np.asarray(self.drop_rate) == 0
+        )
+        if not is_always_there or (table is not None and not table.only_speeds):
+            words = f"{others} where clients have breaks, bandwidths or losses"
+            raise ConfigError("reweight", self.reweight, words)
+        if self.runtime_law not in STEP_COUNT_LAWS:
+            raise ConfigError("reweight", self.reweight, f"{others} under {self.runtime_law}")
+        period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
+        if self.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
+            value, allowed = (
+                float(period.ravel()[0]),
+                "whole under runtime_geom with this reweighting",
+            )
+            raise ConfigError("server_wait + server_interact", value, allowed)
+
+
+def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
+    """Schedule periodic contacts; the arguments are those of `System.timeline`.
+
+    The weight of a slot is 1 / alpha.
+    """
+    schedule, window = schedule_contacts(key, hyper, num_ticks)
+    weight = inverse_alpha(schedule, window, draw_client_rates(key, hyper), hyper)
+    return schedule._replace(weight=weight)
+
+
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
+    """Bind FAVANO to a problem; the arguments are those of `System.algorithm`."""
+    train = local_training(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan)
+
+    def init(key: Key) -> Versioned:
+        return wire.first_version(problem.init(key))
+
+    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+        start = stale_models(state, event)
+        local, work = train(key, event, starts=start)
+        local, memo = wire.receive(key, event, state.memo, start, local)
+        # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha[i]
+        reports = scaled_progress(start, local, event.weight)
+        # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
+        server = mean_with_server(state.server, reports, event.clients >= 0)
+        return wire.next_version(key, event, state, memo, server), work
+
+    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+
+
+def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) -> Array:
+    """Compute 1 / alpha of every slot, 0 where no step was done.
+
+    Args:
+      schedule: The contacts.
+      window: `f64[T, S]`, time since the client's last contact.
+      rate: `f64[N]`, local steps per unit of time.
+      hyper: The settings.
+
+    Returns:
+      `f64[T, S]`.
+    """
+    if hyper.reweight == "none":
+        return jnp.ones_like(window)
+    if "estimated" in hyper.reweight:
+        any_step, mean_steps = _estimates(schedule)
+    elif "conditional" in hyper.reweight:
+        any_step, mean_steps = _conditional_expectations(schedule, window, rate, hyper)
+    else:
+        any_step, mean_steps = _expectations(schedule, rate, hyper)
+    is_stochastic = "stochastic" in hyper.reweight
+    alpha = any_step * schedule.steps.astype(window.dtype) if is_stochastic else mean_steps
+    return jnp.where(schedule.steps > 0, 1 / jnp.where(schedule.steps > 0, alpha, 1.0), 0.0)
+
+
+def _conditional_expectations(
+    schedule: Timeline, window: Array, rate: Array, hyper: Hyper
+) -> tuple[Array, Array]:
+    """Compute P(E > 0) and E[E ^ K] given the window, in every slot: `f64[T, S]` each."""
+    if hyper.runtime_law == "runtime_geom":
+        # Steps end at whole units of time.
+        is_strict = hyper.strict_deadline
+        window = jnp.maximum(jnp.ceil(window) - 1, 0) if is_strict else jnp.floor(window)
+    slot_rate, law = rate[schedule.clients], {"window": window, "law": hyper.runtime_law}
+    any_step = step_counts.prob_any_given(slot_rate, **law)
+    return any_step, step_counts.mean_steps_given(slot_rate, max_steps=hyper.local_steps, **law)
+
+
+def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array, Array]:
+    """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
+    clients, num_ticks = schedule.clients, schedule.clients.shape[0]
+    speeds, speed = rate, clients
+    if hyper.client_table is None:
+        # Clients of one speed share one law.
+        speeds = jnp.stack([jnp.asarray(r, float) for r in (hyper.rate_fast, hyper.rate_slow)])
+        speed = (rate == speeds[1]).astype("int32")[clients]
+    law = {
+        "contact_probability": hyper.num_selected / hyper.num_clients,
+        "round_time": hyper.period,
+        "law": hyper.runtime_law,
+    }
+    most = {"max_steps": hyper.local_steps}
+    if not hyper.alpha_by_tick:
+        any_step = step_counts.prob_any(speeds, **law)
+        return any_step[speed], step_counts.mean_steps(speeds, **most, **law)[speed]
+    tick, law = jnp.arange(num_ticks)[:, None], law | {"num_ticks": num_ticks}
+    any_step = step_counts.prob_any_by_tick(speeds, **law)
+    return any_step[tick, speed], step_counts.mean_steps_by_tick(speeds, **most, **law)[tick, speed]
+
+
+def _estimates(schedule: Timeline) -> tuple[Array, Array]:
+    """Estimate the same by means over the client's contacts so far, this one included."""
+    shape, dtype = schedule.clients.shape, schedule.weight.dtype
+    steps = schedule.steps.ravel()
+    visits = previous_visits(schedule.clients)[1].ravel()
+    order = jnp.argsort(schedule.clients.ravel(), stable=True)
+    back, visits = jnp.argsort(order), visits[order]
+
+    def running_mean(value: Array) -> Array:
+        total = jnp.cumsum(value[order])
+        before = (total - value[order])[jnp.arange(total.size) - visits]
+        return ((total - before) / (visits + 1))[back].reshape(shape)
+
+    return running_mean((steps > 0).astype(dtype)), running_mean(steps.astype(dtype))
+
+
+system = System(
+    "favano",
+    Hyper,
+    timeline,
+    algorithm,
+    "periodic contacts; progress divided by alpha, which makes it nearly independent of speed",
+    overshoot=False,
+    messages=report_messages(),
+    hints=Hints(lambda hyper, time: time / hyper.period),
+)
+"""FAVANO under its name."""

@@ -1,0 +1,102 @@
+"""FedOpt (Reddi et al. 2021, arXiv 2003.00295): FedAvgM, FedAdagrad, FedAdam, FedYogi, any other.
+
+    x_t -> `state.server`    Delta_t -> `progress`    eta_l -> `hyper.lr`    eta -> `server_lr`
+    beta_1 -> `server_momentum`    beta_2 -> `second_decay`    tau -> `adaptivity`
+
+Algorithm 1: the clients' mean progress Delta_t stands for a negative gradient, which any optimizer
+of the server may follow. `fedopt` takes any optax optimizer by name (optax's Adam corrects the bias
+of its moments). `fedavgm` is SGD with momentum. The other three are Algorithm 2, which corrects no
+bias and begins with v = tau^2 (see `adaptive`). FedAvgM is that of Hsu et al.
+(2019, arXiv 1909.06335): v <- beta v + Delta, x <- x + v.
+
+Deviation: Hsu et al. print this heavy ball and say that they ran Nesterov's momentum. The printed
+rule is followed, as by Reddi et al., whose step size eta on v is 1 in Hsu et al. The other one is
+`fedopt` with the optimizer `partial(optax.sgd, momentum=0.9, nesterov=True)`.
+
+Readings. Defaults of beta_1, beta_2 and tau are those of Reddi et al.'s experiments; eta is one of
+their grid and has to be tuned.
+"""
+
+from typing import Any
+
+import optax
+
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
+from fedjax_sim.settings import fixed, redefault, struct
+from fedjax_sim.systems.fedopt.adaptive import AdaptiveStep, MomentumStep, adagrad, yogi
+from fedjax_sim.timelines import CohortRounds, cohort_system
+from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, System, Work
+
+
+@struct
+class Hyper(CohortRounds, LocalTraining, ServerStep, PrivateReports):
+    """Settings of FedOpt: its rounds, local training, messages, and the server's optimizer."""
+
+    server_lr: float = redefault(ServerStep, "server_lr", 0.01)
+    server_optimizer: Any = redefault(ServerStep, "server_optimizer", optax.adam)
+
+
+@struct
+class WithMomentum(CohortRounds, LocalTraining, MomentumStep, PrivateReports):
+    """Settings of FedAvgM: SGD with momentum on the server."""
+
+
+@struct
+class Adaptive(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
+    """Settings of FedAdam: Algorithm 2 on the server."""
+
+
+@struct
+class WithoutMomentum(Adaptive):
+    """Settings of FedAdagrad: Algorithm 2, by default without momentum, as in the experiments."""
+
+    rule: Any = fixed(adagrad)
+    server_momentum: float = redefault(AdaptiveStep, "server_momentum", 0.0)
+    second_decay: Any = fixed(0.0)
+
+
+@struct
+class Yogi(Adaptive):
+    """Settings of FedYogi: Algorithm 2 on the server."""
+
+    rule: Any = fixed(yogi)
+
+
+def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedOpt to a problem; the arguments are those of `System.algorithm`.
+
+    The server's memory is the state of its optimizer.
+    """
+    train = local_training(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan)
+
+    def init(key: Key) -> RoundState:
+        return wire.first_step(problem.init(key))
+
+    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        total = wire.total(event, of_progress=True)
+        local, work = train(key, event, start=wire.received(state), total=total)
+        progress, memo = wire.progress(  # Delta_t
+            key, event, state.memo, state.server, local, total=total
+        )
+        return wire.step(key, event, state, memo, progress), work
+
+    return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)
+
+
+def _named(name: str, settings: type, optimizer: str) -> System:
+    summary = f"federated averaging whose server follows the mean progress by {optimizer}"
+    return cohort_system(name, settings, algorithm, summary, messages=report_messages())
+
+
+system = _named("fedopt", Hyper, "any optax optimizer")
+"""The one that takes any optimizer."""
+systems = (
+    system,
+    _named("fedavgm", WithMomentum, "SGD with momentum"),
+    _named("fedadagrad", WithoutMomentum, "Adagrad"),
+    _named("fedadam", Adaptive, "Adam"),
+    _named("fedyogi", Yogi, "Yogi"),
+)
+"""All of them."""

@@ -1,0 +1,383 @@
+"""FA-LD, federated averaging Langevin dynamics (arXiv 2112.05120), Algorithms 1 to 4.
+
+    theta_k -> `state.server`    beta^c -> `local`        K -> `hyper.local_steps`
+    eta -> `hyper.step_size`     rho -> `hyper.rho`       tau -> `hyper.temperature`
+    p_c -> `hyper.client_weights`    S -> `hyper.num_selected`
+    k -> tick * K + local step, never reset
+
+By Deng, Zhang, Ma, Song and Lin. It samples from exp(-f / tau), where f is the sum (not the mean)
+of all examples' losses, written as f = sum_c p_c f^c. So f^c is n_c / p_c times the mean loss of
+client c, or n times if p_c = n_c / n, and a step size is 1 / n of FedAvg's learning rate. Every
+step of client c is
+
+    beta^c = theta^c - eta grad f^c
+             + sqrt(2 eta tau rho^2) xi + sqrt(2 eta tau (1 - rho^2) / p_c) xi^c
+
+with noise xi shared by all clients and private noise xi^c, so that the average over all clients has
+noise of variance 2 eta tau a step. Private noise and mini-batches depend only on seed, client and
+k, shared noise only on seed and k; neither depends on rho, K or who takes part.
+
+Special cases. SGLD is K = 1 with everyone. FedAvg is temperature 0, with lr = n eta. The one-shot
+average of samples from the local posteriors exp(-l^c / tau), where l^c = p_c f^c is the sum of the
+losses of client c, is rho = 0 and one round of many steps (`num_ticks=1`). Theorem 5.8's falling
+step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
+
+Readings. Clients are selected before a round instead of after it. That has the same law and costs
+the other clients nothing; uplink and downlink are counted for the selected clients. Under partial
+participation the average has more noise than 2 eta tau: in the algorithm as printed
+phi = 1 + (1 - rho^2) (N - 1) C_S / S times as much, where C_S is 1 for draws with replacement and
+(N - S) / (N - 1) without. `noise_correction`, which is not in the paper, divides the private
+variance by 1 + (N - 1) C_S / S. Mini-batches are drawn without replacement for each step; with
+`gradient="exact"` they are all of a client's examples. A batch that is larger than a client's
+examples runs through them again, so that some count once more than others: unbiased, with more
+noise than necessary. Virtual time is the number of steps done, because clients act in lock-step;
+the settings of the clock can make it FedAvg's.
+
+Methods that share the kernel. Each is a setting, off by default, and they can be combined.
+
+- `compression` Q: a client sends Q(theta_K^c - r - h_c), where r is the model that a client without
+  data would reach, so that shared noise, which the server knows, costs nothing. With K = 1, rho = 1
+  and h = 0 this is QLSD (Vono, Plassier, Durmus, Dieuleveut and Moulines 2022, arXiv 2106.00797),
+  whose noise is the server's. `memory` alpha is the step size of the memories h_c, which follow the
+  clients' progress (`model_memories`); with `control="client"` this is QLSD++.
+- `control`: mini-batch gradients are corrected by whole gradients at an anchor
+  (`control_variates`): variance reduction, or the conducive gradients of FSGLD.
+- `friction` a < 1: SGHMC (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15),
+  v <- (1 - a) v - eta grad f^c + noise of temperature a tau, theta <- theta + v. Velocities are
+  sent and averaged like models. a = 1 is FA-LD.
+- `preconditioner="rmsprop"`: pSGLD (`preconditioning`, with its deviation).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim.clients import (
+    BatchGradient,
+    LocalTraining,
+    Training,
+    add_langevin_noise,
+    add_momentum,
+    batch_gradient,
+    check_exact,
+    local_steps,
+    of_pair,
+    precondition,
+    whole_gradient,
+    without_gradients,
+)
+from fedjax_sim.compression import Identity
+from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.server import keep_if_empty, mean_of
+from fedjax_sim.settings import (
+    ConfigError,
+    choice,
+    count,
+    fixed,
+    is_known,
+    real,
+    redefault,
+    static,
+    struct,
+    switch,
+)
+from fedjax_sim.streams import stream
+from fedjax_sim.systems.langevin.control_variates import (
+    Anchor,
+    Controls,
+    ControlVariates,
+    count_control_bits,
+)
+from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
+from fedjax_sim.systems.langevin.preconditioning import (
+    Preconditioner,
+    Preconditioning,
+    Square,
+    count_precondition_bits,
+)
+from fedjax_sim.timelines import WeightedRounds, rounds_within, schedule_weighted_rounds
+from fedjax_sim.types import (
+    EMPTY,
+    Algorithm,
+    Array,
+    Event,
+    Fit,
+    Hints,
+    Key,
+    Leaf,
+    Messages,
+    Params,
+    Plan,
+    Problem,
+    System,
+    Timeline,
+    Work,
+    full_precision_bits,
+)
+
+
+def _makes_transformation(value: object) -> bool:
+    try:
+        return callable(value) and isinstance(value(), optax.GradientTransformation)
+    except (TypeError, ValueError):
+        return False
+
+
+@struct
+class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
+    """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
+
+    step_size: float = real(1e-6, "Step size eta, of the order of 1 / n.", above=0)
+    step_decay: float = real(
+        0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
+    )
+    temperature: float = real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
+    # A mixing weight; theory.langevin.bounds.noise_correlation computes the noise's correlation.
+    rho: float = real(
+        0.0,
+        "Weight of the noise that all clients share (the correlation of their noise is smaller).",
+        least=0,
+        most=1,
+        simpler_at=(0.0, 1.0),
+    )
+    gradient: str = choice(
+        "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
+    )
+    batch_size: int = count(200, "Examples of a mini-batch.")
+    noise_correction: bool = switch(
+        False,
+        "Whether private noise is scaled down so that partial participation keeps the temperature.",
+    )
+    transform: Callable[[], optax.GradientTransformation] = static(
+        optax.identity,
+        "a function that makes an optax gradient transformation",
+        _makes_transformation,
+        meaning="Applied to the gradients of f^c before each step, such as "
+        "`partial(optax.clip_by_global_norm, 1.0)`.",
+    )
+    example_clip: float = redefault(LocalTraining, "example_clip", 0.0)
+    sampling: str = fixed("without_replacement")
+    friction: float = real(
+        1.0, "Friction a of SGHMC; 1 for none of its momentum.", above=0, most=1, simpler_at=(1.0,)
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If one setting has no use for another.
+        """
+        super().check_together()
+        if self.gradient == "exact" and self.example_clip > 0:
+            allowed = "0 with exact gradients; a batch_size as large as a client clips all examples"
+            raise ConfigError("example_clip", self.example_clip, allowed)
+
+    @property
+    def noise_inflation(self) -> float:
+        """1 + (N - 1) C_S / S, the factor on the variance of the averaged private noise.
+
+        It compares partial with full participation.
+        """
+        num, selected = self.num_clients, self.num_selected
+        extra = {
+            "full": 0.0,
+            "with_replacement": (num - 1) / selected,
+            "without_replacement": (num - selected) / selected,
+        }
+        return 1 + extra[self.participation]
+
+
+class State(NamedTuple):
+    """What FA-LD carries from round to round; () for what is not used.
+
+    Attributes:
+      server: theta_k, leaves `[...]`.
+      velocity: The mean of the clients' velocities v, leaves `[...]`.
+      memory: What compressed messages are relative to, h_c, leaves `[N, ...]`.
+      anchor: Where control variates are computed, and what they are.
+      square: The preconditioner's V.
+    """
+
+    server: Params
+    velocity: Params = ()
+    memory: Params = ()
+    anchor: Anchor = Anchor()
+    square: Square = Square()
+
+
+def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+    """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
+    share = hyper.shares(problem.counts)
+    factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
+    is_exact, has_momentum = hyper.gradient == "exact", not is_known(hyper.friction, 1)
+    variates = ControlVariates(problem, hyper, plan, factor)
+    scaling = Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
+
+    def init(key: Key) -> State:
+        server = problem.init(key)
+        velocity = optax.tree.zeros_like(server) if has_momentum else ()
+        memory = hyper.first_memories((server, velocity) if has_momentum else server, len(share))
+        return State(server, velocity, memory, variates.first(server), scaling.first(server))
+
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+        first = event.tick * jnp.asarray(hyper.local_steps, "int32")  # k of the round's first step
+        anchor, work_at_anchor = variates.move(key, event, state.anchor, state.server)
+        square, work_of_scaling = scaling.move(key, event, state.square, state.server, first)
+        root = scaling.root(square)
+        if not event.facts.keeps("steps"):
+            # Another number of steps than K would use a draw in two rounds.
+            key = jax.random.fold_in(key, event.tick)
+        shared = shared_noise(hyper, stream(key, "shared noise"), first)
+        most_steps = event.facts.most_steps
+
+        def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
+            client_key = jax.random.fold_in(stream(key, "local"), client)
+            gradient = variates.corrected(  # of f^c
+                mean_gradient(key, client_key, client, first, most_steps),
+                anchor,
+                factor[client],
+                whole,
+            )
+            private = private_noise(
+                hyper, stream(client_key, "private noise"), first, share[client]
+            )
+            moves = langevin_steps(hyper, first, root, [*shared, *private])
+            return Training(of_pair(gradient) if has_momentum else gradient, moves)
+
+        start = (state.server, state.velocity) if has_momentum else state.server
+        whole = variates.of_slots(anchor, jnp.maximum(event.clients, 0))
+        local, work = local_steps(plan, event, training, start=start, extras=whole)
+        # p_c, 1/S, or j/S for a client drawn j times
+        mean, memory = mean_of(event, start, local), state.memory
+        if not isinstance(hyper.compression, Identity):
+            if not event.facts.keeps("steps"):
+                allowed = "identity where a step changes how many local steps clients do"
+                raise ConfigError("compression", str(hyper.compression), allowed)
+            known = langevin_steps(hyper, first, root, shared)
+            known = without_gradients(known, start, hyper.local_steps)
+            mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
+        server, velocity = mean if has_momentum else (mean, ())
+        after = State(server, velocity, memory, anchor, square)
+        per_step = 1 if hyper.control == "none" else 2  # gradients of a step
+        work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
+        return keep_if_empty(event, after, state), work
+
+    def mean_gradient(
+        key: Key, client_key: Key, client: Array, first: Array, most_steps: int | None
+    ) -> BatchGradient:
+        """Return the gradient of the client's mean loss, on mini-batches or on all examples."""
+        if is_exact:
+            noise = stream(client_key, "noise")
+            return whole_gradient(problem, noise, client, first, most_steps=most_steps)
+        batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
+        return batch_gradient(
+            problem, batches, key, client, first, most_steps=most_steps, is_alone=True
+        )
+
+    return Algorithm(init, step, model=lambda state: state.server)
+
+
+def langevin_steps(
+    hyper: Hyper, first: Array, root: Params, noises: list[optax.GradientTransformation]
+) -> optax.GradientTransformation:
+    """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
+    drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
+    moves = optax.chain(drift, *noises)
+    moves = moves if hyper.preconditioner == "none" else precondition(moves, root)
+    moves = optax.chain(hyper.transform(), moves)
+    return moves if is_known(hyper.friction, 1) else add_momentum(moves, hyper.friction)
+
+
+def eta(hyper: Hyper, k: Array) -> Array:
+    """Compute the size of step k."""
+    return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
+
+
+def shared_noise(hyper: Hyper, key: Key, first: Array) -> list[optax.GradientTransformation]:
+    """Make sqrt(2 eta tau rho^2) xi; no transformation if it is known to be 0."""
+    if is_known(hyper.temperature, 0) or is_known(hyper.rho, 0):
+        return []
+    return [noise_of(hyper, key, first, temperature(hyper) * hyper.rho**2)]
+
+
+def private_noise(
+    hyper: Hyper, key: Key, first: Array, share: Array
+) -> list[optax.GradientTransformation]:
+    """Make sqrt(2 eta tau (1 - rho^2) / p_c) xi^c; no transformation if it is known to be 0."""
+    if is_known(hyper.temperature, 0) or is_known(hyper.rho, 1):
+        return []
+    correction = hyper.noise_inflation if hyper.noise_correction else 1.0
+    private = temperature(hyper) * (1 - hyper.rho**2) / (share * correction)
+    return [noise_of(hyper, key, first, private)]
+
+
+def temperature(hyper: Hyper) -> Array | float:
+    """Compute the temperature of a step's noise, a tau with momentum."""
+    if is_known(hyper.friction, 1):
+        return hyper.temperature
+    return hyper.temperature * hyper.friction
+
+
+def noise_of(
+    hyper: Hyper, key: Key, first: Array, tau: Array | float
+) -> optax.GradientTransformation:
+    """Make noise of temperature tau whose draws depend on the key and k alone."""
+    return add_langevin_noise(key, lambda k: eta(hyper, k), tau, first=first)
+
+
+def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+    """Count the bits sent up and down at each tick, where clients send more than their models."""
+    if hyper.control == "none" and hyper.preconditioner == "none":
+        return None
+    # Traced once for all lanes, of which there may be thousands.
+    model = jax.eval_shape(_first_model, problem)
+    senders = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+    up, down = message_bits(model, hyper)
+    size = full_precision_bits(model)
+    both_ways = count_precondition_bits(hyper, senders, size)
+    slopes, slopes_and_anchors = count_control_bits(hyper, senders, size)
+    return senders * up + both_ways + slopes, senders * down + both_ways + slopes_and_anchors
+
+
+@jax.jit
+def _first_model(problem: Problem) -> Params:
+    return problem.init(jax.random.key(0))
+
+
+def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
+    """Count the bits of a model, with its velocity if there is one, up and down."""
+    sent = params if is_known(hyper.friction, 1) else (params, params)
+    return count_message_bits(hyper.compression, sent), full_precision_bits(sent)
+
+
+def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
+    """Fill in clients' weights from their numbers of examples, unless they are given.
+
+    Without a problem, weights are equal.
+
+    Raises:
+      ConfigError: If exact gradients are asked for and the problem has none.
+    """
+    if hyper.gradient == "exact":
+        check_exact(problem, "gradient", "exact", "minibatch")
+    if hyper.control != "none":
+        check_exact(problem, "control", hyper.control, "none")
+    counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
+    return hyper.weighted(counts)
+
+
+system = System(
+    "langevin",
+    Hyper,
+    schedule_weighted_rounds,
+    algorithm,
+    "federated averaging Langevin dynamics: averages of noisy local steps sample a posterior",
+    messages=Messages(message_bits, traffic),
+    hints=Hints(rounds_within),
+    fit=Fit(complete=complete),
+)
+"""FA-LD under its name."""

@@ -1,0 +1,101 @@
+"""Compressed models, with memories of the clients' progress that messages are relative to.
+
+A client sends Q(theta^c - r - h_c), where r is a model that both sides know and h_c is its memory.
+Memories follow what was decoded with the step size alpha, as in QLSD++ (Vono, Plassier, Durmus,
+Dieuleveut and Moulines 2022, arXiv 2106.00797) and DIANA.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_sim.batching import replicate
+from fedjax_sim.clients.rows import read_rows, write_clients
+from fedjax_sim.compression.base import Identity
+from fedjax_sim.compression.messages import Compression, decode_messages
+from fedjax_sim.server import mean_of, weighted_sum
+from fedjax_sim.settings import ConfigError, is_known, real, struct
+from fedjax_sim.types import Array, Event, Key, Params
+
+
+@struct
+class ModelMemories(Compression):
+    """Settings of compressed messages and of the memories that they are relative to."""
+
+    memory: float = real(
+        0.0,
+        "Step size alpha of the memories that compressed messages are relative to, such as "
+        "1 / (1 + omega); 0 for none. They take the memory of a model for each client.",
+        least=0,
+        simpler_at=(0.0,),
+    )
+
+    def check_together(self) -> None:
+        """Check that memories are kept for compressed messages only.
+
+        Raises:
+          ConfigError: If there are memories and nothing is compressed.
+        """
+        super().check_together()
+        if isinstance(self.compression, Identity) and np.any(np.asarray(self.memory) > 0):
+            allowed = "0 unless messages are compressed, such as compression = block"
+            raise ConfigError("memory", self.memory, allowed)
+
+    def first_memories(self, sent: Params, num_clients: int) -> Params:
+        """Begin with memories of 0.
+
+        Args:
+          sent: What a client sends, leaves `[...]`.
+          num_clients: Number of clients, N.
+
+        Returns:
+          Leaves `[N, ...]`; () without memories.
+        """
+        if is_known(self.memory, 0):
+            return ()
+        return replicate(optax.tree.zeros_like(sent), num_clients)
+
+
+def decode_mean(
+    hyper: Any,
+    key: Key,
+    event: Event,
+    share: Array,
+    memory: Params,
+    reference: Params,
+    models: Params,
+) -> tuple[Params, Params]:
+    """Average what the server decodes, and move the memories h_c of those who send.
+
+    Args:
+      hyper: Settings with the fields of `ModelMemories`, and `participation`.
+      key: The lane's learning key.
+      event: The tick.
+      share: `f[N]`, the clients' weights p_c, of sum 1.
+      memory: h_c, leaves `[N, ...]`; () without memories.
+      reference: r, leaves `[...]`.
+      models: The models sent, leaves `[S, ...]`.
+
+    Returns:
+      The mean, leaves `[...]`, and the memories after.
+    """
+    references = replicate(reference, event.clients.shape[0])
+    if is_known(hyper.memory, 0):
+        models = decode_messages(hyper.compression, key, event, references, models)
+        return mean_of(event, reference, models), memory
+    known = read_rows(memory, jnp.maximum(event.clients, 0))
+    references = jax.tree.map(jnp.add, references, known)
+    models = decode_messages(hyper.compression, key, event, references, models)
+    sent = jax.tree.map(jnp.subtract, models, references)
+    mean = mean_of(event, reference, models)
+    if hyper.participation != "full" or not event.facts.all_filled:
+        # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
+        kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))
+        mean = optax.tree.add(mean, kept)
+    moved = jax.tree.map(lambda h, u: h + jnp.asarray(hyper.memory, h.dtype) * u, known, sent)
+    return mean, write_clients(memory, event.clients, moved)

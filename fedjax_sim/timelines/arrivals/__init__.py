@@ -1,0 +1,29 @@
+"""Clocks of arrivals: the server acts when enough finished work has reached it.
+
+- `buffered`: the server acts when its buffer is full (`Arrivals`), under seven readings of when a
+  client starts its next update.
+- `client_queues`: clients with queues; the server acts at each finished task and sends it to a
+  client drawn at random (`ClientQueues`).
+
+Both find the arrivals in order of time. Clients that wait for the server are in a tree of minima
+(`queue`). For clients that never wait, `free_arrivals` finds all arrivals at once. Where a fixed
+number of tasks is at work, `tasks` follows these from client to client.
+"""
+
+from fedjax_sim.timelines.arrivals.buffered import Arrivals, arrivals_within, schedule_arrivals
+from fedjax_sim.timelines.arrivals.client_queues import (
+    ClientQueues,
+    client_queues_within,
+    routing_shares,
+    schedule_client_queues,
+)
+
+__all__ = [
+    "Arrivals",
+    "ClientQueues",
+    "arrivals_within",
+    "client_queues_within",
+    "routing_shares",
+    "schedule_arrivals",
+    "schedule_client_queues",
+]

@@ -1,0 +1,504 @@
+"""Buffered arrivals: the server acts whenever its buffer of Z updates is full.
+
+Papers differ on when a client that has sent its update starts the next one, and from which model.
+The setting `restart` chooses between seven readings; `Arrivals` explains them.
+
+Dimension letters: `N` clients, `T` ticks, `S` slots of a tick. A slot is a place in the buffer, so
+S = Z.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.settings import ConfigError, choice, count, real, struct, switch
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
+from fedjax_sim.timelines.arrivals.queue import (
+    Queue,
+    find_earliest,
+    make_queue,
+    put_rows,
+    replace_keys,
+    take_rows,
+)
+from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished
+from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.delays import ClientDelays
+from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
+from fedjax_sim.types import Array, Key, Timeline
+
+RESTARTS = (
+    *("after_interaction", "own_finish", "replaced", "free"),
+    *("before_aggregation", "new_version", "fresh"),
+)
+"""Readings of when a client starts its next update; `Arrivals` explains them."""
+FREE = ("replaced", "free", "before_aggregation")
+"""Readings in which the server's clock does not influence the clients'."""
+IMMEDIATE = (*FREE, "new_version")
+"""Readings in which the server acts as soon as its buffer is full."""
+
+
+@struct
+class Arrivals(ClientDelays):
+    """Settings of buffered arrivals.
+
+    `restart` says when a client that has finished an update starts the next one:
+
+    - "after_interaction": when the exchange of the tick that took its update is over.
+    - "own_finish": when it finishes, or at the start of the tick that took its update if that is
+      later. This is the rule of QuAFL's public simulator.
+    - "replaced": when it is drawn again. `concurrency` clients M are at work at any time. As soon
+      as one finishes, a client drawn uniformly from those not at work (it may be the same one)
+      takes its place, from the newest model of that moment, updates that arrive at the same moment
+      included. This is FedBuff as published (Nguyen et al. 2022). Mean staleness is (M - 1) / Z,
+      whatever the speeds are, unless updates arrive together: with M = Z and equal speeds it is 0.
+    - "free": when it finishes, without waiting, from the model that is then current. All N clients
+      are always at work, so mean staleness is about N / Z. If its update filled the buffer, that
+      model already contains the update. A client may fill several slots of one buffer. Without
+      updates that arrive together this is "replaced" with M = N, and quicker to draw.
+    - "before_aggregation": like "free", but a client whose update fills the buffer starts from the
+      model before that tick.
+    - "new_version": when it finishes if the server has a newer model than the one the client worked
+      from, otherwise as soon as there is one. This is the rule of FedStaleWeight's public
+      benchmark.
+    - "fresh": all clients start anew, with newly drawn running times, after every tick, so that
+      mostly fast clients report. This takes literally the counter in FAVANO's App. C.2, which is
+      reset at each server step. Clients that did not report keep their model. Drawing a tick takes
+      time in proportion to the number of clients; under the other readings it hardly grows.
+    """
+
+    buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
+    server_interact: float = real(
+        3.0,
+        "Duration of the exchange once the buffer is full, in units of virtual time. Has no effect "
+        'under restart "replaced", "free", "before_aggregation" and "new_version".',
+        least=0,
+        of_time=True,
+    )
+    restart: str = choice(
+        "after_interaction",
+        RESTARTS,
+        "When a client that finished an update starts the next one, and from which model; the "
+        "readings are explained at `fedjax_sim.timelines.Arrivals`.",
+    )
+    concurrency: int = count(
+        20,
+        'Clients at work at one time under restart "replaced", M; all clients if there are fewer. '
+        "Has no effect otherwise.",
+    )
+    send_old_model: bool = switch(
+        False,
+        "Whether reporting clients get the model from before the tick that took their update, as "
+        'in QuAFL\'s public simulator. This is the only causal choice under restart "own_finish".',
+    )
+    throttle: float = real(
+        1.0,
+        "Share of its rate at which client 0 works; its times grow in proportion. Used to measure "
+        "what a client gains by reporting less often than it could.",
+        above=0,
+        most=1,
+    )
+    ties: str = choice(
+        "random",
+        ("random", "client"),
+        "Order of updates that arrive at the same time: drawn at random, or by client number.",
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the buffer can never fill, or a setting does not fit the reading of
+            `restart`.
+        """
+        super().check_together()
+        if self.restart not in FREE and self.trace is None and self.buffer_size > self.num_clients:
+            raise ConfigError(
+                "buffer_size",
+                self.buffer_size,
+                f"at most num_clients = {self.num_clients}, or it can never fill",
+            )
+        if self.trace is not None and self.buffer_size > self.trace.client.size:
+            raise ConfigError(
+                "buffer_size",
+                self.buffer_size,
+                f"at most the {self.trace.client.size} rows of the trace",
+            )
+        if self.restart == "own_finish" and not self.send_old_model:
+            raise ConfigError(
+                "send_old_model",
+                False,
+                'true under restart = "own_finish", '
+                "where clients continue before the tick's model is made",
+            )
+        if self.restart in IMMEDIATE and self.send_old_model:
+            raise ConfigError(
+                "send_old_model",
+                True,
+                f'false under restart = "{self.restart}", where a client takes the current model',
+            )
+        if self.restart == "new_version" and self.ties == "random":
+            raise ConfigError("ties", "random", '"client" under restart = "new_version"')
+        drop_rate = self.drop_rate
+        if self.client_table is not None and self.client_table.drop_rate is not None:
+            drop_rate = self.client_table.drop_rate
+        if self.restart == "fresh" and np.max(drop_rate) > 0:
+            allowed = '0 under restart = "fresh", which draws no second update in a tick'
+            raise ConfigError("drop_rate", float(np.max(drop_rate)), allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        names = ("server_interact", "restart", "send_old_model", "throttle", "ties")
+        return super().decided() | self.decided_by_trace(*names)
+
+    def idle(self) -> set[str]:
+        """Name the settings that have no effect, whether or not they may be changed."""
+        return super().idle() | ({"server_interact"} if self.restart in IMMEDIATE else set())
+
+    @property
+    def num_at_work(self) -> int:
+        """Number of clients at work at one time under restart "replaced", M, at most N."""
+        return min(self.concurrency, self.num_clients)
+
+
+@checked
+def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
+    """Schedule buffered arrivals: each tick receives Z updates of K local steps.
+
+    The first ticks do not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings. With a recorded trace its rows are the updates, no delay is drawn, and the
+        server acts as soon as its buffer is full.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      A timeline with S = Z slots and all weights 1/Z. Ticks after the end of a recorded trace have
+      the time `inf`.
+    """
+    if hyper.trace is not None:
+        return _recorded(hyper, num_ticks)
+    schedules = {
+        "replaced": _replaced,
+        "free": _free,
+        "before_aggregation": _free,
+        "new_version": _new_version,
+        "fresh": _fresh,
+    }
+    return schedules.get(hyper.restart, _held_back)(key, hyper, num_ticks)
+
+
+@checked
+def arrivals_within(hyper: Arrivals, time: Above0) -> float:
+    """Estimate how many ticks fit into a stretch of virtual time.
+
+    Updates arrive at the sum of the clients' rates; if M < N clients are at work, at M divided by
+    the clients' mean time (Little's law). Unless the server acts immediately, a tick takes at least
+    the time of the exchange. With a recorded trace these are the ticks of all of it.
+
+    Args:
+      hyper: Settings with concrete values.
+      time: Length of the stretch, in units of virtual time.
+
+    Returns:
+      The approximate number of ticks.
+    """
+    if hyper.trace is not None:
+        return hyper.trace.client.size / hyper.buffer_size
+    working = hyper.on_time / (hyper.on_time + hyper.off_time) * (1 - hyper.drop_rate)
+    rate = hyper.num_clients * hyper.mean_rate
+    if hyper.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
+        rate = hyper.num_at_work / hyper.mean_time
+    fill = hyper.buffer_size * hyper.times_per_update / (rate * working)
+    return time / (fill if hyper.restart in IMMEDIATE else np.maximum(hyper.server_interact, fill))
+
+
+class _Lots(NamedTuple):
+    """The lots that order updates which arrive at the same time: the smallest comes first.
+
+    Of the updates that arrive at `time`, those with lots up to `least` have been taken. One that
+    joins the others later gets a lot above `least` too, so that any of them may be the next.
+    """
+
+    key: Key
+    time: Array  # f64[]  of the last arrival that was taken
+    least: Array  # f64[]
+
+    def draw(self, client: Array, update: Array, finish: Array) -> Array:
+        """Draw the lots of clients' updates that finish at the given times: `f64[...]`."""
+        lot = per_update(
+            self.key, lambda update_key: jax.random.uniform(update_key, dtype=finish.dtype)
+        )(client, update)
+        return jnp.where(finish == self.time, self.least + (1 - self.least) * lot, lot)
+
+    def after(self, time: Array, lot: Array) -> "_Lots":
+        """Take note of an arrival that was taken, unless a later one was taken before it."""
+        is_later = time >= self.time
+        return self._replace(
+            time=jnp.where(is_later, time, self.time), least=jnp.where(is_later, lot, self.least)
+        )
+
+
+def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Schedule readings in which the server takes the Z earliest finishes and restarts clients.
+
+    The cost of a tick grows with the logarithm of the number of clients.
+    """
+    num, size = hyper.num_clients, hyper.buffer_size
+    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
+    devices = _devices(key, hyper)
+    sent = 0 if hyper.send_old_model else 1
+
+    def begin(lots: _Lots, client: Array, update: Array, restart: Array) -> tuple[Array, Array]:
+        """Draw when clients' next updates arrive after the ones with the given numbers.
+
+        Returns keys of the queue `f64[..., D]`, and the numbers of the updates.
+        """
+        following = _arriving(devices, client, update, jnp.broadcast_to(restart, client.shape))
+        keys = [following.finish]
+        if hyper.ties == "random":
+            keys.append(lots.draw(client, following.attempt, keys[0]))
+        return jnp.stack(keys, axis=1), following.attempt
+
+    def tick(
+        carry: tuple[Array, _Lots, Queue, Array], t: Array
+    ) -> tuple[tuple[Array, _Lots, Queue, Array], tuple[Array, Array, Array]]:
+        clock, lots, queue, work = carry
+        clients, keys, path = find_earliest(queue, size)
+        version, update = take_rows(work, clients).T
+        finish = keys[:, 0]
+        lots = lots.after(keys[-1, 0], keys[-1, -1])
+        acts = jnp.maximum(clock, finish[-1]) + hyper.server_interact
+        restart = jnp.maximum(clock, finish) if hyper.restart == "own_finish" else acts
+        next_keys, following = begin(lots, clients, update, restart)
+        queue = replace_keys(queue, path, next_keys)
+        next_work = jnp.stack([jnp.full_like(update, t + sent), following], axis=1)
+        work = put_rows(work, clients, next_work)
+        return (acts, lots, queue, work), (acts, clients, version)
+
+    lots = _Lots(stream(key, "ties"), jnp.array(-jnp.inf), jnp.zeros(()))
+    first_keys, first = begin(lots, everyone, jnp.full_like(everyone, -1), jnp.zeros(()))
+    # The version and number of the update on which each client works.
+    work = jnp.stack([jnp.zeros_like(first), first], axis=1)
+    queue = make_queue(first_keys, size)
+    _, (time, clients, version) = jax.lax.scan(tick, (jnp.zeros(()), lots, queue, work), ticks)
+    holds = jnp.broadcast_to(ticks[:, None] + sent, clients.shape)
+    return _timeline(time, clients, version, holds, hyper)
+
+
+def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Schedule readings in which no client waits, by drawing all arrivals before forming ticks."""
+    size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
+
+    def first(key: Key, hyper: Arrivals) -> Arrived:
+        return first_arrivals(
+            partial(_arriving, _devices(key, hyper)),
+            _lots_of_updates(key) if hyper.ties == "random" else None,
+            num_clients=hyper.num_clients,
+            num=num,
+        )
+
+    time, client, before, at_own = lane_by_lane(first, key, hyper, Arrivals)
+    shape = (num_ticks, size)
+    # A client whose own arrival filled the buffer starts from the new model under "free", and from
+    # the model before it under "before_aggregation".
+    is_late = at_own if hyper.restart == "before_aggregation" else 0
+    version = (before - is_late) // size
+    holds = (jnp.arange(num) + (hyper.restart == "free")) // size
+    return _timeline(
+        time.reshape(shape)[:, -1],
+        client.reshape(shape),
+        version.reshape(shape),
+        holds.reshape(shape),
+        hyper,
+    )
+
+
+def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Schedule the reading "replaced", by drawing all arrivals before forming ticks.
+
+    The cost of an arrival grows with the logarithm of the number of clients at work.
+    """
+    size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
+
+    def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
+        devices = _devices(key, hyper)
+        lots = _lots_of_updates(key) if hyper.ties == "random" else lambda client, update: client
+        work = Work(devices, lambda client, update: lots(client, update).astype(float))
+        time, client, start, again = replace_finished(
+            stream(key, "replacements"),
+            work,
+            num_clients=hyper.num_clients,
+            num_tasks=hyper.num_at_work,
+            num=num,
+        )
+        acts, tick = time[size - 1 :: size], jnp.arange(num) // size
+        # A client that starts at the moment at which the server acts takes the new model. An update
+        # that takes no time never contains itself.
+        version = jnp.minimum(jnp.searchsorted(acts, start, side="right"), tick)
+        following = jnp.minimum(jnp.searchsorted(acts, again, side="right"), tick + 1)
+        # A client that was replaced by another counts as holding its last model until it reports
+        # again.
+        holds = jnp.where(jnp.isinf(again), version, following)
+        return acts, client, version, holds
+
+    acts, *of_slots = lane_by_lane(first, key, hyper, Arrivals)
+    client, version, holds = (leaf.reshape(num_ticks, size) for leaf in of_slots)
+    return _timeline(acts, client, version, holds, hyper)
+
+
+def _devices(key: Key, hyper: Arrivals) -> Devices:
+    """Draw what is known of the clients, and throttle client 0."""
+    devices = draw_devices(key, hyper)
+    rate = devices.speeds.rate.at[0].multiply(hyper.throttle)
+    return devices._replace(speeds=devices.speeds._replace(rate=rate))
+
+
+def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> Update:
+    """Find the next update that is not lost, of clients whose last attempt arrived at `time`."""
+
+    def attempt_at(attempt: Array, time: Array) -> Update:
+        return Update(attempt, *follow(devices, client, attempt, time))
+
+    def again(found: tuple[Update, Array]) -> tuple[Update, Array]:
+        update, lost = found
+        other = attempt_at(update.attempt + 1, update.finish)
+        update = jax.tree.map(lambda new, old: jnp.where(lost, new, old), other, update)
+        return update, lost & is_lost(devices, client, update.attempt)
+
+    update = attempt_at(attempt + 1, time)
+    if devices.loss is None:
+        return update
+    lost = is_lost(devices, client, update.attempt)
+    return jax.lax.while_loop(lambda found: found[1].any(), again, (update, lost))[0]
+
+
+def _lots_of_updates(key: Key) -> Callable[[Array, Array], Array]:
+    """Make a function that draws the lots `u32[...]` of clients' updates."""
+    return per_update(
+        stream(key, "ties"), lambda update_key: jax.random.bits(update_key, (), "uint32")
+    )
+
+
+def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Schedule the reading "new_version".
+
+    Within one tick a client arrives at most twice: once with an older model and once with the
+    current one. Then it waits for the tick's model. The Z first arrivals of a tick are among the
+    next two arrivals of the Z clients that finish first, so the cost of a tick grows with the
+    logarithm of the number of clients.
+    """
+    num, size = hyper.num_clients, hyper.buffer_size
+    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
+    places = jnp.arange(2 * size, dtype="int32")
+    arriving = partial(_arriving, _devices(key, hyper))
+
+    def tick(
+        carry: tuple[Queue, Array], t: Array
+    ) -> tuple[tuple[Queue, Array], tuple[Array, Array, Array, Array]]:
+        queue, work = carry
+        clients, keys, path = find_earliest(queue, size)
+        version, update = take_rows(work, clients).T
+        finish, is_current = keys[:, 0], version == t
+        second = arriving(clients, update, finish)
+        again = jnp.where(is_current, jnp.inf, second.finish)
+        times, order, place = jax.lax.sort(
+            (jnp.concatenate([finish, again]), jnp.tile(clients, 2), places), num_keys=3
+        )
+        acts, order, place = times[size - 1], order[:size], place[:size]
+        came = jnp.zeros(2 * size, bool).at[place].set(True)
+        came_once, came_twice = came[:size], came[size:]
+        # The client that fills the buffer finds the new model on arrival. A client that worked from
+        # the current model has waited for the new one.
+        continues = came_once & ~came_twice & ~is_current & (clients != order[-1])
+        waited = arriving(
+            clients, jnp.where(came_twice, second.attempt, update), jnp.full(size, acts)
+        )
+        following = jax.tree.map(lambda a, b: jnp.where(continues, a, b), second, waited)
+        finish = jnp.where(came_once, following.finish, finish)
+        update = jnp.where(came_once, following.attempt, update)
+        is_second, slot = place >= size, place % size
+        row = (acts, order, jnp.where(is_second, t, version[slot]))
+        version = jnp.where(came_once, jnp.where(continues, t, t + 1), version)
+        queue = replace_keys(queue, path, finish[:, None])
+        work = put_rows(work, clients, jnp.stack([version, update], axis=1))
+        return (queue, work), (*row, version[slot])
+
+    first = arriving(everyone, jnp.full_like(everyone, -1), jnp.zeros(num))
+    # The version and number of the update on which each client works.
+    work = jnp.stack([jnp.zeros_like(first.attempt), first.attempt], axis=1)
+    queue = make_queue(first.finish[:, None], size)
+    _, (time, clients, version, holds) = jax.lax.scan(tick, (queue, work), ticks)
+    return _timeline(time, clients, version, holds, hyper)
+
+
+def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Schedule the reading "fresh": at each tick the Z shortest of newly drawn times report.
+
+    Every tick draws the times of all clients, so its cost is proportional to their number.
+    """
+    num, size = hyper.num_clients, hyper.buffer_size
+    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
+    devices, tie_key = _devices(key, hyper), stream(key, "ties")
+
+    def tick(clock: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
+        start = jnp.full(num, clock)
+        keys = [follow(devices, everyone, jnp.full_like(everyone, t), start)[1]]
+        if hyper.ties == "random":
+            keys.append(jax.random.uniform(jax.random.fold_in(tie_key, t), keys[0].shape))
+        first = find_earliest(make_queue(jnp.stack(keys, axis=1), size), size)
+        acts = first.keys[-1, 0] + hyper.server_interact
+        return acts, (acts, first.clients)
+
+    time, clients = jax.lax.scan(tick, jnp.zeros(()), ticks)[1]
+    sent = 0 if hyper.send_old_model else 1
+    previous, _ = previous_visits(clients)
+    holds = jnp.broadcast_to(ticks[:, None] + sent, clients.shape)
+    return _timeline(time, clients, jnp.where(previous >= 0, previous + sent, 0), holds, hyper)
+
+
+def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
+    """Buffer the rows of a trace in order of finish.
+
+    An update starts from the newest version that was made by its recorded start. After the tick
+    that took its update a client holds that tick's model, or the older one from which its next row
+    started.
+    """
+    trace, size = hyper.recorded, hyper.buffer_size
+    known = trace.client.size // size
+
+    def padded(x: np.ndarray) -> Array:
+        rows = jnp.asarray(x[: known * size]).reshape(known, size)[:num_ticks]
+        return jnp.concatenate([rows, jnp.repeat(rows[-1:], max(num_ticks - known, 0), axis=0)])
+
+    time = jnp.where(jnp.arange(num_ticks) < known, padded(trace.finish)[:, -1], jnp.inf)
+    start = padded(trace.start)
+    version = jnp.minimum(
+        jnp.searchsorted(time, start, side="right"), jnp.arange(num_ticks)[:, None]
+    )
+    clients = padded(trace.client)
+    made = jnp.broadcast_to(jnp.arange(1, num_ticks + 1)[:, None], clients.shape)
+    order = jnp.argsort(clients.ravel(), stable=True)
+    same = jnp.append(clients.ravel()[order][1:] == clients.ravel()[order][:-1], False) & (
+        jnp.roll(order, -1) < known * size
+    )
+    following = jnp.where(same, jnp.roll(version.ravel()[order], -1), num_ticks)
+    following = jnp.zeros_like(following).at[order].set(following).reshape(clients.shape)
+    return _timeline(time, clients, version, jnp.minimum(made, following), hyper)
+
+
+def _timeline(
+    time: Array, clients: Array, version: Array, holds: Array, hyper: Arrivals
+) -> Timeline:
+    """Complete a timeline with K steps and the weight 1/Z in every slot."""
+    steps = jnp.full(clients.shape, hyper.local_steps)
+    return Timeline(
+        time, clients, steps, version, jnp.full(clients.shape, 1 / hyper.buffer_size), holds
+    )

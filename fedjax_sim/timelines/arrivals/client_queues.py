@@ -1,0 +1,124 @@
+"""Clients with queues: the server sends each finished task to a client drawn at random.
+
+The clock of Generalized AsyncSGD (Leconte, Jonckheere, Samsonov and Moulines 2024, arXiv
+2405.00017). Its paper's symbols: C is `concurrency`, p_i is `routing_shares`, mu_i is a client's
+rate. With exponential running times this is a closed Jackson network. Its stationary law is
+proportional to the product of (p_i / mu_i)^x_i over numbers of tasks x_i of sum C, and the mean
+delay of a task sent to client i, in server steps, is E[X_i] / p_i, with E[X_i] taken in the network
+of C - 1 tasks. Over all tasks the mean delay is C - 1, whatever p and mu are.
+
+Dimension letters: `N` clients, `T` ticks. A tick receives one task, so S = 1.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.settings import ConfigError, count, real, redefault, struct, weights
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
+from fedjax_sim.timelines.delays import ClientDelays, draw_client_rates
+from fedjax_sim.timelines.delays.devices import draw_devices, per_update
+from fedjax_sim.types import EMPTY, Array, Key, Timeline
+
+
+@struct
+class ClientQueues(ClientDelays):
+    """Settings of clients that work on their tasks in the order in which these came."""
+
+    local_steps: int = redefault(ClientDelays, "local_steps", 1)
+    concurrency: int = count(20, "Tasks in the clients' queues at any time, C.")
+    routing: Any = weights(
+        "Probabilities p_i with which a finished task is sent to client i, up to a common factor. "
+        "None takes them from `routing_exponent`."
+    )
+    routing_exponent: float = real(
+        0.0,
+        "Probabilities p_i are proportional to the clients' rates to this power: 0 makes them "
+        "equal, 1 keeps all clients equally busy, and below 0 slow clients get more tasks.",
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the number of probabilities is wrong, or a trace is set, which does not
+            tell what waits in queues.
+        """
+        super().check_together()
+        if np.shape(self.routing) not in ((), (self.num_clients,)):
+            allowed = f"one number, or num_clients = {self.num_clients}"
+            raise ConfigError("routing", f"of {np.size(self.routing)} numbers", allowed)
+        if self.trace is not None:
+            raise ConfigError("trace", "given", "left out: the server decides who gets a task")
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        given = {} if self.routing is None else {"routing_exponent": "routing given"}
+        return super().decided() | given
+
+
+@checked
+def routing_shares(key: Key, hyper: ClientQueues) -> Array:
+    """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+    """
+    if hyper.routing is None:
+        share = draw_client_rates(key, hyper) ** hyper.routing_exponent
+    else:
+        share = jnp.broadcast_to(jnp.asarray(hyper.routing, float), (hyper.num_clients,))
+    return share / share.sum()
+
+
+@checked
+def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> Timeline:
+    """Schedule server steps with one finished task each; a task carries the model it was sent with.
+
+    The first ticks do not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      A timeline with one slot per tick, of weight 1 / (N p_i).
+    """
+
+    def first(key: Key, hyper: ClientQueues) -> tuple[Routed, Array]:
+        lots = per_update(stream(key, "ties"), lambda lot: jax.random.uniform(lot, dtype=float))
+        share = routing_shares(key, hyper)
+        found = route_finished(
+            stream(key, "routing"),
+            Work(draw_devices(key, hyper), lots),
+            share,
+            num_clients=hyper.num_clients,
+            num_tasks=hyper.concurrency,
+            num=num_ticks,
+        )
+        return found, 1 / (hyper.num_clients * share[found.client])
+
+    (time, *of_slots), weight = lane_by_lane(first, key, hyper, ClientQueues)
+    client, before, after = (leaf[:, None] for leaf in of_slots)
+    # A client without another task counts as holding its last model until it reports again.
+    holds = jnp.where(after == EMPTY, before, after)
+    steps = jnp.full(client.shape, hyper.local_steps)
+    return Timeline(time, client, steps, before, weight[:, None], holds)
+
+
+@checked
+def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
+    """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
+
+    Args:
+      hyper: Settings with concrete values.
+      time: Length of the stretch, in units of virtual time.
+    """
+    busy = np.minimum(hyper.concurrency, hyper.num_clients)
+    return time * busy * hyper.mean_rate / hyper.times_per_update

@@ -1,0 +1,373 @@
+"""A fixed number of tasks that circulate among clients: one that is finished is sent out again.
+
+A server that keeps M clients at work (FedBuff, Nguyen et al. 2022) replaces a client that has
+finished by one that is idle. In Generalized AsyncSGD (Leconte et al. 2024) M tasks wait in the
+clients' queues, and a finished one goes to a client drawn with given probabilities, busy or not: a
+closed queueing network.
+
+Tasks are processed one by one, in order of time. The earliest is found in a tree of minima over the
+M tasks, so an arrival costs O(log M), whatever the number of clients is; arrays over all clients
+are made once, and then changed in place.
+
+Dimension letters: `N` clients, `M` tasks, `A` arrivals asked for.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.settings import fields, known_values
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.arrivals.queue import (
+    Queue,
+    find_earliest,
+    make_queue,
+    put_rows,
+    replace_each,
+    replace_keys,
+    take_rows,
+)
+from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost
+from fedjax_sim.types import EMPTY, Array, HyperT, Key
+
+TRIES = 64
+"""Idle clients that the server asks before it waits for one that is not available."""
+
+StateT = TypeVar("StateT")
+ArrivedT = TypeVar("ArrivedT")
+
+
+class Work(NamedTuple):
+    """What clients do with tasks.
+
+    Attributes:
+      devices: The clients.
+      lots: Function from clients and numbers of updates to lots `f64[...]`. Of updates that finish
+        at the same time the one with the smaller lot comes first.
+    """
+
+    devices: Devices
+    lots: Callable[[Array, Array], Array]
+
+
+class Replaced(NamedTuple):
+    """Arrivals, in order of time, if every client that finishes is replaced by an idle one.
+
+    Attributes:
+      time: `f64[A]`, virtual time of the arrival.
+      client: `i32[A]`, client whose update arrives.
+      start: `f64[A]`, virtual time at which the client took the server's model for it.
+      again: `f64[A]`, virtual time at which the client takes its next model if it replaced itself;
+        inf otherwise.
+    """
+
+    time: Array
+    client: Array
+    start: Array
+    again: Array
+
+
+class Routed(NamedTuple):
+    """Arrivals, in order of time, in a closed network of queues.
+
+    Attributes:
+      time: `f64[A]`, virtual time of the arrival.
+      client: `i32[A]`, client whose task is finished.
+      before: `i32[A]`, arrivals before the task was sent out, whose model it carries.
+      after: `i32[A]`, the same of the client's next task; EMPTY if it has none.
+    """
+
+    time: Array
+    client: Array
+    before: Array
+    after: Array
+
+
+def lane_by_lane(
+    draw: Callable[[Key, HyperT], ArrivedT], key: Key, hyper: Any, kind: type[HyperT]
+) -> ArrivedT:
+    """Call a function that finds arrivals, so that lanes run one after another under `vmap`.
+
+    A batch of lanes would run each lane's loops, which work on large arrays, for as long as the
+    slowest lane needs.
+
+    Args:
+      draw: Function from a lane's key and settings to its arrivals.
+      key: The lane's timeline key.
+      hyper: The lane's settings, of a class that inherits `kind`. Those known before tracing stay
+        known.
+      kind: Class of the settings that `draw` gets. It shall have no others, because all of them
+        count as read by the timeline.
+    """
+    known = dict(known_values(hyper))
+    needed: Any = kind(**{name: getattr(hyper, name) for name in fields(kind)})
+
+    @jax.custom_batching.sequential_vmap
+    def one_lane(key: Key, needed: Any) -> ArrivedT:
+        return draw(
+            key, needed.replace(**{name: known[name] for name in fields(kind) if name in known})
+        )
+
+    return one_lane(key, needed)
+
+
+def replace_finished(
+    key: Key, work: Work, *, num_clients: int, num_tasks: int, num: int
+) -> Replaced:
+    """Find the first arrivals if M clients are at work at any time.
+
+    At time 0 these are M clients drawn without replacement, available or not. A client that
+    finishes joins the idle ones, and one of these, drawn uniformly among those available, takes its
+    place at once; it is the same client if M = N. If `TRIES` draws find nobody available, the last
+    one drawn begins as soon as it is. A lost update frees its client's place like any other.
+
+    Args:
+      key: Key of the draws of clients.
+      work: What clients do.
+      num_clients: Number of clients N.
+      num_tasks: Number of clients at work M, at most N.
+      num: Number of arrivals A.
+
+    Returns:
+      The arrivals.
+    """
+
+    class State(NamedTuple):
+        queue: Queue  # over places
+        order: Array  # i32[N]  clients: those at work, by place, and then the idle ones
+        updates: Array  # i32[N]  number of each client's present or next update
+        start: Array  # f64[M]  when the client at each place took its model
+        event: Array  # i32[]
+
+    def draw_place(state: State, own: Array, now: Array) -> Array:
+        """Draw a place of `order`: that of the client that finished, or of an idle one."""
+        event_key = jax.random.fold_in(key, state.event)
+
+        def draw(number: Array) -> Array:
+            drawn = jax.random.randint(
+                jax.random.fold_in(event_key, number), (), 0, num_clients - num_tasks + 1, "int32"
+            )
+            return jnp.where(drawn == 0, own, num_tasks - 1 + drawn)
+
+        if num_clients == num_tasks:
+            return own
+        if work.devices.windows is None:
+            return draw(jnp.int32(0))
+
+        def is_away(found: tuple[Array, Array]) -> Array:
+            number, place = found
+            return (number < TRIES) & ~is_available(work.devices, state.order[place], now)
+
+        return jax.lax.while_loop(
+            is_away,
+            lambda found: (found[0] + 1, draw(found[0])),
+            (jnp.int32(1), draw(jnp.int32(0))),
+        )[1]
+
+    def finish_one(state: State) -> tuple[State, tuple[Replaced, Array]]:
+        """Process the earliest finish; also tell whether the update was lost."""
+        places, keys, path = find_earliest(state.queue, 1)
+        place, now, lot = places[0], keys[0, 0], keys[0, 1]
+        client, chosen = _take(state.order, place), draw_place(state, place, now)
+        place, client, other, update, begun = _read_first(
+            now,
+            place,
+            client,
+            _take(state.order, chosen),
+            _take(state.updates, client),
+            _take(state.start, place),
+        )
+        lost = is_lost(work.devices, client, update)
+        order = _put(_put(state.order, chosen, client), place, other)
+        updates = _put(state.updates, client, update + 1)
+        following = _take(updates, other)
+        start, finish = follow(work.devices, other, following, now)
+        next_key = _keys(work, other, following, finish, now, lot)
+        arrived = Replaced(now, client, begun, jnp.where(other == client, start, jnp.inf))
+        queue = replace_keys(state.queue, path, next_key[None])
+        starts = _put(state.start, place, start)
+        return State(queue, order, updates, starts, state.event + 1), (arrived, lost)
+
+    order = jax.random.permutation(stream(key, "first tasks"), num_clients).astype("int32")
+    first, updates = order[:num_tasks], jnp.zeros(num_clients, "int32")
+    start, finish = follow(work.devices, first, updates[:num_tasks], jnp.zeros(num_tasks))
+    lots = work.lots(first, updates[:num_tasks])
+    queue = make_queue(jnp.stack([finish, lots], axis=1), 1)
+    state = State(queue, order, updates, start, jnp.int32(0))
+    return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
+
+
+def route_finished(
+    key: Key, work: Work, share: Array, *, num_clients: int, num_tasks: int, num: int
+) -> Routed:
+    """Find the first arrivals of M tasks in the queues of N clients: a closed network.
+
+    A client works on its tasks in the order in which they came. A finished task is sent at once, to
+    a client drawn by its share; so are the first M tasks at time 0. A lost task is sent out again
+    without having arrived.
+
+    Args:
+      key: Key of the draws of clients.
+      work: What clients do.
+      share: `f64[N]`, probabilities of the clients, up to a common factor.
+      num_clients: Number of clients N.
+      num_tasks: Number of tasks M.
+      num: Number of arrivals A.
+
+    Returns:
+      The arrivals.
+    """
+    ends = jnp.cumsum(share)
+
+    class State(NamedTuple):
+        queue: Queue  # over tasks; those that wait have the time inf
+        client: Array  # i32[M]  where each task is
+        before: Array  # i32[M]  arrivals before it was sent out
+        behind: Array  # i32[M]  the next task in the same queue, or EMPTY
+        last: Array  # i32[N]  the last task in each client's queue, or EMPTY
+        updates: Array  # i32[N]  number of each client's present or next update
+        event: Array  # i32[]
+        arrived: Array  # i32[]
+
+    def draw(event: Array) -> Array:
+        place = jax.random.uniform(jax.random.fold_in(key, event), dtype=ends.dtype) * ends[-1]
+        drawn = jnp.searchsorted(ends, place, side="right").astype("int32")
+        return jnp.minimum(drawn, num_clients - 1)
+
+    def finish_one(state: State) -> tuple[State, tuple[Routed, Array]]:
+        """Process the earliest finish; also tell whether the task was lost."""
+        tasks, keys, _ = find_earliest(state.queue, 1)
+        task, now, lot = tasks[0], keys[0, 0], keys[0, 1]
+        client, other = _take(state.client, task), draw(state.event)
+        following = _take(state.behind, task)  # begins next
+        task, client, following, before, after, update, update_of_other, last, last_of_other = (
+            _read_first(
+                now,
+                task,
+                client,
+                following,
+                _take(state.before, task),
+                _take(state.before, jnp.maximum(following, 0)),
+                _take(state.updates, client),
+                _take(state.updates, other),
+                _take(state.last, client),
+                _take(state.last, other),
+            )
+        )
+        lost = is_lost(work.devices, client, update)
+        is_last = following == EMPTY
+        report = Routed(now, client, before, jnp.where(is_last, EMPTY, after))
+        arrived = state.arrived + (1 - lost.astype("int32"))
+
+        # The client goes on with the task behind, and the other gets the finished one.
+        last = jnp.where(is_last, EMPTY, last)
+        ahead = jnp.where(other == client, last, last_of_other)
+        is_free = ahead == EMPTY
+        updates = jnp.stack([update + 1, update_of_other + (other == client)])
+        new = _new_keys(work, jnp.stack([client, other]), updates, jnp.full(2, now), now, lot)
+        of_finished = jnp.where(is_free, new[1], jnp.inf)
+        queue = replace_each(
+            state.queue,
+            jnp.stack([task, jnp.where(is_last, task, following)]),
+            jnp.stack([of_finished, jnp.where(is_last, of_finished, new[0])]),
+        )
+        behind = _put(state.behind, task, jnp.int32(EMPTY))
+        behind = _put(behind, jnp.where(is_free, task, ahead), jnp.where(is_free, EMPTY, task))
+        state = State(
+            queue,
+            _put(state.client, task, other),
+            _put(state.before, task, arrived),
+            behind,
+            _put(_put(state.last, client, last), other, task),
+            _put(state.updates, client, update + 1),
+            state.event + 1,
+            arrived,
+        )
+        return state, (report, lost)
+
+    tasks = jnp.arange(num_tasks, dtype="int32")
+    client = jax.vmap(draw)(tasks)
+    order = jnp.argsort(client, stable=True).astype("int32")
+    is_next = jnp.append(client[order][1:] == client[order][:-1], False)
+    behind = jnp.where(is_next, jnp.roll(order, -1), EMPTY)
+    waits = jnp.roll(is_next, 1)
+    updates = jnp.zeros(num_clients, "int32")
+    start = jnp.zeros(num_tasks)
+    keys = _new_keys(work, client, updates[client], start, start[0] - 1, start[0])
+    keys = jnp.where(jnp.zeros(num_tasks, bool).at[order].set(waits)[:, None], jnp.inf, keys)
+    state = State(
+        make_queue(keys, 1),
+        client,
+        jnp.zeros(num_tasks, "int32"),
+        jnp.zeros(num_tasks, "int32").at[order].set(behind),
+        # Of a client's tasks the one with the highest number is the last.
+        jnp.full(num_clients, EMPTY, "int32").at[client].max(tasks),
+        updates,
+        jnp.int32(num_tasks),
+        jnp.int32(0),
+    )
+    return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
+
+
+def _read_first(now: Array, *values: Array) -> tuple[Array, ...]:
+    """Return entries of arrays that are to be changed, and where, read before that happens.
+
+    The branch makes XLA compute them in one place. Otherwise it reads them again wherever they are
+    used, and copies the whole arrays to have the old entries at hand.
+    """
+    return jax.lax.cond(
+        now >= 0,
+        lambda *values: values,
+        lambda *values: tuple(map(jnp.zeros_like, values)),
+        *values,
+    )
+
+
+def _take(table: Array, row: Array) -> Array:
+    """Look up one entry of `[M]` or `[N]`."""
+    return take_rows(table, row[None])[0]
+
+
+def _put(table: Array, row: Array, value: Array) -> Array:
+    """Replace one entry of `[M]` or `[N]`."""
+    return put_rows(table, row[None], value[None])
+
+
+def _new_keys(
+    work: Work, client: Array, update: Array, begin: Array, now: Array, lot: Array
+) -> Array:
+    """Make keys of updates that clients begin: when they finish, and lots, `f64[..., 2]`.
+
+    An update that takes no time comes after the one at the time `now` with the given lot.
+    """
+    _, finish = follow(work.devices, client, update, begin)
+    return _keys(work, client, update, finish, now, lot)
+
+
+def _keys(work: Work, client: Array, update: Array, finish: Array, now: Array, lot: Array) -> Array:
+    drawn = work.lots(client, update)
+    drawn = jnp.where(finish == now, jnp.maximum(drawn, lot), drawn)
+    return jnp.stack([finish, drawn], axis=-1)
+
+
+def _first(
+    finish_one: Callable[[StateT], tuple[StateT, tuple[ArrivedT, Array]]],
+    state: StateT,
+    num: int,
+    *,
+    has_losses: bool,
+) -> ArrivedT:
+    """Process finishes until `num` updates have arrived, and return these."""
+
+    def arrive(state: StateT, nothing: None) -> tuple[StateT, ArrivedT]:
+        found = finish_one(state)
+        if has_losses:
+            found = jax.lax.while_loop(
+                lambda found: found[1][1], lambda found: finish_one(found[0]), found
+            )
+        after, (arrived, _) = found
+        return after, arrived
+
+    return jax.lax.scan(arrive, state, length=num)[1]

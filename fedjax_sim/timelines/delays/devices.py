@@ -1,0 +1,361 @@
+"""When clients begin and finish work: availability, time of transfer, and lost updates.
+
+Every timeline asks here. A client that is given work begins as soon as it is available, receives
+the model, computes, and sends its update; outside its windows it does none of these, and continues
+where it stopped. What is not used costs nothing: without windows, bandwidths and losses an update
+takes its running time.
+
+Windows are those of the client table, or, for `on_time` and `off_time`, one window in a cycle that
+each client enters at a place of its own.
+
+Dimension letters: `N` clients, `W` windows of all clients.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import checked
+from fedjax_sim.settings import is_known
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.delays.laws import ClientDelays, Speeds, draw_client_speeds, update_time
+from fedjax_sim.types import EMPTY, Array, Key
+
+CLOSE = 1e-9
+"""Share of a period, or of a client's windows, by which sums of times may be rounded. Work that
+exactly fills a window ends with the window, before the break."""
+
+
+class Windows(NamedTuple):
+    """When clients are available.
+
+    Attributes:
+      first: `i32[N]`, each client's first window.
+      end_of: `i32[N]`, one more than each client's last window.
+      begin: `f64[W]`, when a window begins, counted from the start of a period.
+      end: `f64[W]`, when it ends.
+      worked: `f64[W]`, time in the client's windows before it.
+      period: `f64[N]`, time after which windows repeat.
+      total: `f64[N]`, time in the client's windows.
+      phase: `f64[N]`, place in the period at time 0.
+      most: The most windows of a client.
+    """
+
+    first: Array
+    end_of: Array
+    begin: Array
+    end: Array
+    worked: Array
+    period: Array
+    total: Array
+    phase: Array
+    most: int
+
+
+class Devices(NamedTuple):
+    """What decides when the clients' updates arrive.
+
+    Attributes:
+      speeds: Rates and spreads, `f64[N]` each.
+      transfer: `f64[N]`, time in which a client receives a model and sends an update; None if it
+        is 0 for all.
+      loss: `f64[N]` or `f64[]`, share of updates that are lost; None if none is.
+      windows: When clients are available; None if always.
+      key: The lane's timeline key.
+      hyper: The settings.
+    """
+
+    speeds: Speeds
+    transfer: Array | None
+    loss: Array | None
+    windows: Windows | None
+    key: Key
+    hyper: ClientDelays
+
+
+def draw_devices(key: Key, hyper: ClientDelays) -> Devices:
+    """Draw the clients' speeds and phases, and collect what else is known of them.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+    """
+    return Devices(
+        draw_client_speeds(key, hyper),
+        transfer_times(hyper),
+        loss_shares(hyper),
+        _windows(key, hyper),
+        key,
+        hyper,
+    )
+
+
+@checked
+def loss_shares(hyper: ClientDelays) -> Array | None:
+    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
+
+    Args:
+      hyper: The settings.
+    """
+    table = hyper.client_table
+    if table is not None and table.drop_rate is not None:
+        return jnp.asarray(table.drop_rate)
+    return None if is_known(hyper.drop_rate, 0) else jnp.asarray(hyper.drop_rate, float)
+
+
+def transfer_times(hyper: ClientDelays) -> Array | None:
+    """Compute the time in which each client receives a model and sends an update: `f64[N]`.
+
+    Returns None if messages take no time.
+    """
+    table = hyper.client_table
+    if table is None or not table.has_bandwidth:
+        return None
+    total = jnp.zeros(table.size)
+    for bits, speed in ((hyper.bits_down, table.down), (hyper.bits_up, table.up)):
+        if speed is not None:
+            total += jnp.asarray(bits, float) / jnp.asarray(speed)
+    return total
+
+
+def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple[Array, Array]:
+    """Find out when clients begin and finish an update that they may begin at a given time.
+
+    Args:
+      devices: The clients.
+      client: Client numbers, `i32[...]`.
+      update: Numbers of the clients' updates, lost ones included, `i32[...]`.
+      time: Virtual times, `f64[...]`.
+
+    Returns:
+      When the client begins to receive the model, and when its update arrives, `f64[...]` each.
+    """
+    key = stream(devices.key, "runtimes")
+    return finish_work(
+        devices, client, time, update_time(key, client, update, devices.speeds, devices.hyper)
+    )
+
+
+def finish_work(
+    devices: Devices, client: Array, time: Array, running: Array
+) -> tuple[Array, Array]:
+    """Find out when clients begin and finish work of a given running time, transfers added.
+
+    Args:
+      devices: The clients.
+      client: Client numbers, `i32[...]`.
+      time: Virtual times from which the clients may begin, `f64[...]`.
+      running: Time of computing, `f64[...]`.
+
+    Returns:
+      When the client begins to receive the model, and when its update arrives, `f64[...]` each.
+    """
+    busy = running if devices.transfer is None else running + devices.transfer[client]
+    if devices.windows is None:
+        return time, time + busy
+    windows = devices.windows
+    at = _place(windows, client, time)
+    begin = time + at.wait
+    wanted = at.worked + busy
+    total = windows.total[client]
+    cycles = jnp.maximum(jnp.ceil(wanted / total - CLOSE) - 1, 0)
+    left = wanted - cycles * total
+    last = _search(windows, client, lambda j: windows.worked[j] + _length(windows, j), left, total)
+    # Breaks before each window are added up, instead of times within windows, so that work within
+    # one window ends exactly its running time after it began.
+    pauses = cycles * (windows.period[client] - total) + _pause(windows, last)
+    return begin, begin + busy + jnp.maximum(pauses - _pause(windows, at.window), 0)
+
+
+def times_in_rounds(
+    devices: Devices,
+    clients: Array,
+    running: Array,
+    wait: Callable[..., Array],
+    *facts: Array,
+) -> Array:
+    """Find out how long after the start of its round each client's work is in.
+
+    Args:
+      devices: The clients.
+      clients: Client numbers, `i32[T, S]`; `EMPTY` in empty slots, whose time is 0.
+      running: Time of computing, `f64[T, S]`.
+      wait: Function from the times `f64[S]` of one round, and its facts, to how long after it the
+        next one starts, `f64[]`. It is also called for all rounds together.
+      *facts: What else `wait` needs of each round, `[T, ...]`.
+
+    Returns:
+      Times, `f64[T, S]`. Without windows these are the same whenever a round starts.
+    """
+
+    def one_round(clock: Array, slots: Any) -> tuple[Array, Array]:
+        clients, running, facts = slots
+        start = jnp.broadcast_to(clock, clients.shape)
+        finish = finish_work(devices, jnp.maximum(clients, 0), start, running)[1]
+        taken = jnp.where(clients == EMPTY, 0, finish - clock)
+        return clock + wait(taken, *facts), taken
+
+    start = jnp.zeros(())
+    if devices.windows is None:
+        return one_round(start, (clients, running, facts))[1]
+    return jax.lax.scan(one_round, start, (clients, running, facts))[1]
+
+
+def time_available(devices: Devices, client: Array, begin: Array, end: Array) -> Array:
+    """Compute how long clients are available between two times.
+
+    Args:
+      devices: The clients.
+      client: Client numbers, `i32[...]`.
+      begin: Virtual times, `f64[...]`.
+      end: Virtual times, `f64[...]`.
+
+    Returns:
+      Times, `f64[...]`.
+    """
+    if devices.windows is None:
+        return end - begin
+    windows = devices.windows
+
+    def until(time: Array) -> Array:
+        at = _place(windows, client, time)
+        cycles = jnp.floor(
+            (time + at.wait + windows.phase[client]) / windows.period[client] + CLOSE
+        )
+        return cycles * windows.total[client] + at.worked
+
+    inside = jnp.maximum(until(end) - until(begin), 0)
+    return jnp.where(windows.total[client] < windows.period[client], inside, end - begin)
+
+
+def is_available(devices: Devices, client: Array, time: Array) -> Array:
+    """Tell whether clients `i32[...]` are available at times `f64[...]`."""
+    if devices.windows is None:
+        return jnp.ones(jnp.broadcast_shapes(client.shape, time.shape), bool)
+    return _place(devices.windows, client, time).wait == 0
+
+
+def is_lost(devices: Devices, client: Array, update: Array) -> Array:
+    """Draw whether clients' updates, by client and number `i32[...]`, are lost: `bool[...]`."""
+    return draw_losses(devices.key, devices.loss, client, update)
+
+
+@checked
+def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
+    """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
+
+    Args:
+      key: The lane's timeline key.
+      shares: Shares of lost updates, from `loss_shares`.
+      client: `i32[...]`, numbers of clients.
+      update: `i32[...]`, numbers of their updates.
+
+    Returns:
+      `bool[...]`.
+    """
+    if shares is None:
+        return jnp.zeros(jnp.broadcast_shapes(client.shape, update.shape), bool)
+    share = shares if shares.ndim == 0 else shares[client]
+    draw = per_update(stream(key, "losses"), lambda key: jax.random.uniform(key, dtype=float))
+    return draw(client, update) < share
+
+
+def per_update(key: Key, draw: Callable[[Key], Array]) -> Callable[[Array, Array], Array]:
+    """Make a function that draws one value for every client `i32[...]` and update `i32[...]`."""
+    return jnp.vectorize(
+        lambda client, update: draw(jax.random.fold_in(jax.random.fold_in(key, client), update))
+    )
+
+
+def _windows(key: Key, hyper: ClientDelays) -> Windows | None:
+    """Collect the windows of the table, or those of the cycle of `on_time` and `off_time`."""
+    table, num = hyper.client_table, hyper.num_clients
+    if table is not None and table.windows is not None:
+        first, begin, end, period = table.windows
+        length = np.cumsum(end - begin)
+        before = length - (end - begin)
+        worked = before - np.repeat(before[first[:-1]], np.diff(first))
+        total = worked[first[1:] - 1] + (end - begin)[first[1:] - 1]
+        return Windows(
+            jnp.asarray(first[:-1]),
+            jnp.asarray(first[1:]),
+            jnp.asarray(begin),
+            jnp.asarray(end),
+            jnp.asarray(worked),
+            jnp.asarray(period),
+            jnp.asarray(total),
+            jnp.zeros(num),
+            int(np.diff(first).max()),
+        )
+    if is_known(hyper.off_time, 0):
+        return None
+    on, off = jnp.asarray(hyper.on_time, float), jnp.asarray(hyper.off_time, float)
+    phase_key = stream(key, "phases")
+    everyone = jnp.arange(num, dtype="int32")
+    phase = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=float))(
+        everyone
+    )
+    none, all_on, cycle = jnp.zeros(num), jnp.full(num, on), jnp.full(num, on + off)
+    phase = phase * hyper.cycle_spread * (on + off)
+    return Windows(everyone, everyone + 1, none, all_on, none, cycle, all_on, phase, 1)
+
+
+class _Place(NamedTuple):
+    """Where clients are in their windows once they can work."""
+
+    wait: Array  # f64[...]  time until then
+    window: Array  # i32[...]  the window in which they are then
+    worked: Array  # f64[...]  time of the period in windows before then
+
+
+def _place(windows: Windows, client: Array, time: Array) -> _Place:
+    """Find the window in which clients `i32[...]` are at times `f64[...]`, or the next one."""
+    period, first = windows.period[client], windows.first[client]
+    at = (time + windows.phase[client]) % period
+    found = _search(windows, client, lambda j: windows.end[j], at, period, strictly=True)
+    is_over = found == windows.end_of[client]
+    window = jnp.where(is_over, first, found)
+    begin = windows.begin[window]
+    wait = jnp.where(is_over, period - at + begin, jnp.maximum(begin - at, 0))
+    wait = jnp.where(windows.total[client] < period, wait, 0)
+    within = jnp.where(is_over, 0, jnp.maximum(at - begin, 0))
+    return _Place(wait, window, windows.worked[window] + within)
+
+
+def _search(
+    windows: Windows,
+    client: Array,
+    value: Callable[[Array], Array],
+    wanted: Array,
+    scale: Array,
+    *,
+    strictly: bool = False,
+) -> Array:
+    """Find clients' first windows whose value is at least, or above, the wanted one: `i32[...]`.
+
+    If there is none, this is the number after the client's last window.
+    """
+    low, high = windows.first[client], windows.end_of[client]
+    slack = CLOSE * scale
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) // 2
+        here = value(jnp.minimum(middle, windows.begin.size - 1))
+        is_before = here <= wanted + slack if strictly else here < wanted - slack
+        go_right = is_before & (low < high)
+        return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
+
+    return jax.lax.fori_loop(0, windows.most.bit_length(), halve, (low, high))[0]
+
+
+def _length(windows: Windows, window: Array) -> Array:
+    return windows.end[window] - windows.begin[window]
+
+
+def _pause(windows: Windows, window: Array) -> Array:
+    """Compute the time of breaks before a window, from the start of its period: `f64[...]`."""
+    return windows.begin[window] - windows.worked[window]

@@ -1,0 +1,513 @@
+"""Delay laws: which clients are fast, and how long their work takes.
+
+Times are in units of virtual time. Draws are 64-bit floats where these are enabled, as they are
+when the engine draws timelines.
+
+Dimension letters: `N` clients, `K` local steps of an update.
+"""
+
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Count, OneOf, checked
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    DefaultTime,
+    choice,
+    count,
+    fields,
+    is_known,
+    real,
+    static,
+    struct,
+)
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
+from fedjax_sim.timelines.delays.trace import Trace, read_trace
+from fedjax_sim.types import Array, Key
+
+STEP_COUNT_LAWS = ("runtime_geom", "runtime_exp", "count_geom")
+"""Laws whose number of steps between two contacts is known in closed form, as FAVANO needs it."""
+SPREAD_LAWS = (
+    "runtime_uniform",
+    "runtime_normal",
+    "runtime_shifted_exp",
+    "runtime_lognormal",
+    "runtime_pareto",
+)
+"""Laws with a parameter for the spread, in addition to the mean."""
+BOUNDED_SPREADS = ("runtime_uniform", "runtime_shifted_exp", "runtime_pareto")
+"""Laws whose spread is at most 1; for `runtime_pareto` it is below 1."""
+RATES, SPREADS = ("rate_fast", "rate_slow"), ("spread_fast", "spread_slow")
+"""Names of the settings for fast and slow clients."""
+RUNTIME_LAWS = (*STEP_COUNT_LAWS, "runtime_constant", *SPREAD_LAWS)
+"""All delay laws; `ClientDelays` explains them."""
+
+BLOCK = 2**14
+"""Most updates whose running times are drawn at once."""
+
+
+def _is_trace(value: Any) -> bool:
+    """Tell whether a value is a trace or None."""
+    return value is None or isinstance(value, Trace)
+
+
+def _is_table(value: Any) -> bool:
+    """Tell whether a value is a table of clients or None."""
+    return value is None or isinstance(value, ClientTable)
+
+
+@struct
+class ClientDelays(Checked):
+    """Settings of the clients' delays: two speeds, or speeds from a table, and a delay law.
+
+    A client of rate r completes a local step (or a whole update, under `time_of = "update"`) after
+    a time of mean 1/r. The laws of that time:
+
+    - "runtime_geom": geometric on {1, 2, ...}; in each unit of time the step is completed with
+      probability r.
+    - "runtime_exp": exponential.
+    - "runtime_constant": always 1/r.
+    - "runtime_uniform": uniform from 1 - spread to 1 + spread times the mean.
+    - "runtime_normal": normal, with a standard deviation of spread times the mean. Negative times
+      are replaced by 0, which adds 0.4 % to the mean at a spread of 1/2, and 8 % at a spread of 1.
+    - "runtime_shifted_exp": a constant plus an exponential time; the exponential part is the share
+      `spread` of the mean.
+    - "runtime_lognormal": log-normal; the logarithm has the standard deviation `spread`.
+    - "runtime_pareto": Pareto with tail index 1 / spread.
+    - "count_geom": the *number* of steps between two contacts is geometric with mean 1/r, whatever
+      the time between them (the literal sentence of FAVANO's App. C.2). Where a running time is
+      needed it is geometric, as under "runtime_geom".
+
+    A client works in windows of `on_time` with breaks of `off_time` between them, such as the hours
+    of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
+    table of clients gives single clients their own speeds, windows, losses, and bandwidths, see
+    `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
+    """
+
+    num_clients: int = count(100, "Number of clients, N.")
+    local_steps: int = count(
+        20, "Local steps of a client's update, or at most between two contacts, K."
+    )
+    slow_fraction: float = real(
+        1 / 3,
+        "Share of slow clients; their number is rounded up to a whole number.",
+        least=0,
+        most=1,
+    )
+    slow_clients: str = choice(
+        "random",
+        ("random", "last"),
+        "Which clients are slow: a random set per lane, or the clients with the highest numbers.",
+    )
+    rate_fast: float = real(
+        1 / 2,
+        "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
+        above=0,
+        of_time=True,
+    )
+    rate_slow: float = real(
+        1 / 16,
+        "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
+        above=0,
+        of_time=True,
+    )
+    runtime_law: str = choice(
+        "runtime_geom",
+        RUNTIME_LAWS,
+        "Law of running times; the laws are explained at `fedjax_sim.timelines.ClientDelays`.",
+    )
+    spread_fast: float = real(
+        0.0,
+        "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
+        "on `runtime_law`. 0 makes times constant.",
+        least=0,
+    )
+    spread_slow: float = real(
+        0.0,
+        "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
+        "on `runtime_law`. 0 makes times constant.",
+        least=0,
+    )
+    time_of: str = choice(
+        "step",
+        ("step", "update"),
+        "What one running time covers: each of the K local steps, or the update as a whole.",
+    )
+    drop_rate: float = real(
+        0.0,
+        "Share of finished updates that are lost on the way to the server.",
+        least=0,
+        most=0.99,
+        simpler_at=(0.0,),
+    )
+    on_time: float = real(
+        1.0,
+        "Length of the windows in which a client works, in units of virtual time. A break of "
+        "`off_time` follows each window, and each client starts at a random place of this cycle.",
+        above=0,
+        of_time=True,
+    )
+    off_time: float = real(
+        0.0,
+        "Length of the break after each working window, in units of virtual time; 0 for no breaks.",
+        least=0,
+        simpler_at=(0.0,),
+    )
+    cycle_spread: float = real(
+        1.0,
+        "Part of the cycle of window and break over which the clients' places at time 0 are "
+        "spread. 1 makes about as many available at any time; with 0 all have the same hours.",
+        least=0,
+        most=1,
+    )
+    bits_up: float = real(
+        0.0,
+        "Bits of a client's update, for the time that a table's bandwidths make it take; 0 for the "
+        "bits that the system sends.",
+        least=0,
+    )
+    bits_down: float = real(
+        0.0,
+        "Bits of the model that a client receives, for the time that a table's bandwidths make it "
+        "take; 0 for the bits that the system sends.",
+        least=0,
+    )
+    client_table: Any = static(
+        None,
+        "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.delays.client_table`",
+        _is_table,
+        read_client_table,
+        meaning="Names, speeds, bandwidths, losses and windows of single clients.",
+    )
+    trace: Any = static(
+        None,
+        "a Trace, or the name of a CSV file with columns client, start, finish",
+        _is_trace,
+        read_trace,
+        meaning="Recorded times of the clients' work, which replace speeds and delay law.",
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the table or trace does not fit the number of clients, a setting without
+            effect is not at its default, a time has its default although table or trace have
+            another unit, or a speed is not allowed under the law.
+        """
+        super().check_together()
+        table = self.client_table
+        if table is not None and table.size != self.num_clients:
+            raise ConfigError(
+                "client_table",
+                f"of {table.size} rows",
+                f"of num_clients = {self.num_clients} rows",
+            )
+        for name, what in self.decided().items():
+            value, default = getattr(self, name), fields(type(self))[name].default
+            is_default = (
+                value is None if default is None else not np.any(np.asarray(value) != default)
+            )
+            if not is_default:
+                raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
+        for names, of_table in ((RATES, "rate"), (SPREADS, "spread")):
+            for name in (f"client_table {of_table}",) if self.has_own_speeds else names:
+                self._check_speed(
+                    name,
+                    getattr(table, of_table) if self.has_own_speeds else getattr(self, name),
+                    is_rate=of_table == "rate",
+                )
+        for name in ("bits_up", "bits_down"):
+            if np.any(np.asarray(getattr(self, name)) > 0) and not (table and table.has_bandwidth):
+                allowed = "0 without a client_table that has bandwidths"
+                raise ConfigError(name, getattr(self, name), allowed)
+        if self.trace is not None:
+            self.recorded  # noqa: B018 - checks the clients
+        times = [x for x in fields(type(self)) if isinstance(getattr(self, x), DefaultTime)]
+        left = [name for name in times if name not in self.idle()]
+        if self.source_of_times and left:
+            others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
+            allowed = f"given in the unit of time of {self.source_of_times}{others}"
+            allowed += ": defaults are in another unit"
+            raise ConfigError(left[0], getattr(self, left[0]), allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place.
+
+        Returns:
+          A mapping from the names of settings that must be left at their defaults to words for
+          what decides them instead.
+        """
+        table, names = self.client_table, []
+        if self.has_own_speeds:
+            names += ["slow_fraction", "slow_clients", *RATES, *SPREADS]
+        if table is not None and table.drop_rate is not None:
+            names += ["drop_rate"]
+        if table is not None and table.windows is not None:
+            names += ["on_time", "off_time", "cycle_spread"]
+        return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(
+            "slow_fraction",
+            "slow_clients",
+            *RATES,
+            "runtime_law",
+            *SPREADS,
+            "time_of",
+            *(() if table is not None and table.only_names else ("client_table",)),
+            *("drop_rate", "on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
+        )
+
+    def idle(self) -> set[str]:
+        """Name the settings that have no effect, whether or not they may be changed."""
+        names = set(self.decided())
+        if is_known(self.off_time, 0):
+            names.add("on_time")
+        for share, name in ((0, "rate_slow"), (1, "rate_fast")):
+            if is_known(self.slow_fraction, share):
+                names.add(name)
+        return names
+
+    @property
+    def source_of_times(self) -> str:
+        """What brings another unit of time, in words; "" if all times come from settings."""
+        if self.trace is not None:
+            return "the trace"
+        has_times = self.client_table is not None and self.client_table.has_times
+        return "the client_table" if has_times else ""
+
+    def decided_by_trace(self, *names: str) -> dict[str, str]:
+        """Map the given settings to words for a recorded trace if one is set, else nothing.
+
+        Args:
+          names: Names of settings that a trace replaces.
+
+        Returns:
+          Words by name of the setting.
+        """
+        return {} if self.trace is None else dict.fromkeys(names, "a recorded trace")
+
+    @property
+    def recorded(self) -> Trace:
+        """The trace, with the numbers of its clients."""
+        names = () if self.client_table is None else self.client_table.names
+        return self.trace.of_clients(self.num_clients, names)
+
+    @property
+    def has_own_speeds(self) -> bool:
+        """Whether every client's speed is in the table."""
+        return self.client_table is not None and self.client_table.rate is not None
+
+    @property
+    def needs_message_bits(self) -> bool:
+        """Whether messages take time, and it is not set how many bits they have."""
+        table = self.client_table
+        unset = [
+            speed is not None and not np.all(np.asarray(bits) > 0)
+            for bits, speed in (
+                (self.bits_up, table and table.up),
+                (self.bits_down, table and table.down),
+            )
+        ]
+        return any(unset)
+
+    def with_message_bits(self, up: int, down: int) -> Any:
+        """Set the bits of messages that are not set.
+
+        Args:
+          up: Bits of a client's message.
+          down: Bits of the server's message.
+
+        Returns:
+          The settings.
+        """
+        this: Any = self
+        return this.replace(
+            bits_up=np.where(np.asarray(self.bits_up) > 0, self.bits_up, float(up))[()],
+            bits_down=np.where(np.asarray(self.bits_down) > 0, self.bits_down, float(down))[()],
+        )
+
+    @property
+    def mean_rate(self) -> Any:
+        """Average rate of the clients, in steps or updates (see `time_of`) per unit of time.
+
+        Not inside a trace.
+        """
+        if self.has_own_speeds:
+            return self.client_table.rate.mean()
+        return self.rate_fast + self.slow_fraction * (self.rate_slow - self.rate_fast)
+
+    @property
+    def mean_time(self) -> Any:
+        """Average over clients of the mean time of a step or update (see `time_of`).
+
+        Not inside a trace.
+        """
+        if self.has_own_speeds:
+            return (1 / self.client_table.rate).mean()
+        return (1 - self.slow_fraction) / self.rate_fast + self.slow_fraction / self.rate_slow
+
+    @property
+    def largest_rate(self) -> Any:
+        """Rate of the fastest client; not inside a trace."""
+        return (
+            np.maximum(self.rate_fast, self.rate_slow)
+            if not self.has_own_speeds
+            else self.client_table.rate.max()
+        )
+
+    @property
+    def times_per_update(self) -> int:
+        """Number of running times that add up to the time of an update: K or 1."""
+        return self.local_steps if self.time_of == "step" else 1
+
+    def _check_speed(self, name: str, value: Any, *, is_rate: bool) -> None:
+        """Check that the largest of some rates or spreads is allowed under the law."""
+        worst = float(np.max(value))
+        if is_rate and self.runtime_law in ("runtime_geom", "count_geom") and worst > 1:
+            raise ConfigError(name, worst, f"at most 1, a probability, under {self.runtime_law}")
+        if not is_rate and worst > 0 and self.runtime_law not in SPREAD_LAWS:
+            raise ConfigError(name, worst, f"0 under {self.runtime_law}, which has no spread")
+        if not is_rate and self.runtime_law in BOUNDED_SPREADS:
+            is_pareto = self.runtime_law == "runtime_pareto"
+            if worst > 1 or (is_pareto and worst == 1):
+                raise ConfigError(
+                    name, worst, f"{'below' if is_pareto else 'at most'} 1 under {self.runtime_law}"
+                )
+
+
+class Speeds(NamedTuple):
+    """Parameters of the delay law for every client.
+
+    Attributes:
+      rate: `f64[N]`, local steps (or updates) per unit of virtual time.
+      spread: `f64[N]`, spread relative to the mean time.
+    """
+
+    rate: Array
+    spread: Array
+
+
+@checked
+def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
+    """Draw every client's speed, or take it from the table.
+
+    Args:
+      key: The lane's timeline key.
+      clients: Settings.
+
+    Returns:
+      Rates and spreads, `f64[N]` each.
+    """
+    if clients.has_own_speeds:
+        return Speeds(
+            jnp.asarray(clients.client_table.rate), jnp.asarray(clients.client_table.spread)
+        )
+    num = clients.num_clients
+    is_drawn = clients.slow_clients == "random"
+    place = (
+        jax.random.permutation(stream(key, "speeds"), num) if is_drawn else jnp.arange(num)[::-1]
+    )
+    num_slow = jnp.ceil(jnp.asarray(clients.slow_fraction, float) * num - 1e-6)
+    pairs = ((clients.rate_slow, clients.rate_fast), (clients.spread_slow, clients.spread_fast))
+    return Speeds(
+        *(
+            jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
+            for slow, fast in pairs
+        )
+    )
+
+
+@checked
+def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
+    """Draw every client's rate.
+
+    Args:
+      key: The lane's timeline key.
+      clients: Settings.
+
+    Returns:
+      Local steps (or updates) per unit of virtual time, `f64[N]`.
+    """
+    return draw_client_speeds(key, clients).rate
+
+
+@checked
+def draw_runtimes(
+    key: Key, speeds: Speeds, num: Count, law: Annotated[str, OneOf(RUNTIME_LAWS)]
+) -> Array:
+    """Draw running times of mean 1/rate.
+
+    Args:
+      key: Key of the draws.
+      speeds: Rates and spreads, `f64[...]` each.
+      num: Number of times to draw for each entry of the speeds.
+      law: A name of `RUNTIME_LAWS`.
+
+    Returns:
+      Virtual times, `f64[..., num]`.
+
+    Raises:
+      ConfigError: If rates and spreads differ in shape.
+    """
+    if speeds.rate.shape != speeds.spread.shape:
+        allowed = f"{speeds.rate.shape}, as of the rates"
+        raise ConfigError("shape of the spreads", speeds.spread.shape, allowed)
+    rate, spread = (leaf[..., None] for leaf in speeds)
+    shape, dtype = (*rate.shape[:-1], num), rate.dtype
+    if law == "runtime_constant":
+        return jnp.broadcast_to(1 / rate, shape)
+    if law == "runtime_uniform":
+        return jax.random.uniform(key, shape, dtype, 1 - spread, 1 + spread) / rate
+    if law == "runtime_normal":
+        return jnp.maximum(1 + spread * jax.random.normal(key, shape, dtype), 0) / rate
+    if law == "runtime_lognormal":
+        return jnp.exp(spread * jax.random.normal(key, shape, dtype) - spread**2 / 2) / rate
+    standard = jax.random.exponential(key, shape, dtype)
+    if law == "runtime_exp":
+        return standard / rate
+    if law == "runtime_shifted_exp":
+        return (1 - spread + spread * standard) / rate
+    if law == "runtime_pareto":  # The smallest time is 1 - spread times the mean.
+        return (1 - spread) * jnp.exp(spread * standard) / rate
+    return 1 + jnp.floor(standard / -jnp.log1p(-rate))
+
+
+def update_time(
+    key: Key, client: Array, update: Array, speeds: Speeds, clients: ClientDelays
+) -> Array:
+    """Draw the running time of a client's update of K local steps.
+
+    The time depends only on `key`, client and number of the update, not on the order of calls.
+
+    Args:
+      key: Key of the running times.
+      client: Client numbers, `i32[...]`.
+      update: Numbers of the clients' updates, from 0, `i32[...]`.
+      speeds: Rates and spreads, `f64[N]` each.
+      clients: Settings.
+
+    Returns:
+      Virtual times, `f64[...]`.
+    """
+
+    def one(client: Array, update: Array) -> Array:
+        update_key = jax.random.fold_in(jax.random.fold_in(key, client), update)
+        return draw_runtimes(
+            update_key,
+            Speeds(*(leaf[client] for leaf in speeds)),
+            clients.times_per_update,
+            clients.runtime_law,
+        ).sum()
+
+    draw = jnp.vectorize(one)
+    client, update = jnp.broadcast_arrays(client, update)
+    if client.size <= BLOCK:
+        return draw(client, update)
+    # Draw in blocks, because the K running times of all updates together may not fit in memory.
+    blocks = [jnp.pad(x.ravel(), (0, -x.size % BLOCK)).reshape(-1, BLOCK) for x in (client, update)]
+    taken = jax.lax.map(lambda block: draw(*block), tuple(blocks))
+    return taken.ravel()[: client.size].reshape(client.shape)

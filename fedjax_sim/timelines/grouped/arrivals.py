@@ -1,0 +1,133 @@
+"""Asynchronous groups: each exchanges with the global server as soon as it is done.
+
+A group takes the global model, iterates until the sync time has passed (Eq. 7 of Ali and Arafa,
+arXiv 2302.04851), and exchanges models with the global server, which takes the group's own time
+tau_g. It then begins its next round from the global model, without waiting for other groups. The
+global server acts whenever its buffer of Z reports is full, as in buffered arrivals
+(`fedjax_sim.timelines.Arrivals` with `restart="free"`): a report that fills the buffer is in the
+model with which its group continues, and a fast group may fill several slots of one buffer.
+
+The delays are those of `rounds`: the u-th round of a group has the delays that it has in the u-th
+synchronous round with `exchanges="group"`. A single group, with a buffer of one, therefore has the
+same schedule in both.
+
+Dimension letters: `M` groups, `T` ticks, `A` reports, `Z` reports of a buffer (slots of a tick).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.settings import ConfigError, count, fixed, struct
+from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.grouped.groups import Groups, group_shares
+from fedjax_sim.timelines.grouped.rounds import exchange_times, group_work, mean_work
+from fedjax_sim.types import Array, Key, Timeline
+
+
+@struct
+class GroupArrivals(Groups):
+    """Settings of asynchronous groups: those of groups, and the buffer of the global server."""
+
+    num_reports: int = count(
+        1, "Reports of groups that fill the global server's buffer and make it act, Z."
+    )
+    exchanges: str = fixed("group")
+    ticks_per_round: int = fixed(1)
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If a setting that only rounds of all groups have is given.
+        """
+        for name, value in (("exchanges", "group"), ("ticks_per_round", 1)):
+            if getattr(self, name) != value:
+                raise ConfigError(name, getattr(self, name), f"left at {value!r}")
+        super().check_together()
+
+
+class Reports(NamedTuple):
+    """The first reports that reach the global server, in order of time.
+
+    Attributes:
+      time: `f64[A]`, when the exchange ends.
+      group: `i32[A]`.
+      steps: `i[A]`, the group's iterations in the round that it reports.
+    """
+
+    time: Array
+    group: Array
+    steps: Array
+
+
+def group_reports(key: Key, groups: GroupArrivals, num: int) -> Reports:
+    """Find the first reports of groups that never wait.
+
+    Reports that arrive at the same time are in order of their groups' numbers. Time and memory are
+    proportional to M times A, because any group may have sent all of the first A reports.
+
+    Args:
+      key: The lane's timeline key.
+      groups: Settings.
+      num: Number of reports A.
+
+    Returns:
+      The reports.
+    """
+    work = group_work(key, groups, num)
+    length = work.busy + exchange_times(key, groups, num)
+    # Added one by one, as the clock of `schedule_group_rounds` is.
+    start = jnp.zeros(groups.num_groups)
+    finish = jax.lax.scan(lambda clock, length: (clock + length,) * 2, start, length)[1]
+    order = jnp.argsort(finish.T.ravel(), stable=True)[:num]
+    group, number = jnp.divmod(order, num)
+    return Reports(finish[number, group], group.astype("int32"), work.steps[number, -1, group])
+
+
+@checked
+def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) -> Timeline:
+    """Schedule buffered reports of groups.
+
+    A slot is a place in the buffer, and its client number is the group's number. The first ticks do
+    not depend on `num_ticks`.
+
+    Args:
+      key: The lane's timeline key.
+      hyper: Settings.
+      num_ticks: Number of ticks T.
+
+    Returns:
+      A timeline with Z slots. A slot's steps are the group's iterations, and its weight is M w_i /
+      Z for a group of weight w_i: 1 / Z for groups of equal weight.
+    """
+    size, num = hyper.num_reports, num_ticks * hyper.num_reports
+    shape = (num_ticks, size)
+    time, group, steps = group_reports(key, hyper, num)
+    previous, _ = previous_visits(group[:, None])  # the group's previous report, or -1
+    share = jnp.asarray(group_shares(hyper)) * (hyper.num_groups / size)
+    return Timeline(
+        time=time.reshape(shape)[:, -1],
+        clients=group.reshape(shape),
+        steps=steps.reshape(shape),
+        version=((previous + 1) // size).reshape(shape),
+        weight=share[group].reshape(shape),
+        holds=(jnp.arange(1, num + 1) // size).reshape(shape),
+    )
+
+
+@checked
+def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
+    """Estimate how many ticks fit into a stretch of virtual time.
+
+    Args:
+      hyper: Settings with concrete values, not traced ones.
+      time: Length of the stretch, in units of virtual time.
+
+    Returns:
+      The approximate number of ticks.
+    """
+    return float(np.sum(time / (mean_work(hyper) + hyper.mean_exchange()))) / hyper.num_reports

@@ -1,0 +1,562 @@
+"""Groups of clients behind local servers: their members, their delays and their weights.
+
+Ali and Arafa, arXiv 2302.04851, Sec. II and V. The paper's symbols:
+
+- N_i, the clients of group i, are `members`; |N_i| is `Members.size`, and |N_i| / N `group_shares`.
+- c_i and 1 / lambda_i are `iteration_law`; c_g and 1 / lambda_g are `exchange_law`.
+- S is the setting `sync_time`. E, the local steps of an iteration, is 1 in the paper.
+- The coefficients {d, b, e, f, d_g, b_g, e_g, f_g} are named by `paper_delays`.
+
+Dimension letters: `M` groups, `C` members of the largest group, `N` clients.
+"""
+
+from typing import Any, NamedTuple, TypeVar, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import AtLeast0, checked
+from fedjax_sim.settings import (
+    ConfigError,
+    choice,
+    count,
+    filled,
+    fixed,
+    is_known,
+    real,
+    reals,
+    redefault,
+    static,
+    struct,
+    whole,
+)
+from fedjax_sim.timelines.delays import ClientDelays
+from fedjax_sim.timelines.delays.laws import RATES, SPREADS
+from fedjax_sim.types import EMPTY, Array, Leaf
+
+AGGREGATIONS = ("divide_by_steps", "average", "fednova")
+"""Rules for the weight of a group's progress; the setting `aggregation` explains them."""
+GROUP_WEIGHTS = ("clients", "examples", "equal")
+"""Named weights of groups: their numbers of clients, their numbers of examples, or equal."""
+MOST_ITERATIONS = 1_000_000
+"""Largest expected number of local iterations of a group in a round."""
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    """Read whole numbers joined by +."""
+    return tuple(int(word) for word in text.split("+"))
+
+
+def _are_whole(value: Any, least: int) -> bool:
+    """Tell whether a value is None or a tuple of whole numbers of at least `least`."""
+    if value is None:
+        return True
+    return (
+        isinstance(value, tuple)
+        and len(value) > 0
+        and all(isinstance(x, (int, np.integer)) and x >= least for x in value)
+    )
+
+
+def _are_weights(value: Any) -> bool:
+    """Tell whether a value names weights, or is a tuple of non-negative ones that are not all 0."""
+    if isinstance(value, str):
+        return value in GROUP_WEIGHTS
+    return (
+        isinstance(value, tuple)
+        and all(isinstance(x, (int, float)) and np.isfinite(x) and x >= 0 for x in value)
+        and sum(value) > 0
+    )
+
+
+@struct
+class Groups(ClientDelays):
+    """Settings of groups of clients: members, delays, sync time and weights.
+
+    A local iteration of a group of n clients takes a constant time c plus an exponential time of
+    mean m, where c = `shift_per_client` n + `shift` and m = `mean_per_client` n + `mean`. The
+    exchange between M groups and the global server takes c_g plus an exponential time of mean m_g,
+    where c_g = `exchange_shift_per_group` M + `exchange_shift` and m_g = `exchange_mean_per_group`
+    M + `exchange_mean`.
+
+    An iteration's delay covers all of its local steps, however many there are. Only with delays of
+    clients does it grow with their number, and only then do clients have hours: a group waits for a
+    client that is away. Lost models of clients (`drop_rate`) take no time with either kind.
+
+    The defaults are those of the paper's Fig. 7(a): c = 1, m = 0.1, c_g = 10 and m_g = 1 for two
+    groups of 15 clients.
+    """
+
+    num_clients: int = redefault(ClientDelays, "num_clients", 30)
+    # Not a setting, so that a number of steps meant for other systems does not change the paper's.
+    local_steps: int = fixed(1)
+    client_steps: int = count(
+        1, "Local steps of a client in one iteration of its group, E (kappa_1 of HierFAVG)."
+    )
+    client_epochs: float = real(
+        0.0,
+        "Passes over a client's examples in one iteration of its group, instead of client_steps: "
+        "ceil(client_epochs m / batch_size) local steps for a client of m examples. 0 for "
+        "client_steps, the same number for all clients.",
+        least=0,
+        simpler_at=(0.0,),
+    )
+    trace: Any = fixed(None)
+    # What `complete_groups` fills in from the problem, where something depends on it: the clients'
+    # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
+    examples: Any = filled()
+    steps_of_epochs: Any = filled()
+    num_groups: int = count(2, "Number of groups, M.")
+    group_sizes: Any = static(
+        None,
+        "whole numbers from 1 joined by +, such as 5+15, one per group",
+        lambda x: _are_whole(x, 1),
+        _whole_numbers,
+        meaning="Number of clients of each group, who are taken in order of their numbers. None "
+        "splits the clients evenly; the first groups get one more where the division leaves a "
+        "remainder.",
+    )
+    association: Any = static(
+        None,
+        "whole numbers joined by +, such as 0+1+1, one group per client or -1",
+        lambda x: _are_whole(x, EMPTY),
+        _whole_numbers,
+        meaning="Group of each client, instead of group sizes; -1 for a client that does not take "
+        "part.",
+    )
+    active_per_group: int = count(
+        0,
+        "Clients of a group that take part in a round, drawn anew for each round; delays count "
+        "only these. 0 for all of them, as in the paper.",
+        least=0,
+    )
+    sync_time: float = real(
+        5.0,
+        "Sync time S, in units of virtual time. 0 gives one local iteration per round; the whole "
+        "time budget keeps the groups isolated until its end.",
+        least=0,
+        of_time=True,
+    )
+    min_iterations: int = whole(
+        1,
+        "Local iterations that a group does at least in a round. With a sync time of 0 it does "
+        "exactly so many (kappa_2 of HierFAVG).",
+    )
+    sync_growth: float = real(
+        0.0,
+        "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth), in units of "
+        "virtual time.",
+        least=0,
+    )
+    delays: str = choice(
+        "group",
+        ("group", "client"),
+        'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
+        "the longest running time of the local steps of one of its clients, by the laws, speeds, "
+        "bandwidths and hours of `fedjax_sim.timelines.ClientDelays` (not in the paper). Settings "
+        "of the other kind must be left at their defaults.",
+    )
+    shift_per_client: float = real(
+        0.01,
+        "Constant part of an iteration's delay per client of the group, in units of virtual time.",
+        least=0,
+        of_time=True,
+    )
+    shift: Any = reals(
+        0.85,
+        "Constant part of an iteration's delay that does not depend on the group's size, in units "
+        "of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+    mean_per_client: float = real(
+        0.001,
+        "Mean of the exponential part of an iteration's delay per client of the group, in units of "
+        "virtual time.",
+        least=0,
+        of_time=True,
+    )
+    mean: Any = reals(
+        0.085,
+        "Mean of the exponential part of an iteration's delay that does not depend on the group's "
+        "size, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+    exchange_shift_per_group: float = real(
+        4.0,
+        "Constant part of the global exchange's delay per group, in units of virtual time.",
+        least=0,
+        of_time=True,
+    )
+    exchanges: str = choice(
+        "round",
+        ("round", "group"),
+        'Delay of the global exchange. "round": one draw per round, for all groups together, as in '
+        'the paper. "group": one draw per group and round; a round ends when the exchange of the '
+        "last group does.",
+    )
+    exchange_shift: Any = reals(
+        2.0,
+        "Constant part of the global exchange's delay that does not depend on the number of "
+        "groups, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+    exchange_mean_per_group: float = real(
+        0.4,
+        "Mean of the exponential part of the global exchange's delay per group, in units of "
+        "virtual time.",
+        least=0,
+        of_time=True,
+    )
+    exchange_mean: Any = reals(
+        0.2,
+        "Mean of the exponential part of the global exchange's delay that does not depend on the "
+        "number of groups, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+    aggregation: str = choice(
+        "divide_by_steps",
+        AGGREGATIONS,
+        "How the global model x follows the progress D_i = x_i - x that group i, of weight w_i, "
+        "made in t_i iterations, of however many local steps. "
+        '"divide_by_steps": x + sum_i w_i D_i / t_i (Eq. 12), so that a round is about one '
+        'iteration long. "average": x + sum_i w_i D_i, the mean of the models (HierFAVG). '
+        '"fednova": x + T sum_i w_i D_i / t_i, where T = sum_j w_j t_j is the mean number of '
+        "iterations.",
+    )
+    group_weights: Any = static(
+        "clients",
+        "clients, examples, equal, or numbers from 0 joined by +, one per group",
+        _are_weights,
+        lambda x: _parse_weights(x),
+        meaning='Weights of the groups, scaled to sum 1. "clients": their numbers of clients, as '
+        'in the paper; "examples": those of their clients\' examples; "equal": 1 each; or the '
+        "given numbers.",
+    )
+    ticks_per_round: int = count(
+        1,
+        "Number of ticks J into which a round is cut, at equal parts of its sync time, so that the "
+        "groups' models can be evaluated before the round ends. Only the last tick aggregates.",
+    )
+
+    @property
+    def times_per_update(self) -> int:
+        """Number of running times that add up to the time of a client's iteration: E or 1."""
+        return self.client_steps if self.time_of == "step" else 1
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the grouping does not fit the numbers of clients and groups, delays are
+            not positive, or a setting has no effect under the chosen kind of delays.
+        """
+        for name, value, why in (
+            ("local_steps", 1, "whose clients' steps are client_steps"),
+            ("trace", None, "because it records updates of clients and no iterations of groups"),
+        ):
+            if getattr(self, name) != value:
+                allowed = f"left at {value!r} with groups, {why}"
+                raise ConfigError(name, getattr(self, name), allowed)
+        super().check_together()
+        self._check_grouping()
+        if self.active_per_group > 0 and self.delays == "client":
+            raise ConfigError(
+                "active_per_group",
+                self.active_per_group,
+                "0 with delays of clients, because all clients of a group count there",
+            )
+        for name in ("shift", "mean", "exchange_shift", "exchange_mean"):
+            size = np.size(getattr(self, name))
+            if size not in (1, self.num_groups):
+                raise ConfigError(
+                    name, getattr(self, name), f"one number, or num_groups = {self.num_groups}"
+                )
+            if size > 1 and name.startswith("exchange") and self.exchanges == "round":
+                allowed = 'one number with exchanges "round"; one per group needs "group"'
+                raise ConfigError(name, getattr(self, name), allowed)
+        if not isinstance(self.group_weights, str) and len(self.group_weights) != self.num_groups:
+            raise ConfigError(
+                "group_weights", self.group_weights, f"of num_groups = {self.num_groups} numbers"
+            )
+        shortest = float(np.min(self.mean_iteration()))
+        if self.delays == "group" and shortest <= 0:
+            raise ConfigError("shift + mean of an iteration's delay", shortest, "above 0")
+        if np.max(np.asarray(self.sync_time, float)) > MOST_ITERATIONS * shortest:
+            allowed = f"at most {MOST_ITERATIONS} times an iteration's mean delay, {shortest:g}"
+            raise ConfigError("sync_time", self.sync_time, allowed)
+        if np.max(np.asarray(self.min_iterations)) > MOST_ITERATIONS:
+            raise ConfigError("min_iterations", self.min_iterations, f"at most {MOST_ITERATIONS}")
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        found = super().decided()
+        if np.all(np.asarray(self.client_epochs) > 0):
+            found["client_steps"] = "client_epochs"
+        if self.delays == "client":
+            return found | dict.fromkeys(
+                ("shift_per_client", "shift", "mean_per_client", "mean"), 'delays "client"'
+            )
+        of_clients = (
+            *RATES,
+            "slow_fraction",
+            "slow_clients",
+            *SPREADS,
+            "runtime_law",
+            "time_of",
+            "client_table",
+            *("on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
+        )
+        return found | dict.fromkeys(of_clients, 'delays "group"')
+
+    def _check_grouping(self) -> None:
+        """Check that sizes or association fit the numbers of clients and groups."""
+        sizes, association = self.group_sizes, self.association
+        if sizes is not None and association is not None:
+            raise ConfigError(
+                "group_sizes", sizes, "left out with an association, which decides them"
+            )
+        if sizes is not None and (len(sizes) != self.num_groups or sum(sizes) != self.num_clients):
+            raise ConfigError(
+                "group_sizes",
+                sizes,
+                f"num_groups = {self.num_groups} numbers with the sum "
+                f"num_clients = {self.num_clients}",
+            )
+        if association is not None and (
+            len(association) != self.num_clients or max(association) >= self.num_groups
+        ):
+            allowed = (
+                f"num_clients = {self.num_clients} numbers below num_groups = {self.num_groups}"
+            )
+            raise ConfigError("association", association, allowed)
+        if self.num_groups > self.num_clients:
+            raise ConfigError(
+                "num_groups", self.num_groups, f"at most num_clients = {self.num_clients}"
+            )
+        if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
+            empty = min(set(range(self.num_groups)) - set(association))
+            raise ConfigError(
+                "association",
+                f"without a client of group {empty}",
+                "of at least one client per group",
+            )
+
+    def mean_iteration(self) -> np.ndarray:
+        """Compute the mean time of a local iteration of each group; not inside a trace.
+
+        Returns:
+          Virtual times, `f64[M]`. With delays of clients these are the mean time of the fastest
+          single client.
+        """
+        if self.delays == "client":
+            fastest = np.max(np.asarray(self.largest_rate, float))
+            return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
+        size = delay_sizes(self)
+        shift = np.asarray(self.shift_per_client, float) * size + np.asarray(self.shift, float)
+        return shift + np.asarray(self.mean_per_client, float) * size + np.asarray(self.mean, float)
+
+    def mean_exchange(self) -> np.ndarray:
+        """Compute the mean time of a global exchange; not inside a trace.
+
+        Returns:
+          Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
+        """
+        per_group = np.asarray(self.exchange_shift_per_group) + self.exchange_mean_per_group
+        alike = np.asarray(self.exchange_shift, float) + np.asarray(self.exchange_mean, float)
+        return per_group * self.num_groups + alike
+
+
+GroupsT = TypeVar("GroupsT", bound=Groups)
+
+
+@checked
+def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
+    """Fill in what follows from the clients' numbers of examples. Runs on the host.
+
+    Without a problem all clients have equally many.
+
+    Args:
+      hyper: Settings that passed `check`; with client_epochs they have a `batch_size`.
+      problem: What is learnt, or None.
+
+    Returns:
+      The settings.
+
+    Raises:
+      ConfigError: If iterations last for epochs and there is no problem.
+    """
+    has_epochs = not is_known(hyper.client_epochs, 0)
+    if problem is None and has_epochs:
+        allowed = "0 for a schedule without a problem, which says how many examples clients have"
+        raise ConfigError("client_epochs", hyper.client_epochs, allowed)
+    counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
+    completed = cast(Any, hyper)
+    if hyper.group_weights == "examples":
+        completed = completed.replace(examples=counts)
+    if has_epochs:
+        # A product that is a whole number must not become the next one by rounding.
+        batches = np.asarray(hyper.client_epochs) * counts / completed.batch_size
+        completed = completed.replace(steps_of_epochs=np.ceil(batches - 1e-9))
+    return completed
+
+
+def _parse_weights(text: str) -> Any:
+    """Read a name of weights, or numbers joined by +."""
+    return text if text in GROUP_WEIGHTS else tuple(float(word) for word in text.split("+"))
+
+
+class Members(NamedTuple):
+    """The clients of every group.
+
+    Attributes:
+      clients: `i32[M, C]`, clients in order of their numbers; entries beyond a group's size repeat
+        its first client.
+      size: `i32[M]`, number of clients of each group.
+    """
+
+    clients: np.ndarray
+    size: np.ndarray
+
+    @property
+    def is_there(self) -> np.ndarray:
+        """`bool[M, C]`, whether an entry of `clients` is a member rather than padding."""
+        return np.arange(self.clients.shape[1])[None] < self.size[:, None]
+
+
+@checked
+def list_members(groups: Groups) -> Members:
+    """List the clients of every group.
+
+    Groupings are static, so each grouping needs its own compiled program.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      The groups' clients and sizes, as NumPy arrays.
+    """
+    group = np.asarray(groups.association) if groups.association is not None else _in_order(groups)
+    size = np.bincount(group[group >= 0], minlength=groups.num_groups)
+    lists = [np.flatnonzero(group == i) for i in range(groups.num_groups)]
+    padded = [np.concatenate([row, np.repeat(row[:1], size.max() - len(row))]) for row in lists]
+    return Members(np.stack(padded).astype(np.int32), size.astype(np.int32))
+
+
+def _in_order(groups: Groups) -> np.ndarray:
+    """Assign clients to groups in order of their numbers: `i[N]`."""
+    sizes = groups.group_sizes or [
+        len(part) for part in np.array_split(np.arange(groups.num_clients), groups.num_groups)
+    ]
+    return np.repeat(np.arange(groups.num_groups), sizes)
+
+
+def group_shares(groups: Groups) -> Leaf:
+    """Compute every group's weight in the global model.
+
+    With groups of equal size the weights are 1 / M, unless other weights are given.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      `f64[M]`, of sum 1: a NumPy array, except for the weights "examples", which are traced.
+    """
+    members = list_members(groups)
+    if groups.group_weights == "examples":
+        given = 1.0 if groups.examples is None else groups.examples
+        examples = jnp.broadcast_to(jnp.asarray(given, float), (groups.num_clients,))
+        total = jnp.where(members.is_there, examples[members.clients], 0).sum(axis=1)
+        return total / total.sum()
+    named = {"clients": members.size, "equal": np.ones(groups.num_groups)}
+    weight = np.asarray(
+        named[groups.group_weights]
+        if isinstance(groups.group_weights, str)
+        else groups.group_weights,
+        float,
+    )
+    return weight / weight.sum()
+
+
+@checked
+def delay_sizes(groups: Groups) -> np.ndarray:
+    """Count the clients of each group on which its delays depend.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      `i32[M]`; with `active_per_group` above 0 at most that number.
+    """
+    size = list_members(groups).size
+    return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
+
+
+@checked
+def paper_delays(
+    d: AtLeast0,
+    b: AtLeast0,
+    e: AtLeast0,
+    f: AtLeast0,
+    d_g: AtLeast0,
+    b_g: AtLeast0,
+    e_g: AtLeast0,
+    f_g: AtLeast0,
+) -> dict[str, float]:
+    """Translate the delay coefficients of the paper's experiments into settings of `Groups`.
+
+    Args:
+      d: Constant part of an iteration's delay per client.
+      b: Constant part of an iteration's delay.
+      e: Mean of the exponential part of an iteration's delay per client.
+      f: Mean of the exponential part of an iteration's delay.
+      d_g: Constant part of the exchange's delay per group.
+      b_g: Constant part of the exchange's delay.
+      e_g: Mean of the exponential part of the exchange's delay per group.
+      f_g: Mean of the exponential part of the exchange's delay.
+
+    Returns:
+      Keyword arguments of `Groups`.
+    """
+    names = ("shift_per_client", "shift", "mean_per_client", "mean")
+    return dict(
+        zip(
+            (*names, *(f"exchange_{name.replace('client', 'group')}" for name in names)),
+            (d, b, e, f, d_g, b_g, e_g, f_g),
+            strict=True,
+        )
+    )
+
+
+def iteration_law(groups: Groups) -> tuple[Array, Array]:
+    """Compute the delay law of every group's local iteration.
+
+    Args:
+      groups: Settings that passed `check`.
+
+    Returns:
+      The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
+      units of virtual time.
+    """
+    size = jnp.asarray(delay_sizes(groups), float)
+    shift = groups.shift_per_client * size + jnp.asarray(groups.shift, float)
+    return shift, groups.mean_per_client * size + jnp.asarray(groups.mean, float)
+
+
+def exchange_law(groups: Groups) -> tuple[Any, Any]:
+    """Compute the delay law of the global exchange.
+
+    Args:
+      groups: Settings.
+
+    Returns:
+      The constant part c_g and the mean 1 / lambda_g of the exponential part, in units of virtual
+      time: `f64[]` each, or `f64[M]` where they are given per group.
+    """
+    num = groups.num_groups
+    alike = jnp.asarray(groups.exchange_shift, float), jnp.asarray(groups.exchange_mean, float)
+    shift = groups.exchange_shift_per_group * num + alike[0]
+    return shift, groups.exchange_mean_per_group * num + alike[1]

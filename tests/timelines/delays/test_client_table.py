@@ -1,0 +1,224 @@
+"""Tables of clients: reading, refused cells, names, and the conversion of a public trace."""
+
+import inspect
+import pickle
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjax_sim import ConfigError
+from fedjax_sim.settings import check
+from fedjax_sim.timelines import (
+    Arrivals,
+    ClientTable,
+    Contacts,
+    Trace,
+    read_client_table,
+    read_trace,
+)
+from fedjax_sim.timelines.delays import client_table
+
+DOCS = inspect.getdoc(client_table) or ""
+
+
+def block_of_docs(first_line: str) -> str:
+    """Return the indented block of the module's documentation that begins with a line."""
+    text = DOCS[DOCS.index(f"    {first_line}") :]
+    lines = text.splitlines()
+    ends = [i for i, line in enumerate(lines) if line and not line.startswith("    ")]
+    return textwrap.dedent("\n".join(lines[: ends[0]]))
+
+
+def test_the_example_is_read(tmp_path: Path) -> None:
+    """Empty cells are connections that take no time, no losses, and clients that are always there.
+
+    The missing period is the end of the last window.
+    """
+    path = tmp_path / "clients.csv"
+    path.write_text(block_of_docs("client,rate,up,down"))
+    table = read_client_table(path)
+    assert table.names == ("phone 1", "tablet")
+    assert table.size == 2
+    np.testing.assert_array_equal(table.rate, [0.5, 0.25])
+    np.testing.assert_array_equal(table.spread, [0, 0])
+    np.testing.assert_array_equal(table.up, [2e6, 1e7])
+    np.testing.assert_array_equal(table.down, [8e6, 4e7])
+    np.testing.assert_array_equal(table.drop_rate, [0.05, 0])
+    first, begin, end, period = table.windows or ()
+    assert first.tolist() == [0, 2, 3]
+    assert begin.tolist() == [0, 1200, 0]
+    assert end.tolist() == [480, 1440, 1440]
+    assert period.tolist() == [1440, 1440]
+    assert str(table) == str(read_client_table(path)) != str(ClientTable([0.5, 0.25]))
+
+
+def test_a_public_trace_is_converted(tmp_path: Path) -> None:
+    """FedScale's two files, by the lines that the documentation shows."""
+    capacity = {
+        17: {"computation": 20.0, "communication": 5000.0},
+        4: {"computation": 100.0, "communication": 800.0},
+    }
+    behaviour = {
+        1: {
+            "duration": 500,
+            "active": [0, 700],
+            "inactive": [400, 800],
+            "finish_time": 1000,
+            "model": "A",
+        },
+        2: {
+            "duration": 300,
+            "active": [100, 600],
+            "inactive": [300, 600],
+            "finish_time": 900,
+            "model": "B",
+        },
+    }
+    files = [tmp_path / name for name in ("capacity", "behaviour", "clients.csv")]
+    for path, content in zip(files, (capacity, behaviour), strict=False):
+        path.write_bytes(pickle.dumps(content))
+    scope: dict[str, Any] = {}
+    exec(block_of_docs("import csv"), scope)
+    scope["convert"](*files, batch_size=5)
+    table = read_client_table(files[2])
+    assert table.names == ("17", "4")
+    np.testing.assert_allclose(table.rate, [1 / 0.3, 1 / 1.5])  # 5 examples, counted three times
+    np.testing.assert_allclose(table.up, [5e6, 8e5])
+    np.testing.assert_array_equal(table.up, table.down)
+    first, begin, end, period = table.windows or ()
+    assert first.tolist() == [0, 2, 3]
+    assert begin.tolist() == [0, 700, 100]
+    assert end.tolist() == [400, 800, 300]
+    assert period.tolist() == [1000, 900]
+
+
+CELLS = {
+    "rate": ("client,rate\na,1\nb,fast\n", "rate in row 2 is 'fast', but must be a number"),
+    "no rate": ("client,rate\na,1\nb,\n", "rate in row 2 is '', but must be a number"),
+    "rate of 0": ("rate\n1\n0\n", "rate in row 2 is 0.0, but must be a finite number above 0"),
+    "spread": ("rate,spread\n1,-1\n", "spread in row 1 is -1.0, but must be a finite number of at"),
+    "bandwidth": ("rate,up\n1,2\n1,0\n", "up in row 2 is 0.0, but must be a number above 0"),
+    "losses": ("drop_rate\n0.1\n1\n", "drop_rate in row 2 is 1.0, but must be from 0 to 0.99"),
+    "twice": ("client\na\nb\na\n", "client in row 3 is 'a', but must be a name, different from"),
+    "no name": ("client,rate\na,1\n,1\n", "client in row 2 is '', but must be a name"),
+    "windows": ("available\n0-5 x\n", "available in row 1 is '0-5 x', but must be windows such as"),
+    "order": ("available\n0-5 3-9\n", "available in row 1 is '0-5 3-9', but must be windows in"),
+    "period": ("available,period\n0-5,4\n", "must be windows in order, from 0 to the period 4"),
+    "period of 0": ("available,period\n0-5,0\n", "period in row 1 is 0.0"),
+    "nothing known": ("speed\n1\n", "a CSV file with a header, of which some columns are client"),
+    "no rows": ("rate\n", "without clients"),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_bad_cells_are_reported_by_row_and_value(tmp_path: Path, name: str) -> None:
+    text, words = CELLS[name]
+    path = tmp_path / "clients.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_client_table(path)
+    assert words in str(error.value)
+
+
+NAMED = ClientTable(names=["ann", "bob", "17"])
+
+
+def test_a_trace_names_clients(tmp_path: Path) -> None:
+    """Rows may be in any order, and a name may look like a number."""
+    path = tmp_path / "trace.csv"
+    path.write_text("client,start,finish\nbob,0,4\n17,1,3\nann,2,3\nbob,4,9\n")
+    trace = read_trace(path)
+    hyper = Contacts(
+        num_clients=3,
+        num_selected=2,
+        server_wait=4.0,
+        server_interact=3.0,
+        client_table=NAMED,
+        trace=trace,
+    )
+    check(hyper)
+    assert hyper.recorded.client.tolist() == [0, 2, 1, 1]
+    assert hyper.recorded.start.tolist() == [2, 1, 0, 4]
+    assert hyper.recorded.finish.tolist() == [3, 3, 4, 9]
+    # Without names a client is its number.
+    numbered = Trace(["2", "0"], [0, 0], [1, 2])
+    assert numbered.of_clients(3).client.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("client", "table", "words"),
+    [
+        (["bob", "eve", "eve"], NAMED, "client in row 2 is 'eve', but must be one of the 3 names"),
+        (["1", "17"], NAMED, "trace client in row 1 is '1', but must be one of the 3 names"),
+        (["0", "bob"], None, "trace client in row 2 is 'bob', but must be from 0 to num_clients"),
+        (["0", "3"], None, "trace client in row 2 is '3', but must be from 0 to num_clients - 1"),
+    ],
+)
+def test_unknown_names_are_reported_by_row_and_value(
+    client: list[str], table: ClientTable | None, words: str
+) -> None:
+    trace = Trace(client, np.zeros(len(client)), np.ones(len(client)))
+    with pytest.raises(ConfigError) as error:
+        check(Arrivals(num_clients=3, buffer_size=1, client_table=table, trace=trace))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "words"),
+    [
+        (Arrivals(num_clients=4, client_table=NAMED), "client_table is 'of 3 rows'"),
+        (Arrivals(bits_up=8.0), "bits_up is 8.0, but must be 0 without a client_table"),
+        (
+            Arrivals(num_clients=2, buffer_size=1, client_table=ClientTable(drop_rate=[0, 0.5]),
+                     drop_rate=0.1),
+            "drop_rate is 0.1, but must be left at 0.0 with a table of clients",
+        ),
+        (
+            Arrivals(num_clients=1, buffer_size=1, off_time=1.0,
+                     client_table=ClientTable(available=[[(0, 1)]])),
+            "off_time is 1.0, but must be left at 0.0 with a table of clients",
+        ),
+        (
+            Contacts(num_clients=2, num_selected=1, trace=Trace([0, 1], [0, 0], [1, 1]),
+                     client_table=ClientTable([1.0, 1.0])),
+            "client_table",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together(hyper: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(hyper)
+    assert words in str(error.value)
+
+
+def test_columns_that_do_not_fit_together() -> None:
+    for columns, words in (
+        ({}, "columns of no values"),
+        ({"rate": [1.0, 2.0], "up": [1.0]}, "one value per client in every column"),
+        ({"rate": [1.0], "period": 3.0}, "left out without windows"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            ClientTable(**columns)
+
+
+class Compared(str):
+    """A name that counts how often it is compared with another one."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_names_are_compared_a_few_times_each() -> None:
+    """Tables of many clients are read in a time proportional to their number."""
+    names = [Compared(f"client {i}") for i in range(2000)]
+    assert ClientTable(names=names).size == 2000
+    assert Compared.compared < 20 * len(names)
+    with pytest.raises(ConfigError, match="client in row 2001 is 'client 7', but must be a name"):
+        ClientTable(names=[*names, Compared("client 7")])

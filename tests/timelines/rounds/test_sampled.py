@@ -1,0 +1,188 @@
+"""Rounds of sampled clients: weights, epochs, over-selection, deadlines, drop-outs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedjax_sim import SYSTEMS, ConfigError
+from fedjax_sim.settings import check
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines import (
+    CohortRounds,
+    Rounds,
+    schedule_cohort_rounds,
+    schedule_rounds,
+)
+from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts
+from fedjax_sim.timelines.rounds.synchronous import draw_work_times
+from fedjax_sim.types import EMPTY
+
+SIZES = np.array([3, 1, 8, 2, 5, 100, 4, 6, 9])
+CLOCK = {"num_clients": 9, "num_selected": 4, "local_steps": 5}
+
+
+class Sized:
+    """A problem that has nothing but clients' numbers of examples."""
+
+    counts = jnp.asarray(SIZES)
+
+
+@pytest.fixture
+def rounds(draw: Callable) -> Callable:
+    """Return a function that draws rounds of FedAvg, completed from the problem above."""
+
+    def make(*, num_ticks: int = 40, seeds: int = 3, **settings: Any) -> Any:
+        hyper = SYSTEMS["fedavg"].Hyper(**(CLOCK | settings))
+        check(hyper)
+        hyper = SYSTEMS["fedavg"].fit.complete(hyper, Sized())
+        return draw(schedule_cohort_rounds, hyper, num_ticks=num_ticks, seeds=seeds)
+
+    return make
+
+
+@pytest.mark.parametrize("round_time", ["sum", "mean"])
+def test_by_default_they_are_the_rounds_of_uniform_cohorts(draw: Callable, round_time: str) -> None:
+    """Bit for bit."""
+    settings = {**CLOCK, "round_time": round_time}
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        draw(schedule_cohort_rounds, CohortRounds(**settings), num_ticks=40, seeds=3),
+        draw(schedule_rounds, Rounds(**settings), num_ticks=40, seeds=3),
+    )
+
+
+EPOCHS = {"batch_size": 2, "weighting": "examples", "server_interact": 0.0, "num_ticks": 500}
+
+
+def test_epochs_and_weights_follow_the_examples(rounds: Callable) -> None:
+    """ceil(E m / b) steps, also where rounding lifts E m / b above a whole number: 1.1 x 100 / 2.
+
+    With one step per unit of time a round lasts exactly as long as the most steps.
+    """
+    for epochs in (1.0, 1.1, 2 / 3, 0.01):
+        schedule = rounds(local_epochs=epochs, rate_fast=1.0, rate_slow=1.0, **EPOCHS)
+        steps = [-(-round(600 * epochs) * int(m) // 1200) for m in SIZES]
+        np.testing.assert_array_equal(schedule.steps, np.array(steps)[schedule.clients])
+        sizes = SIZES[schedule.clients]
+        expected = sizes / sizes.sum(axis=-1, keepdims=True)
+        np.testing.assert_allclose(schedule.weight, expected, rtol=1e-12)
+        lengths = np.diff(schedule.time, axis=1, prepend=0.0)
+        np.testing.assert_array_equal(lengths, schedule.steps.max(axis=-1))
+
+
+@pytest.mark.parametrize("round_time", ["sum", "one_draw"])
+def test_a_round_of_epochs_lasts_as_long_as_its_steps(rounds: Callable, round_time: str) -> None:
+    """With geometric times of mean 2, twice the steps on average, if one client is waited for."""
+    some = rounds(
+        **(EPOCHS | {"num_selected": 1}), local_epochs=2.0, slow_fraction=0.0, round_time=round_time
+    )
+    excess = np.diff(some.time, axis=1, prepend=0.0) - 2 * some.steps[..., 0]
+    assert abs(excess.mean()) < 5 * excess.std() / np.sqrt(excess.size)
+
+
+def test_clients_are_drawn_by_their_examples(rounds: Callable) -> None:
+    """With replacement every draw has the chances m_i / m; without, the first draw has them.
+
+    And the second draw has m_j / (m - m_i) after i. Chi-square tests, p above 1e-3.
+    """
+    many = rounds(
+        selection="by_examples", with_replacement=True, num_selected=3, num_ticks=2000, seeds=1
+    )
+    np.testing.assert_allclose(many.weight.sum(axis=-1), 1, rtol=1e-12)
+    counts = [(3 * many.weight * (many.clients == i)).sum() for i in range(9)]
+    assert stats.chisquare(counts, SIZES / SIZES.sum() * 6000).pvalue > 1e-3
+    assert (many.clients == EMPTY).any()
+
+    share = np.array([1.0, 2.0, 4.0])
+    drawn = np.asarray(draw_by_share(jax.random.key(0), jnp.asarray(share), 2, 6000))
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    chances = [share[i] / 7 * share[j] / (7 - share[i]) for i, j in pairs]
+    found = [((drawn == pair).all(axis=1)).sum() for pair in pairs]
+    assert stats.chisquare(found, np.array(chances) * 6000).pvalue > 1e-3
+    np.testing.assert_array_equal(
+        drawn[:7], draw_by_share(jax.random.key(0), jnp.asarray(share), 2, 7)
+    )
+
+
+def test_the_first_to_arrive_are_used(rounds: Callable, draw: Callable) -> None:
+    """Of seven asked, the four fastest count, and the round lasts as long as the fourth."""
+    settings = {"runtime_law": "runtime_exp", "server_interact": 1.0}
+    some = rounds(num_asked=7, **settings)
+
+    def asked(key: jax.Array, hyper: Rounds, num_ticks: int) -> tuple[jax.Array, jax.Array]:
+        clients = draw_cohorts(stream(key, "cohorts"), 9, 7, num_ticks)
+        return clients, draw_work_times(key, clients, hyper)
+
+    hyper = Rounds(**(CLOCK | settings))
+    clients, times = draw(asked, hyper, num_ticks=40, seeds=3)
+    order = np.argsort(times, axis=-1)[..., :4]
+    np.testing.assert_array_equal(some.clients, np.take_along_axis(clients, order, axis=-1))
+    fourth = np.sort(times, axis=-1)[..., 3]
+    np.testing.assert_allclose(np.diff(some.time, axis=1, prepend=0.0), 1 + fourth, rtol=1e-9)
+    np.testing.assert_allclose(some.weight, 1 / 4)
+    assert (some.steps == 5).all()
+
+
+def test_a_deadline_cuts_a_round_short(rounds: Callable) -> None:
+    """Late reports are not used, and the round lasts until the deadline."""
+    settings = {"runtime_law": "runtime_exp", "server_interact": 0.0, "seeds": 2}
+    free, cut = rounds(**settings), rounds(deadline=25.0, **settings)
+    lengths = np.diff(free.time, axis=1, prepend=0.0)
+    assert (lengths > 25).any()
+    assert (lengths < 25).any()
+    np.testing.assert_allclose(
+        np.diff(cut.time, axis=1, prepend=0.0), np.minimum(lengths, 25), rtol=1e-9
+    )
+    is_used = cut.clients != EMPTY
+    np.testing.assert_array_equal(is_used.all(axis=-1), lengths <= 25)
+    np.testing.assert_array_equal(cut.clients[is_used], free.clients[is_used])
+    np.testing.assert_array_equal(cut.steps, np.where(is_used, 5, 0))
+    some = is_used.any(axis=-1)
+    np.testing.assert_allclose(cut.weight.sum(axis=-1), some, rtol=1e-12)
+
+
+def test_clients_drop_out(rounds: Callable) -> None:
+    """Each with the given probability; the server waits for the deadline, or the time to come."""
+    whole = rounds(num_ticks=1000, seeds=1)
+    lost = rounds(drop_rate=0.3, num_ticks=1000, seeds=1)
+    np.testing.assert_allclose(lost.time, whole.time, rtol=1e-12)
+    is_lost = lost.clients == EMPTY
+    assert abs(is_lost.mean() - 0.3) < 5 * np.sqrt(0.21 / 4000)
+    np.testing.assert_array_equal(lost.clients, np.where(is_lost, EMPTY, whole.clients))
+    np.testing.assert_array_equal(lost.steps, np.where(is_lost, 0, 5))
+    for client in range(9):
+        of_client = is_lost[whole.clients == client]
+        assert abs(of_client.mean() - 0.3) < 5 * np.sqrt(0.21 / of_client.size)
+    np.testing.assert_allclose(
+        lost.weight.sum(axis=-1), (lost.clients != EMPTY).any(axis=-1), rtol=1e-12
+    )
+    waiting = rounds(drop_rate=0.3, num_ticks=1000, seeds=1, deadline=1e6, server_interact=0.0)
+    is_whole = (waiting.clients != EMPTY).all(axis=-1)
+    lengths = np.diff(waiting.time, axis=1, prepend=0.0)
+    np.testing.assert_array_equal(lengths[~is_whole], 1e6)
+    assert (lengths[is_whole] < 1e4).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"num_asked": 3}, "num_asked is 3, but must be 0, or at least num_selected = 4."),
+        ({"num_asked": 10}, "num_asked is 10, but must be at most num_clients = 9."),
+        ({"num_selected": 10}, "num_selected is 10, but must be at most num_clients = 9."),
+        ({"drop_rate": 1.0}, "drop_rate is 1.0, but must be a finite number at least 0 and at"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check(CohortRounds(**(CLOCK | settings)))
+
+
+def test_epochs_need_a_problem() -> None:
+    hyper = SYSTEMS["fedavg"].Hyper(local_epochs=1.0)
+    with pytest.raises(ConfigError, match=r"local_epochs is 1\.0, but must be 0 for a"):
+        SYSTEMS["fedavg"].fit.complete(hyper, None)
