@@ -1,0 +1,345 @@
+"""A run in a user's hands: mapped, differentiated, changed, resumed; and what is refused."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import fedjax_sim
+from fedjax_sim import ConfigError, Layout, Timeline
+from fedjax_sim.bind import Bound, bind, bind_together
+from fedjax_sim.compression import Identity
+from fedjax_sim.systems import fedavg, fedbuff
+from tests.conftest import Regression
+
+ALONE = Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
+
+
+@pytest.fixture
+def bound(regression: Callable, small: Callable) -> Bound:
+    """A short run of FedBuff, whose schedule has stale work."""
+    return bind(fedbuff.system, regression(), small(fedbuff.system), num_ticks=7)
+
+
+def final_loss(bound: Bound, **settings: Any) -> jax.Array:
+    """Run to the end with other settings: the loss, which all problems here measure."""
+    other = bound.replace(hyper=bound.hyper.replace(**settings))
+    state, _ = other.run(other.init())
+    metrics = other.evaluate(state)
+    return metrics["loss"] if "loss" in metrics else metrics["objective"]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "changes"),
+    [
+        ("fedavg", "lr", {}),
+        ("fedprox", "proximal", {"proximal": 0.3}),
+        ("fedbuff", "exponent", {"weighting": "polynomial", "exponent": 0.4}),
+        ("favano", "lr", {}),
+        ("quafl", "lr", {}),
+        ("fedem", "gamma", {"compression": Identity()}),
+        ("hierarchical", "lr", {}),
+    ],
+)
+def test_derivatives_of_a_run_are_those_of_finite_differences(
+    name: str,
+    setting: str,
+    changes: dict[str, Any],
+    regression: Callable,
+    noisy_mean: Callable,
+    small: Callable,
+) -> None:
+    """In 64 bits, in both modes. The schedule is the same for all values."""
+    system = fedjax_sim.SYSTEMS[name]
+    with jax.enable_x64(True):
+        make = noisy_mean if name == "fedem" else regression
+        hyper = small(system, **changes)
+        plain, reverse = (
+            bind(system, make(dtype="float64"), hyper, num_ticks=6, differentiable=each)
+            for each in (False, True)
+        )
+        value = float(getattr(plain.hyper, setting))
+
+        def loss(bound: Bound, value: Any) -> jax.Array:
+            return final_loss(bound, **{setting: value})
+
+        step = 1e-5
+        above, below = (loss(plain, value + sign * step) for sign in (1, -1))
+        expected = (above - below) / (2 * step)
+        assert abs(expected) > 1e-6
+        forward = jax.jvp(functools.partial(loss, plain), (value,), (1.0,))[1]
+        backward = jax.grad(functools.partial(loss, reverse))(value)
+        np.testing.assert_allclose(forward, expected, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(backward, forward, rtol=1e-9)
+
+
+def test_the_initial_model_has_a_gradient(regression: Callable, small: Callable) -> None:
+    """Of quadratic losses, the derivative along a direction is exact by central differences."""
+    with jax.enable_x64(True):
+        system = fedavg.system
+        bound = bind(
+            system, regression(dtype="float64"), small(system), num_ticks=4, differentiable=True
+        )
+
+        def loss(model: Any) -> jax.Array:
+            state, _ = bound.run(bound.init(model))
+            return bound.evaluate(state)["loss"]
+
+        model = bound.model(bound.init())
+        slope = jax.grad(loss)(model)
+        direction = jax.tree.map(
+            lambda leaf: jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), model
+        )
+        ends = [
+            loss(jax.tree.map(lambda a, b, sign=sign: a + sign * b, model, direction))
+            for sign in (1, -1)
+        ]
+        products = jax.tree.map(lambda a, b: (a * b).sum(), slope, direction)
+        np.testing.assert_allclose(
+            sum(jax.tree.leaves(products)), (ends[0] - ends[1]) / 2, rtol=1e-8
+        )
+
+
+def test_reverse_mode_is_asked_for(bound: Bound) -> None:
+    """Without `differentiable` one sentence names it, in a loop of one's own too."""
+    with pytest.raises(ConfigError, match=r"differentiable is False, .*True in fedjax_sim\.bind"):
+        jax.grad(lambda lr: final_loss(bound, lr=lr))(0.1)
+
+    def looped(lr: jax.Array) -> jax.Array:
+        other = bound.replace(hyper=bound.hyper.replace(lr=lr))
+        state, _ = jax.lax.scan(other.step, other.init(), other.events)
+        return other.evaluate(state)["loss"]
+
+    with pytest.raises(ConfigError, match=r"True in fedjax_sim\.bind"):
+        jax.grad(looped)(0.1)
+    assert np.isfinite(jax.jvp(looped, (0.1,), (1.0,))[1])
+
+
+def test_a_backward_pass_keeps_few_states(regression: Callable, small: Callable) -> None:
+    """Four times the ticks take about twice the memory, not four times."""
+    system = fedbuff.system
+    bytes_of = []
+    for num_ticks in (64, 256):
+        bound = bind(system, regression(), small(system), num_ticks=num_ticks, differentiable=True)
+        slope = jax.jit(lambda lr, bound: jax.grad(lambda x: final_loss(bound, lr=x))(lr))
+        needs = slope.lower(0.1, bound).compile().memory_analysis()
+        bytes_of.append(needs.temp_size_in_bytes)
+    assert bytes_of[1] < 2.6 * bytes_of[0]
+
+
+def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
+    """Equal values are allowed, others and traced ones are not."""
+    assert "rate_slow" in bound.frozen
+    assert "lr" not in bound.frozen
+    same = bound.replace(hyper=bound.hyper.replace(rate_slow=float(bound.hyper.rate_slow)))
+    assert jax.tree.structure(same) == jax.tree.structure(bound)
+    with pytest.raises(ConfigError, match=r"rate_slow is 0.9, .* bind again"):
+        bound.replace(hyper=bound.hyper.replace(rate_slow=0.9))
+    with pytest.raises(ConfigError, match="rate_slow is a traced value"):
+        jax.grad(lambda rate: final_loss(bound, rate_slow=rate))(0.5)
+    with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
+        bound.replace(hyper=bound.hyper.replace(batch_size=1))
+
+
+def test_numbers_that_simplify_a_program_may_be_traced(bound: Bound) -> None:
+    """A server momentum of 0 is no part of the program, and another value or a tracer is."""
+    hyper = bound.hyper.replace(lr_scale=0.5)
+    halved, whole = (
+        each.model(each.run(each.init())[0]) for each in (bound.replace(hyper=hyper), bound)
+    )
+    assert not np.array_equal(jax.tree.leaves(halved)[0], jax.tree.leaves(whole)[0])
+
+
+def test_a_run_is_mapped_over_keys_settings_and_partitions(
+    regression: Callable, small: Callable
+) -> None:
+    """Each map equals its members alone, to rounding."""
+    system = fedavg.system
+    bound = bind(system, regression(), small(system), num_ticks=5)
+
+    def loss(bound: Bound) -> jax.Array:
+        return bound.evaluate(bound.run(bound.init())[0])["loss"]
+
+    keys = jax.random.split(bound.key, 3)
+    found = jax.vmap(lambda key: loss(bound.replace(key=key)))(keys)
+    np.testing.assert_allclose(found, [loss(bound.replace(key=key)) for key in keys], rtol=1e-5)
+    assert len({float(each) for each in found}) == 3
+    rates = jnp.array([0.01, 0.1])
+    found = jax.vmap(lambda lr: final_loss(bound, lr=lr))(rates)
+    np.testing.assert_allclose(found, [final_loss(bound, lr=lr) for lr in rates], rtol=1e-5)
+    problems = [regression(seed=seed) for seed in (0, 1)]
+    together = bind_together(system, problems, [small(system)], seeds=[0], num_ticks=5)
+    stacked, axes = Bound.stack(together)
+    found = jax.vmap(loss, in_axes=(axes,))(stacked)
+    np.testing.assert_allclose(found, [loss(each) for each in together], rtol=1e-5)
+    np.testing.assert_array_equal(together[0].events.clients, together[1].events.clients)
+
+
+def test_schedules_that_differ_are_bound_together(regression: Callable, small: Callable) -> None:
+    """Several delays and seeds: one program, whose events and times are mapped over."""
+    system, problem = fedbuff.system, regression()
+    hypers = [small(system, rate_slow=rate) for rate in (0.05, 0.5)] + [small(system)]
+    together = bind_together(system, [problem], hypers, seeds=[0, 0, 5], num_ticks=9)
+    stacked, axes = Bound.stack(together)
+    losses = jax.vmap(
+        lambda bound: bound.evaluate(bound.run(bound.init())[0])["loss"], in_axes=(axes,)
+    )(stacked)
+    for hyper, seed, bound, loss in zip(hypers, (0, 0, 5), together, losses, strict=True):
+        alone = fedjax_sim.simulate(system, problem, hyper, seed=seed, num_ticks=9, layout=ALONE)
+        np.testing.assert_array_equal(bound.time, alone.timelines[0].time)
+        np.testing.assert_allclose(loss, alone.curves["loss"][-1], rtol=1e-5)
+    assert not np.array_equal(together[0].time, together[1].time)
+    assert jax.tree.leaves(stacked.problem)[0] is jax.tree.leaves(problem)[0]
+
+
+def test_budgets_of_time_may_end_after_different_ticks(
+    regression: Callable, small: Callable
+) -> None:
+    """The shorter schedule ends with ticks at which nothing happens."""
+    system, problem = fedbuff.system, regression()
+    hypers = [small(system, rate_slow=rate) for rate in (0.05, 0.5)]
+    together = bind_together(system, [problem], hypers, seeds=[0], time_budget=20.0)
+    ends = [np.isfinite(bound.time).sum() for bound in together]
+    assert min(ends) < max(ends) == together[0].num_ticks
+    for hyper, bound in zip(hypers, together, strict=True):
+        alone = fedjax_sim.simulate(system, problem, hyper, time_budget=20.0, layout=ALONE)
+        assert alone.curves["ticks"][-1] == np.isfinite(bound.time).sum()
+        model = bound.model(bound.run(bound.init())[0])
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), model, alone.models)
+
+
+def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
+    """That of a run gives the run again; one's own decides who works when."""
+    system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
+    run = fedjax_sim.simulate(system, problem, hyper, num_ticks=6, num_evals=1, layout=ALONE)
+    again = bind(system, problem, hyper, timeline=run.timelines[0])
+    jax.tree.map(np.testing.assert_array_equal, again.model(again.run(again.init())[0]), run.models)
+    assert again.frozen == ()
+    clients = np.array([[0, 1, -1], [2, 3, 4]])
+    own = Timeline(
+        time=np.array([1.0, 2.5]),
+        clients=clients,
+        steps=np.full((2, 3), 2),
+        version=np.zeros((2, 3), int),
+        weight=np.full((2, 3), 1 / 3),
+        holds=np.array([[1, 1, 0], [2, 2, 2]]),
+    )
+    bound = bind(system, problem, hyper, timeline=own)
+    np.testing.assert_array_equal(bound.events.clients, clients)
+    np.testing.assert_array_equal(bound.event(1).steps, [2, 2, 2])
+    _, infos = bound.run(bound.init())
+    np.testing.assert_array_equal(infos.needed > 0, [True, True])
+    with pytest.raises(ConfigError, match="clients of tick 0 in slot 0"):
+        bind(system, problem, hyper, timeline=own._replace(clients=clients + 90))
+
+
+def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path) -> None:
+    """A run that goes on from saved arrays ends with the same bits; a changed one does not."""
+    whole, _ = bound.run(bound.init())
+    first = jax.tree.map(lambda leaf: leaf[:3], bound.events)
+    state, _ = bound.run(bound.init(), first)
+    leaves, structure = jax.tree.flatten(state)
+    np.savez(tmp_path / "state.npz", *leaves)
+    with np.load(tmp_path / "state.npz") as kept:
+        state = jax.tree.unflatten(structure, [jnp.asarray(kept[name]) for name in kept.files])
+    for t in range(3, bound.num_ticks):
+        state, _ = bound.step(state, bound.event(t))
+    jax.tree.map(np.testing.assert_array_equal, bound.model(state), bound.model(whole))
+    halved = jax.tree.map(
+        lambda leaf: leaf / 2 if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, bound.init()
+    )
+    other, _ = bound.run(halved)
+    assert not np.array_equal(*(jax.tree.leaves(bound.model(s))[0] for s in (other, whole)))
+
+
+def test_an_event_may_be_changed_before_a_step(bound: Bound) -> None:
+    """Nobody at all leaves the model alone; twice the steps are twice the work."""
+    state, event = bound.init(), bound.event(0)
+    left, info = bound.step(state, event._replace(clients=-1))
+    jax.tree.map(np.testing.assert_array_equal, bound.model(left), bound.model(state))
+    assert info.needed == 0
+    plain = bound.step(state, event)[1].needed
+    assert bound.step(state, event._replace(steps=2 * event.steps))[1].needed == 2 * plain
+
+
+def test_traced_values_are_refused_where_schedules_are_drawn(
+    regression: Callable, small: Callable
+) -> None:
+    """The sentence names `bind`."""
+    system, problem = fedavg.system, regression()
+    hyper = small(system)
+
+    def by_settings(lr: Any) -> Any:
+        return fedjax_sim.simulate(system, problem, hyper.replace(lr=lr), num_ticks=2).models
+
+    def by_sweep(lr: Any) -> Any:
+        return fedjax_sim.sweep(system, problem, hyper, settings={"lr": [lr]}, num_ticks=2).models
+
+    def by_problem(problem: Any) -> Any:
+        return fedjax_sim.simulate(system, problem, hyper, num_ticks=2).models
+
+    def by_bind(lr: Any) -> Any:
+        return bind(system, problem, hyper.replace(lr=lr), num_ticks=2).init()
+
+    for call, value in (
+        (by_settings, 0.1),
+        (by_sweep, 0.1),
+        (by_problem, problem),
+        (by_bind, 0.1),
+    ):
+        with pytest.raises(ConfigError, match=r"fedjax_sim\.bind"):
+            jax.jit(call)(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "length of the schedule"),
+        ({"num_ticks": 2, "time_budget": 3.0}, "length of the schedule"),
+        ({"num_ticks": 2, "layout": Layout(lanes_at_once=True)}, "layout.lanes_at_once"),
+        ({"num_ticks": 2, "layout": Layout(client_devices=2)}, "layout.client_devices"),
+        ({"num_ticks": 0}, "num_ticks"),
+        ({"num_ticks": 2, "seed": -1}, "seed"),
+        ({"num_ticks": 2, "differentiable": "yes"}, "differentiable"),
+        ({"num_ticks": 2, "precision": "half"}, "precision"),
+    ],
+)
+def test_bad_input_gets_a_sentence(
+    changes: dict[str, Any], words: str, regression: Callable, small: Callable
+) -> None:
+    """Before anything is drawn."""
+    with pytest.raises(ConfigError, match=words):
+        bind(fedavg.system, regression(), small(fedavg.system), **changes)
+
+
+def test_ticks_that_do_not_exist_are_refused(bound: Bound) -> None:
+    """There is no tick -1, unlike in a list."""
+    for t in (-1, bound.num_ticks, 1.0, np.arange(2)):
+        with pytest.raises(ConfigError, match=r"^t is"):
+            bound.event(t)
+
+
+def test_problems_of_equal_form_are_told_apart(regression: Callable, small: Callable) -> None:
+    """JAX takes structures of classes with equal fields for equal; programs must not mix them."""
+    problem = regression()
+
+    @struct.dataclass
+    class Doubled(Regression):
+        def evaluate(self, params: Any) -> Any:
+            return {name: 2 * value for name, value in super().evaluate(params).items()}
+
+    other = Doubled(problem.inputs, problem.targets, problem.counts, problem.noise)
+    first, second = (
+        bind(fedavg.system, each, small(fedavg.system), num_ticks=2) for each in (problem, other)
+    )
+    np.testing.assert_allclose(
+        second.evaluate(second.init())["loss"], 2 * first.evaluate(first.init())["loss"]
+    )
+    with pytest.raises(ConfigError, match="problem"):
+        first.replace(problem=other)
