@@ -8,6 +8,9 @@ has many channels, Winograd's convolution (`fedjax_sim.models.winograd`) is up t
 again (`scripts/benchmark.py convolution` prints the timings). On accelerators the library's
 convolution is used.
 
+All of them can be differentiated in forward mode (`jax.jvp`) and in reverse mode (`jax.grad`), and
+one mode over the other.
+
 A flax network takes a convolution as one argument:
 `nn.Conv(features, (3, 3), conv_general_dilated=convolution.auto)`.
 
@@ -97,8 +100,8 @@ def patches(
 ) -> Array:
     """Convolve by cutting the input into patches and multiplying them with the kernel.
 
-    Patches are larger than the input by the size of the window. They are not kept for the gradient
-    but made again.
+    Patches are larger than the input by the size of the window. They are not kept for derivatives
+    but made again: in reverse mode once, in forward mode once for each of the two arguments.
 
     Args:
       lhs: Inputs, `[B, *space, C]`.
@@ -205,7 +208,8 @@ def pooled(convolve: Convolution) -> Convolution:
     max(y + b). With `patches` and at most `NARROW` output channels the whole is one product, whose
     columns are the four outputs of a pooling window; neither the outputs nor their gradient are
     ever arranged as an image. In that case a gradient that is not finite spreads over its channels,
-    and the first of equal maxima is the first row by row, as in the library.
+    and the first of equal maxima is the first row by row, as in the library. Forward mode takes the
+    tangent of that one.
 
     Args:
       convolve: A convolution, such as one of `CONVOLUTIONS`.
@@ -438,7 +442,7 @@ def _block_maxima_forward(
     of_x, of_wide = tangents
     y = _outputs_of_blocks(of_x, wide, geometry, precision)
     y += _outputs_of_blocks(x, of_wide, geometry, precision)
-    output = jnp.arange(4, dtype=place.dtype)[:, None]
+    output = jnp.arange(4, dtype=place.dtype)[None, :, None]
     return jnp.sum(jnp.where(place[:, None] == output, y, 0), axis=1)
 
 
@@ -469,7 +473,7 @@ def _block_maxima_backward(
 def _convolve(x: Array, kernel: Array, geometry: _Geometry, precision: Any) -> Array:
     """Multiply patches with the kernel, for a few images at a time: `[B, *geometry.out, F]`.
 
-    Patches are made again for the gradient.
+    Patches are made again for derivatives.
     """
 
     def product(x: Array) -> Array:

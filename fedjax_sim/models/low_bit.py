@@ -158,7 +158,8 @@ def straight_through(quantizer: Callable[[Array], Array], x: Array) -> Array:
 def quantized_gradient(x: Array, key: Key, bits: int, top: int | None = None) -> Array:
     """Return x, and quantize its gradient by LUQ on the way back.
 
-    In forward mode this is the identity, and nothing is quantized.
+    In forward mode the tangent is passed on as it is: this is the identity, and nothing is
+    quantized.
 
     Args:
       x: Values, floats `[...]`.

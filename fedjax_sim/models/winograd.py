@@ -66,6 +66,8 @@ def saves_products(out: Sequence[int]) -> bool:
 def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
     """Convolve with a 3x3 window and stride 1, without padding.
 
+    Derivatives in forward and in reverse mode are computed by tiles too.
+
     Args:
       x: Inputs, `[B, H, W, C]`.
       kernel: Kernel, `[3, 3, C, F]`, of the type of x.
