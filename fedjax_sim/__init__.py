@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fedjax_sim import events as events
     from fedjax_sim import launch as launch
     from fedjax_sim import lifecycle as lifecycle
+    from fedjax_sim import linear as linear
     from fedjax_sim import models as models
     from fedjax_sim import partition as partition
     from fedjax_sim import privacy as privacy
@@ -103,6 +104,7 @@ _ROOMS = (
     "events",
     "launch",
     "lifecycle",
+    "linear",
     "models",
     "partition",
     "privacy",

@@ -29,6 +29,7 @@ ALLOWED = {
     "types": "events",
     "checking": "settings",
     "targets": "",
+    "linear": "",
     "trees": "types",
     "streams": "types targets",
     "batching": "types checking",
@@ -37,7 +38,7 @@ ALLOWED = {
     "privacy": "types settings checking",
     "clients": "types settings checking trees streams batching privacy",
     "server": "types settings checking streams batching timelines compression privacy clients",
-    "models": "types settings checking targets trees streams compression",
+    "models": "types settings checking targets linear trees streams compression",
     "datasets": "lifecycle settings checking",
     "partition": "lifecycle settings checking",
     "diagnostics": "types settings checking",
@@ -59,7 +60,7 @@ ALLOWED = {
     "cli": "*",
     "__main__": "cli",
 }
-MOST_ROOT_FILES = 10
+MOST_ROOT_FILES = 11
 SLOW_TO_LOAD = ("jax", "xarray", "matplotlib", "tensorflow_datasets", "numpy")
 
 ROOT = Path(fedjax_sim.__file__).parent

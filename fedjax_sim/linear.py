@@ -1,0 +1,211 @@
+"""Linear functions with a transpose of our own, for derivatives in both modes.
+
+A `jax.custom_vjp` cannot be differentiated in forward mode. A `jax.custom_jvp` can, and reverse
+mode transposes its rule; the transpose that JAX derives may be much slower than one written by
+hand. Here the rule's linear part is given together with its transpose. Forward mode computes the
+one, reverse mode the other.
+
+    @jax.custom_jvp
+    def double(x):
+        return 2 * x
+
+    @double.defjvp
+    def rule(inputs, tangents):
+        out = double(*inputs)
+        forward, backward = (lambda _, tangent: 2 * tangent), (lambda _, slope: 2 * slope)
+        return out, linear_with_transpose(forward, backward, (), *tangents, like=out)
+
+JAX's own `jax.custom_derivatives.linear_call` does the same, but not under `vmap`.
+"""
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+Flat = Callable[[list[Any], list[Any]], list[Any]]
+"""A function of the residuals' leaves and of the leaves in which it is linear."""
+
+
+def linear_with_transpose(
+    fun: Callable[[Any, Any], Any],
+    transpose: Callable[[Any, Any], Any],
+    residuals: Any,
+    tangents: Any,
+    *,
+    like: Any,
+) -> Any:
+    """Compute `fun(residuals, tangents)`, whose transpose in the tangents is given.
+
+    Works under `jit`, `vmap`, `scan`, `jax.checkpoint` and further derivatives. Reverse mode never
+    traces `fun`, and forward mode never traces `transpose`. The functions must not use traced
+    values other than their arguments.
+
+    Args:
+      fun: Takes residuals and tangents, and is linear in the tangents.
+      transpose: Takes residuals and cotangents shaped like the result, and returns cotangents
+        shaped like the tangents. It runs while the backward pass is traced, and not at all if
+        every cotangent is zero; what it raises reaches the caller.
+      residuals: Whatever both need: arrays in a pytree.
+      tangents: Floating-point arrays in a pytree.
+      like: Arrays, or shapes and dtypes, that the result is like. In a rule of `jax.custom_jvp`
+        this is the function's output.
+
+    Returns:
+      The result of `fun`.
+    """
+    structure: Any = jax.tree.structure
+    kept_tree, given_tree, out_tree = map(structure, (residuals, tangents, like))
+    kept, given = jax.tree.leaves(residuals), jax.tree.leaves(tangents)
+    fun = _as_now(fun)
+
+    def flat_fun(kept: list[Any], given: list[Any]) -> list[Any]:
+        return out_tree.flatten_up_to(fun(kept_tree.unflatten(kept), given_tree.unflatten(given)))
+
+    def flat_transpose(kept: list[Any], slopes: list[Any]) -> list[Any]:
+        found = transpose(kept_tree.unflatten(kept), out_tree.unflatten(slopes))
+        return given_tree.flatten_up_to(found)
+
+    out = _linear.bind(
+        *kept,
+        *given,
+        fun=flat_fun,
+        transpose=flat_transpose,
+        shapes=tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(like)),
+        num_kept=len(kept),
+    )
+    return out_tree.unflatten(out)
+
+
+def bilinear_jvp(
+    fun: Callable[[Any, Any], Any],
+    backward: Callable[[Any, Any], tuple[Any, Any]],
+    inputs: tuple[Any, Any],
+    tangents: tuple[Any, Any],
+) -> tuple[Any, Any]:
+    """Differentiate a function that is linear in each of its two arguments.
+
+    Args:
+      fun: The function, as it is called outside, so that its own rule holds for what it does here.
+      backward: Takes the two arguments and the cotangent of the result, and returns the cotangents
+        of the arguments.
+      inputs: The two arguments.
+      tangents: Their tangents.
+
+    Returns:
+      The result and its tangent, as a rule of `jax.custom_jvp` returns them.
+    """
+
+    def forward(inputs: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+        return fun(tangents[0], inputs[1]) + fun(inputs[0], tangents[1])
+
+    out = fun(*inputs)
+    return out, linear_with_transpose(forward, backward, inputs, tangents, like=out)
+
+
+def _as_now(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a function that runs with the settings of now even if it is traced later."""
+    context = contextvars.copy_context()
+    config: Any = jax.config
+    precision, is_wide = config.jax_default_matmul_precision, config.jax_enable_x64
+
+    def run(residuals: Any, tangents: Any) -> Any:
+        with jax.default_matmul_precision(precision), jax.enable_x64(is_wide):
+            return context.copy().run(fun, residuals, tangents)
+
+    return run
+
+
+def _compute(*args: Any, fun: Flat, transpose: Flat, shapes: Any, num_kept: int) -> list[Any]:
+    return fun(list(args[:num_kept]), list(args[num_kept:]))
+
+
+def _shapes_of(*args: Any, shapes: Sequence[tuple[Any, Any]], **params: Any) -> list[Any]:
+    return [jax.core.ShapedArray(shape, dtype) for shape, dtype in shapes]
+
+
+def _jvp(
+    args: Sequence[Any], dots: Sequence[Any], *, fun: Flat, num_kept: int, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    """Differentiate in both: by the same function in the tangents, by JAX in the residuals."""
+
+    def apply(*args: Any) -> list[Any]:
+        return _linear.bind(*args, fun=fun, num_kept=num_kept, **params)
+
+    kept, given = list(args[:num_kept]), list(args[num_kept:])
+    moved = [i for i, dot in enumerate(dots[:num_kept]) if type(dot) is not ad.Zero]
+    parts = []
+    if any(type(dot) is not ad.Zero for dot in dots[num_kept:]):
+        parts.append(apply(*kept, *map(ad.instantiate_zeros, dots[num_kept:])))
+    if moved:
+
+        def of_moved(*values: Any) -> list[Any]:
+            replaced = dict(zip(moved, values, strict=True))
+            return fun([replaced.get(i, each) for i, each in enumerate(kept)], given)
+
+        parts.append(jax.jvp(of_moved, [kept[i] for i in moved], [dots[i] for i in moved])[1])
+    return apply(*args), [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
+
+
+def _transpose(
+    slopes: Sequence[Any], *args: Any, transpose: Flat, num_kept: int, **params: Any
+) -> list[Any]:
+    """Run the given transpose as part of the backward pass, as `jax.custom_vjp` does."""
+    kept, given = list(args[:num_kept]), args[num_kept:]
+    if all(type(slope) is ad.Zero for slope in slopes):
+        return [None] * len(args)
+    found = transpose(kept, [ad.instantiate_zeros(slope) for slope in slopes])
+    for of_tangent, tangent in zip(found, given, strict=True):
+        expected = tangent.aval if ad.is_undefined_primal(tangent) else jax.typeof(tangent)
+        if (of_tangent.shape, of_tangent.dtype) != (expected.shape, expected.dtype):
+            raise TypeError(
+                f"a transpose returned {jax.typeof(of_tangent)} for a tangent that is {expected}"
+            )
+    # Tangents that are known here are zeros that JAX has put in for inputs without a derivative.
+    return [None] * num_kept + [
+        of_tangent if ad.is_undefined_primal(tangent) else None
+        for of_tangent, tangent in zip(found, given, strict=True)
+    ]
+
+
+def _batch(
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    fun: Flat,
+    transpose: Flat,
+    shapes: Sequence[tuple[Any, Any]],
+    num_kept: int,
+) -> tuple[list[Any], list[int]]:
+    """Map both functions. The cotangent of a tangent that is not mapped is summed up."""
+    size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
+    of_kept, of_given = list(dims[:num_kept]), list(dims[num_kept:])
+    back = jax.vmap(transpose, in_axes=(of_kept, 0), out_axes=[dim or 0 for dim in of_given])
+
+    def summed(kept: list[Any], slopes: list[Any]) -> list[Any]:
+        return [
+            each.sum(0) if dim is None else each
+            for each, dim in zip(back(kept, slopes), of_given, strict=True)
+        ]
+
+    out = _linear.bind(
+        *args,
+        fun=jax.vmap(fun, in_axes=(of_kept, of_given)),
+        transpose=summed,
+        shapes=tuple(((size, *shape), dtype) for shape, dtype in shapes),
+        num_kept=num_kept,
+    )
+    return out, [0] * len(out)
+
+
+_linear = core.Primitive("linear_with_transpose")
+_linear.multiple_results = True
+_linear.def_impl(_compute)
+_linear.def_abstract_eval(_shapes_of)
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batch
+mlir.register_lowering(_linear, mlir.lower_fun(_compute, multiple_results=True))
