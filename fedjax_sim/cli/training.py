@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
 from fedjax_sim.engine.request import ANY_JAX
-from fedjax_sim.engine.shares import Unit, survey_lanes
+from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.lifecycle import InputError
@@ -127,20 +128,23 @@ def run(arguments: argparse.Namespace) -> None:
         def survey() -> dict[str, list[Unit[int]]]:
             return {name: survey_lanes(**grid) for name, grid in grids.items()}
 
+        def check(grid: Mapping[str, Any]) -> None:
+            check_schedules(**grid, goes_on=is_saved)
+
         lanes = None
+        is_saved = folder is not None and not arguments.distributed
         if part is not None and arguments.resume and folder is not None:
             lanes = keep_lanes(folder.checkpoints / LANES, part, survey)
         elif part is not None:
             lanes = lanes_of_part(part, survey())
         elif not is_known:
-            for contender in contenders:
-                # Some errors show in the schedule alone. They shall come before any training.
-                comparison.check_schedules(contender, seeds, time_budget)
+            # Some errors show in the schedule alone. They shall come before any training.
+            with ThreadPoolExecutor(2) as workers:
+                list(workers.map(check, grids.values()))
         on_first(partial(_open, folder, identity))
         if part is not None and folder is not None and lanes is not None:
             write_lanes(folder.checkpoints / LANES, part, lanes)
         runs = {}
-        is_saved = folder is not None and not arguments.distributed
         with (
             _without_trace_if_refused(folder),
             _trackers(tracker_names, folder) as tracking,
