@@ -182,9 +182,7 @@ def run(arguments: argparse.Namespace) -> None:
                         **grid,
                         **options,
                         checkpoint=saved.get(name),
-                        resume=ANY_JAX
-                        if arguments.any_jax and arguments.resume
-                        else arguments.resume,
+                        resume=resume,
                         lanes=None if lanes is None else lanes[name],
                     )
                     runs[name].curves.attrs["seconds_compile"] += seconds
