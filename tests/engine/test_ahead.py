@@ -42,8 +42,9 @@ def test_a_sweep_finds_its_programs_compiled(regression: Callable, small: Callab
     alone = {
         name: fedjax_sim.sweep(**grid, num_ticks=6, num_evals=3) for name, grid in sweeps.items()
     }
-    _advance.clear_cache()
-    _begin_soon.clear_cache()
+    programs: Any = _advance, _begin_soon
+    for program in programs:
+        program.clear_cache()
     with compiling_ahead({name: (grid, options()) for name, grid in sweeps.items()}) as wait_for:
         for name, grid in sweeps.items():
             seconds, count = wait_for(name)
