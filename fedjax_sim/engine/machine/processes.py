@@ -48,6 +48,10 @@ def join_processes(
         raise ConfigError("--distributed", True, allowed) from None
 
 
+SWITCHES = ("jax_default_prng_impl", "jax_threefry_partitionable")
+"""Switches of JAX that decide which random numbers a traced program draws."""
+
+
 def is_first() -> bool:
     """Tell whether this process is the one that writes files."""
     return jax.process_index() == 0
@@ -153,8 +157,7 @@ def hash_traced(program: ClosedJaxpr, *facts: Any) -> str:
       program: The program.
       facts: What is hashed with it, by its text.
     """
-    names = "jax_default_prng_impl", "jax_threefry_partitionable"
-    switches = [(name, getattr(jax.config, name)) for name in names]
+    switches = [(name, getattr(jax.config, name)) for name in SWITCHES]
     text = re.sub(" at 0x[0-9a-f]+", "", repr((switches, facts)) + str(program))
     digest = hash_arrays(_constants(program))
     digest.update(text.encode())

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check_whole
 from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
-from fedjax_sim.engine.machine.processes import hash_traced
+from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
@@ -68,6 +68,11 @@ the two.
 ROUNDED_MUCH = 2**13
 """Slots of all ticks up to which many more may be drawn than needed, so that sweeps of many sizes
 share a program."""
+
+
+MOST_REMEMBERED = 8
+"""Calls of quickly compiled programs whose timelines are remembered: schedules are drawn to check
+them, to compile ahead, and to run."""
 
 
 LEAST = (4, 128)
@@ -280,6 +285,9 @@ def draw_timelines(
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
     slots = _traced(system, hypers[0]).slots
+    asked = _identity_of(system, all_seeds, settings, num_ticks)
+    if asked in _drawn:
+        return _drawn[asked]
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
     # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
     bits = 1 if len(seeds) * num_ticks * slots <= ROUNDED_MUCH else 4
@@ -308,7 +316,26 @@ def draw_timelines(
     drawn = Timeline(*whole)
     num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
     check_values(drawn, num_ticks, num_clients)
+    if is_small and len(seeds) <= size:
+        for leaf in drawn:
+            leaf.flags.writeable = False
+        _drawn[asked] = drawn
+        for old in list(_drawn)[:-MOST_REMEMBERED]:
+            _drawn.pop(old, None)
     return drawn
+
+
+_drawn: dict[tuple, Timeline] = {}
+
+
+def _identity_of(system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int) -> tuple:
+    """Say what timelines depend on."""
+    leaves = [
+        None if leaf is None else (leaf.shape, leaf.tobytes())
+        for leaf in (seeds, *settings.varying, *settings.shared)
+    ]
+    parts = system.timeline, settings.structure, settings.known, num_ticks, *leaves
+    return *parts, *(getattr(jax.config, name) for name in SWITCHES)
 
 
 def _round_up(number: int, bits: int) -> int:
