@@ -443,7 +443,7 @@ def timeline_digest(system: System, hyper: Any) -> str:
     what it computes, together with two switches of its random numbers.
     """
     known = stack_settings([hyper]).known
-    return hash_traced(_traced(system, hyper).program, known)
+    return hash_traced(_traced(system, hyper, LEAST[1]).program, known)
 
 
 class _Traced(NamedTuple):
@@ -452,7 +452,7 @@ class _Traced(NamedTuple):
     Attributes:
       reads: Which leaves of the settings it reads.
       slots: Slots of a tick, S.
-      program: The program of `LEAST` ticks.
+      program: The program.
     """
 
     reads: list[bool]
@@ -460,10 +460,10 @@ class _Traced(NamedTuple):
     program: ClosedJaxpr
 
 
-def _traced(system: System, hyper: Any) -> _Traced:
+def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
-    return _trace(system.timeline, typed_structure(hyper), shapes)
+    return _trace(system.timeline, typed_structure(hyper), shapes, num_ticks)
 
 
 @functools.lru_cache(maxsize=256)
@@ -471,10 +471,11 @@ def _trace(
     timeline: Callable[[Key, Any, int], Timeline],
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
+    num_ticks: int,
 ) -> _Traced:
     with jax.enable_x64(True), tracing_for("cpu"):
         closed, drawn = jax.make_jaxpr(
-            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), LEAST[1]),
+            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), num_ticks),
             return_shape=True,
         )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
     check_form(drawn)
