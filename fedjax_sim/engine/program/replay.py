@@ -9,6 +9,7 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 """
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -317,7 +318,7 @@ class Replay:
             return [self.lower().compile()]
         begin = self._lower_begin()
         with ThreadPoolExecutor(1) as worker:
-            begun = worker.submit(begin.compile)
+            begun = worker.submit(contextvars.copy_context().run, begin.compile)
             return [self.lower().compile(), begun.result()]
 
     def lower(self) -> jax.stages.Lowered:
