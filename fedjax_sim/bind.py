@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, LaneSeed, checked
 from fedjax_sim.engine.contract import check_form, check_values
-from fedjax_sim.engine.planning.drawing import settings_read
+from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.bound import Bound as Bound
@@ -220,9 +220,14 @@ def _bounds_of(
     ]
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(hypers[0])]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
-    reads = settings_read(system, planned.group[0].hyper)
-    frozen = tuple(name for name, is_read in zip(names, reads, strict=True) if is_read)
-    frozen = frozen if is_drawn else ()
+
+    def named(flags: list[bool]) -> tuple[str, ...]:
+        return tuple(name for name, flag in zip(names, flags, strict=True) if flag)
+
+    # A timeline of the caller's own has read nothing.
+    read = named(settings_read(system, planned.group[0].hyper)) if is_drawn else ()
+    frozen = named(settings_of_places(system, planned.group[0].hyper)) if system.weigh else read
+    frozen = tuple(name for name in frozen if name in read)
     found: list[Bound | None] = [None] * len(planned.group)
     for i, lane in enumerate(planned.group):
         row, end = planned.row[i], planned.ticks[planned.row[i]]
@@ -238,6 +243,7 @@ def _bounds_of(
             ticks=schedule.take(np.array([row])).stored,
             time=time,
             frozen=frozen,
+            weighing=tuple(name for name in read if name not in frozen),
             known=lanes.hyper.known,
             machine=program.machine,
             differentiable=differentiable,

@@ -6,19 +6,14 @@ hand. Here the rule's linear part is given together with its transpose. Forward 
 one, reverse mode the other.
 
     @jax.custom_jvp
-    def multiply(x, y):
-        return x * y
+    def double(x):
+        return 2 * x
 
-    @multiply.defjvp
+    @double.defjvp
     def rule(inputs, tangents):
-        out = multiply(*inputs)
-        return out, linear_with_transpose(forward, backward, inputs, tangents, like=out)
-
-    def forward(inputs, tangents):
-        return tangents[0] * inputs[1] + inputs[0] * tangents[1]
-
-    def backward(inputs, slope):
-        return slope * inputs[1], slope * inputs[0]
+        out = double(*inputs)
+        forward, backward = (lambda _, tangent: 2 * tangent), (lambda _, slope: 2 * slope)
+        return out, linear_with_transpose(forward, backward, (), *tangents, like=out)
 
 JAX's own `jax.custom_derivatives.linear_call` does the same, but not under `vmap`.
 """
@@ -83,6 +78,32 @@ def linear_with_transpose(
         num_kept=len(kept),
     )
     return out_tree.unflatten(out)
+
+
+def bilinear_jvp(
+    fun: Callable[[Any, Any], Any],
+    backward: Callable[[Any, Any], tuple[Any, Any]],
+    inputs: tuple[Any, Any],
+    tangents: tuple[Any, Any],
+) -> tuple[Any, Any]:
+    """Differentiate a function that is linear in each of its two arguments.
+
+    Args:
+      fun: The function, as it is called outside, so that its own rule holds for what it does here.
+      backward: Takes the two arguments and the cotangent of the result, and returns the cotangents
+        of the arguments.
+      inputs: The two arguments.
+      tangents: Their tangents.
+
+    Returns:
+      The result and its tangent, as a rule of `jax.custom_jvp` returns them.
+    """
+
+    def forward(inputs: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+        return fun(tangents[0], inputs[1]) + fun(inputs[0], tangents[1])
+
+    out = fun(*inputs)
+    return out, linear_with_transpose(forward, backward, inputs, tangents, like=out)
 
 
 def _as_now(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

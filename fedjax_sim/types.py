@@ -480,6 +480,10 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
       messages: Bits sent.
       hints: Estimates that size requests and choose layouts.
       fit: Which problems the system learns.
+      weigh: From the settings, clients `i32[T, S]` and staleness `i32[T, S]` to the weights of
+        slots, `f[T, S]`, if the timeline computes them by this function alone. Settings that
+        nothing else of the timeline reads can then be changed and differentiated in a program
+        that is bound.
     """
 
     name: str
@@ -491,6 +495,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     messages: Messages = Messages()
     hints: Hints = Hints()
     fit: Fit = Fit()
+    weigh: Callable[[HyperT, Array, Array], Array] | None = None
 
 
 class Tracker(Protocol):

@@ -63,6 +63,9 @@ ALLOWED = {
 MOST_ROOT_FILES = 11
 SLOW_TO_LOAD = ("jax", "xarray", "matplotlib", "tensorflow_datasets", "numpy")
 
+USED_LATER = ("scipy.stats", "sklearn", "pandas", "xarray", "matplotlib", "rich.progress")
+"""What takes longer to import than JAX, or is used in some calls only."""
+
 ROOT = Path(fedjax_sim.__file__).parent
 MODULES = modules_of(ROOT)
 PACKAGES = [name for name, path in MODULES.items() if path.name == "__init__.py"]
@@ -239,6 +242,35 @@ print([name for name in sys.modules if name.startswith("fedjax_sim.systems")])
     version, loaded, systems = run_python(source).splitlines()
     assert version == fedjax_sim.__version__
     assert loaded == systems == "[]"
+
+
+@pytest.mark.parametrize(
+    "module", ["systems.fedavg", "systems", "engine", "problems", "models", "datasets"]
+)
+def test_importing_what_a_sweep_needs_loads_nothing_that_it_may_not_use(module: str) -> None:
+    source = f"""
+import sys
+import fedjax_sim.{module}
+print([name for name in {USED_LATER!r} if name in sys.modules])
+"""
+    assert run_python(source).strip() == "[]"
+
+
+def test_a_first_sweep_loads_no_tests_and_no_pictures() -> None:
+    source = f"""
+import sys
+import fedjax_sim
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.systems import fedavg
+digits = datasets.load("digits")
+split = partition.make("iid", digits.train_labels, num_clients=10, seed=0)
+problem = problems.make_classification(models.MLP((4,), 10), digits, split)
+print([name for name in {USED_LATER!r} if name in sys.modules])
+hyper = fedavg.Hyper(num_clients=10, num_selected=2, local_steps=1, batch_size=4)
+fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=1, num_evals=1)
+print([name for name in {(set(USED_LATER) - {"xarray", "pandas"})!r} if name in sys.modules])
+"""
+    assert run_python(source).split() == ["[]", "[]"]
 
 
 def test_importing_the_engine_registers_no_listener() -> None:

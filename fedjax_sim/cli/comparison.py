@@ -13,7 +13,7 @@ from fedjax_sim.cli.arguments import (
     read_number,
 )
 from fedjax_sim.cli.defaults import Defaults
-from fedjax_sim.engine.planning.drawing import count_ticks, measure_plan, request_timelines
+from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.summaries import label_of
 from fedjax_sim.settings import ConfigError, check, fields, parse
@@ -212,19 +212,6 @@ def _groups_of(hypers: Sequence[Any]) -> list[list[int]]:
         else:
             numbers.append(i)
     return [numbers for _, numbers in groups]
-
-
-def check_schedules(contender: Contender, seeds: Sequence[int], time_budget: float) -> None:
-    """Draw the schedules of every point and seed, a few at a time, and keep none.
-
-    Raises:
-      ConfigError: If the time budget is too short for one tick, or too long.
-    """
-    hypers = [contender.system.fit.complete(hyper, None) for _, hyper in contender.points()]
-    for group in _groups_of(hypers):
-        pairs = [(seed, hypers[i]) for i in group for seed in seeds]
-        drawn = [seed for seed, _ in pairs], [hyper for _, hyper in pairs]
-        count_ticks(contender.system, *drawn, time_budget=time_budget)
 
 
 def _draw(

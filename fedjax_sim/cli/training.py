@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,12 @@ from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
+from fedjax_sim.engine.ahead import compiling_ahead
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
-from fedjax_sim.engine.request import ANY_JAX
-from fedjax_sim.engine.shares import Unit, survey_lanes
+from fedjax_sim.engine.request import ANY_JAX, Options
+from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
 from fedjax_sim.lifecycle import InputError
@@ -127,20 +129,23 @@ def run(arguments: argparse.Namespace) -> None:
         def survey() -> dict[str, list[Unit[int]]]:
             return {name: survey_lanes(**grid) for name, grid in grids.items()}
 
+        def check(grid: Mapping[str, Any]) -> None:
+            check_schedules(**grid, goes_on=is_saved)
+
         lanes = None
+        is_saved = folder is not None and not arguments.distributed
         if part is not None and arguments.resume and folder is not None:
             lanes = keep_lanes(folder.checkpoints / LANES, part, survey)
         elif part is not None:
             lanes = lanes_of_part(part, survey())
         elif not is_known:
-            for contender in contenders:
-                # Some errors show in the schedule alone. They shall come before any training.
-                comparison.check_schedules(contender, seeds, time_budget)
+            # Some errors show in the schedule alone. They shall come before any training.
+            with ThreadPoolExecutor(2) as workers:
+                list(workers.map(check, grids.values()))
         on_first(partial(_open, folder, identity))
         if part is not None and folder is not None and lanes is not None:
             write_lanes(folder.checkpoints / LANES, part, lanes)
         runs = {}
-        is_saved = folder is not None and not arguments.distributed
         with (
             _without_trace_if_refused(folder),
             _trackers(tracker_names, folder) as tracking,
@@ -148,24 +153,40 @@ def run(arguments: argparse.Namespace) -> None:
         ):
             # The table names these lanes.
             warnings.simplefilter("ignore", LaneWarning)
-            for name, grid in grids.items():
-                if lanes is not None and name not in lanes:
-                    continue
-                runs[name] = sweep(
-                    **grid,
-                    num_evals=num_evals,
-                    layout=layout,
-                    max_lanes=max_lanes,
-                    client_variance=arguments.client_variance,
-                    keep_models=arguments.keep_samples,
-                    precision=precision,
-                    checkpoint=folder.checkpoints / name if folder and is_saved else None,
-                    checkpoint_every=checkpoint_every,
-                    resume=ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
-                    progress=arguments.progress,
-                    trackers=tracking,
-                    lanes=None if lanes is None else lanes[name],
-                )
+            options: dict[str, Any] = {
+                "num_evals": num_evals,
+                "layout": layout,
+                "max_lanes": max_lanes,
+                "client_variance": arguments.client_variance,
+                "keep_models": arguments.keep_samples,
+                "precision": precision,
+                "checkpoint_every": checkpoint_every,
+                "progress": arguments.progress,
+                "trackers": tuple(tracking),
+            }
+            saved = {name: folder.checkpoints / name for name in grids if folder and is_saved}
+            is_plain = lanes is None and max_lanes is None and not arguments.distributed
+            resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
+            ahead = {}
+            if is_plain and not arguments.resume and jax.default_backend() == "cpu":
+                ahead = {
+                    name: (grid, Options(time_budget, None, checkpoint=saved.get(name), **options))
+                    for name, grid in list(grids.items())[1:]
+                }
+            with compiling_ahead(ahead) as wait_for:
+                for name, grid in grids.items():
+                    if lanes is not None and name not in lanes:
+                        continue
+                    seconds, count = wait_for(name)
+                    runs[name] = sweep(
+                        **grid,
+                        **options,
+                        checkpoint=saved.get(name),
+                        resume=resume,
+                        lanes=None if lanes is None else lanes[name],
+                    )
+                    runs[name].curves.attrs["seconds_compile"] += seconds
+                    runs[name].curves.attrs["programs_compiled"] += count
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}

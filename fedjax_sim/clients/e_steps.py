@@ -159,7 +159,9 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         rows = subtracted if is_per_slot else None
         inputs = (works, clients, event.offset, rows)
         trips = works.astype("int32") if skips else jnp.ones_like(clients)
-        return map_slots(slot, plan, trips, *inputs)
+        # Whoever does not work has weight 0 in its one batch.
+        known = 1 if plan.static_trips else None
+        return map_slots(slot, plan, trips, *inputs, trips=known)
 
     def over_all(clients: Array, natural: Array, works: Array) -> tuple[Array, Array]:
         """Compute the means over all examples, and the number of batches evaluated."""

@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from fedjax_sim.checking import checked
-from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_arrays, from_npz
+from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_npz
+from fedjax_sim.datasets.bundled import load_breast_cancer, load_digits
 from fedjax_sim.datasets.fetched import CLIENT_TEXTS, SOURCES, TEXTS, fetch, fetch_text
 from fedjax_sim.datasets.synthetic import from_name
 from fedjax_sim.datasets.text import Text, from_file
@@ -102,9 +101,9 @@ def load(
         cannot be written to; or if `from_arrays` refuses the arrays.
     """
     if name == "digits":
-        return _load_digits()
+        return load_digits()
     if name == "breast_cancer":
-        return _load_breast_cancer()
+        return load_breast_cancer()
     if is_text(name):
         raise ConfigError("dataset", name, "a set of images, not a text")
     if name in SOURCES:
@@ -161,38 +160,3 @@ def _resolve_folders(
 def _expanded(path: str | os.PathLike) -> Path:
     """Put the home folder in place of "~"; where there is none, the path stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 (`Path.expanduser` raises an error)
-
-
-def _load_digits() -> Dataset:
-    """Load scikit-learn's digits as bytes, with a fixed stratified split."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    images = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=360, stratify=labels, random_state=0
-    )
-    return from_arrays(
-        images[train], labels[train], images[test], labels[test], num_classes=10, name="digits"
-    )
-
-
-def _load_breast_cancer() -> Dataset:
-    """Load scikit-learn's breast cancer, standardised by the training set, with a fixed split."""
-    from sklearn.datasets import load_breast_cancer
-    from sklearn.model_selection import train_test_split
-
-    features, labels = load_breast_cancer(return_X_y=True)
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=143, stratify=labels, random_state=0
-    )
-    features = (features - features[train].mean(axis=0)) / features[train].std(axis=0)
-    return from_arrays(
-        features[train],
-        labels[train],
-        features[test],
-        labels[test],
-        num_classes=2,
-        name="breast_cancer",
-    )

@@ -12,17 +12,19 @@ Parameters are named by their path in the model's pytree, joined by dots.
 Dimension letters: `L` lanes, `V` evaluations of a lane, `m` examples, `K` classes.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 
 from fedjax_sim.checking import Count, Seed, Whole, checked
 from fedjax_sim.diagnostics.predictions import BINS, Reliability, reliability
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 ONLY = "w"
 """Name of the parameters of a model that is one array."""
@@ -30,7 +32,9 @@ SAMPLE = ("chain", "draw")
 
 
 @checked
-def to_arviz(run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1) -> xr.DataTree:
+def to_arviz(
+    run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1
+) -> "xr.DataTree":
     """Return the samples of a run as ArviZ's groups.
 
     Args:
@@ -50,6 +54,8 @@ def to_arviz(run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count =
     Raises:
       ConfigError: If the run kept no models or is a part of a sweep, or a number is out of range.
     """
+    import xarray as xr  # Slow to import.
+
     curves, samples = run.curves, run.samples
     if samples is None:
         raise ConfigError("samples", None, "kept: call sweep or simulate with keep_models=True")
@@ -102,7 +108,7 @@ def predictive(
     burn_in: Whole = 1,
     thin: Count = 1,
     seed: Seed = 0,
-) -> xr.DataTree:
+) -> "xr.DataTree":
     """Predict further examples by every sample.
 
     Args:
@@ -125,6 +131,8 @@ def predictive(
     Raises:
       ConfigError: If the problem has neither function, or the run kept no models.
     """
+    import xarray as xr
+
     _check_kind(problem)
     if problem.probabilities is None and problem.simulate is None:
         raise ConfigError("problem", "without probabilities and simulate", "made with one of them")
@@ -170,7 +178,7 @@ def named_leaves(model: Params) -> dict[str, Any]:
     }
 
 
-def _models(posterior: xr.Dataset, problem: Any) -> tuple[Params, dict[str, Any]]:
+def _models(posterior: "xr.Dataset", problem: Any) -> tuple[Params, dict[str, Any]]:
     """Put the samples back into models, leaves `[R, ...]`, and return their dimensions.
 
     Dimensions are coordinates by name, in order; R samples are those of all of them, flattened.
@@ -212,7 +220,7 @@ def _over_samples(compute: Any, models: Any, dims: dict[str, Any], *shared: Any)
 
 def _likelihoods(
     problem: Any, models: Any, dims: dict[str, Any], examples: Any = None
-) -> xr.Dataset:
+) -> "xr.Dataset":
     """Compute log-likelihoods of examples; ArviZ's Pareto smoothing needs 64 bits."""
 
     def of_model(model: Params, problem: Any, examples: Any) -> Array:
@@ -231,15 +239,17 @@ def _further(value: Any, known: int) -> list[str]:
     return [f"y_dim_{i}" for i in range(np.ndim(value) - known)]
 
 
-def _dataset(found: dict[str, Any], dims: dict[str, Any]) -> xr.Dataset:
+def _dataset(found: dict[str, Any], dims: dict[str, Any]) -> "xr.Dataset":
     """Label arrays of leading dimensions `dims`, given with the names of the further ones."""
+    import xarray as xr
+
     return xr.Dataset(
         {name: ((*dims, *names), value) for name, (value, names) in found.items()}, dims
     )
 
 
 @checked
-def calibration(predicted: xr.DataTree, *, bins: Count = BINS) -> Reliability:
+def calibration(predicted: "xr.DataTree", *, bins: Count = BINS) -> Reliability:
     """Group predictions, averaged over all samples, by confidence.
 
     Args:
@@ -258,7 +268,7 @@ def calibration(predicted: xr.DataTree, *, bins: Count = BINS) -> Reliability:
 
 
 @checked
-def averaged_predictions(predicted: xr.DataTree) -> tuple[Array, Array]:
+def averaged_predictions(predicted: "xr.DataTree") -> tuple[Array, Array]:
     """Return class probabilities averaged over all samples `f[m, K]`, and targets `i32[m]`.
 
     The arguments and errors are those of `calibration`.

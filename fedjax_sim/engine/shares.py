@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, LaneSeed, Whole, checked
-from fedjax_sim.engine.planning.drawing import request_timelines
+from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
@@ -199,6 +199,43 @@ def survey_lanes(
     options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
     lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
     return units_of_all(system, lanes, options)
+
+
+@checked
+def check_schedules(
+    system: System[HyperT, StateT, InfoT],
+    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
+    hyper: HyperT | None = None,
+    *,
+    seeds: Count | Sequence[LaneSeed] = 1,
+    settings: Mapping[str, Sequence[Any]] | None = None,
+    time_budget: Above0 | None = None,
+    num_ticks: Count | None = None,
+    goes_on: bool = False,
+) -> None:
+    """Draw the schedules of a sweep, a few at a time, and keep none. Nothing is trained.
+
+    As many are drawn as `sweep` draws, which then finds the drawing program compiled.
+
+    Args:
+      system: The system.
+      problem: As in `sweep`.
+      hyper: As in `sweep`.
+      seeds: As in `sweep`.
+      settings: As in `sweep`.
+      time_budget: As in `sweep`.
+      num_ticks: As in `sweep`.
+      goes_on: Whether the sweep will write checkpoints.
+
+    Raises:
+      ConfigError: If an input is not allowed, or the budget too short for one tick, or too long.
+    """
+    options = Options(time_budget, num_ticks, 1, Layout(), None)
+    for group in groups_of(list_lanes(system, problem, hyper, grid_of(seeds, settings), options)):
+        firsts, _ = schedules_of(system, group)
+        drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+        budget: dict[str, Any] = {"time_budget": time_budget, "num_ticks": num_ticks}
+        count_ticks(system, *drawn, **budget, goes_on=goes_on)
 
 
 def asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:

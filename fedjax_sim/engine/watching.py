@@ -14,12 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.engine.planning.lanes import Lane
@@ -27,6 +24,9 @@ from fedjax_sim.lifecycle import is_terminal, say, tell, write_whole
 from fedjax_sim.results.curves import NEVER
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Tracker
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
 
 Shown = bool | Path | None
 """None: on a terminal and in a notebook; True: also as lines elsewhere; False: nowhere; a path: in
@@ -58,30 +58,21 @@ class Display:
         self._cell: Any = None
         self._said = self._began = -np.inf
         self._before = 0
-        columns = (
-            TextColumn(name),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Bar(
-            *columns,
-            console=Console(file=sys.stderr),
-            transient=True,
-            disable=self._is_notebook or not has_bar,
-        )
-        self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
+        self._bar: Bar | None = None
+        if has_bar and not self._is_notebook:
+            self._bar = _bar_of(name)
+            self._task = self._bar.add_task(name, total=self._num_evals, facts="compiling")
 
     def begin(self) -> None:
         """Say that programs are being compiled."""
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         self._write("compiling")
         self._began = time.perf_counter()
 
     def end(self) -> None:
         """Take the bar off the terminal."""
-        if not self._bar.disable:  # Before version 15, rich ends a bar that is off by a line.
+        if self._bar is not None:
             self._bar.stop()
 
     def update(self, done: int, metrics: Mapping[str, np.ndarray]) -> None:
@@ -93,7 +84,8 @@ class Display:
         facts = f"{ticks / seconds:.0f} ticks/s, virtual time {self._times[:, done].mean():g}"
         if failed:
             facts += f", {failed} diverged"
-        self._bar.update(self._task, completed=done, facts=facts)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, facts=facts)
         left = seconds * (self._num_evals - done) / max(done - self._before, 1)
         if self._before == 0:
             # The first stretch includes compilation, which later rates leave out.
@@ -129,6 +121,22 @@ class Display:
             self._cell = display(content, raw=True, display_id=True)
         else:
             self._cell.update(content, raw=True)
+
+
+def _bar_of(name: str) -> "Bar":
+    """Make the bar of a terminal."""
+    from rich.console import Console  # Slow to import.
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )
+    return Bar(*columns, console=Console(file=sys.stderr), transient=True)
 
 
 def check_file(path: Path) -> None:

@@ -8,6 +8,9 @@ has many channels, Winograd's convolution (`fedjax_sim.models.winograd`) is up t
 again (`scripts/benchmark.py convolution` prints the timings). On accelerators the library's
 convolution is used.
 
+All of them can be differentiated in forward mode (`jax.jvp`) and in reverse mode (`jax.grad`), and
+one mode over the other.
+
 A flax network takes a convolution as one argument:
 `nn.Conv(features, (3, 3), conv_general_dilated=convolution.auto)`.
 
@@ -25,6 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_sim.linear import bilinear_jvp, linear_with_transpose
 from fedjax_sim.models.winograd import convolve as convolve_3x3
 from fedjax_sim.models.winograd import saves_products
 from fedjax_sim.targets import is_for_cpu
@@ -96,8 +100,8 @@ def patches(
 ) -> Array:
     """Convolve by cutting the input into patches and multiplying them with the kernel.
 
-    Patches are larger than the input by the size of the window. They are not kept for the gradient
-    but made again.
+    Patches are larger than the input by the size of the window. They are not kept for derivatives
+    but made again: in reverse mode once, in forward mode once for each of the two arguments.
 
     Args:
       lhs: Inputs, `[B, *space, C]`.
@@ -204,7 +208,8 @@ def pooled(convolve: Convolution) -> Convolution:
     max(y + b). With `patches` and at most `NARROW` output channels the whole is one product, whose
     columns are the four outputs of a pooling window; neither the outputs nor their gradient are
     ever arranged as an image. In that case a gradient that is not finite spreads over its channels,
-    and the first of equal maxima is the first row by row, as in the library.
+    and the first of equal maxima is the first row by row, as in the library. Forward mode takes the
+    tangent of that one.
 
     Args:
       convolve: A convolution, such as one of `CONVOLUTIONS`.
@@ -379,26 +384,66 @@ def _convolve_in_blocks(
     return y[(slice(None), *(slice(n) for n in out), slice(None))]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _block_maxima(x: Array, wide: Array, geometry: _Geometry, precision: Any) -> Array:
     """Convolve by blocks of 2x2 outputs and take the maximum of each: `[B, *geometry.out, F]`.
 
     wide: A kernel made by `_widen`, with 4 F channels.
     """
-    return _block_maxima_forward(x, wide, geometry, precision)[0]
+    largest, _ = _block_maxima_and_places(x, wide, geometry, precision)
+    return largest.reshape(x.shape[0], *geometry.out, -1)
 
 
-def _block_maxima_forward(
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def _block_maxima_and_places(
     x: Array, wide: Array, geometry: _Geometry, precision: Any
-) -> tuple[Array, tuple[Array, Array, Array]]:
-    features = wide.shape[-1] // 4
-    kernel = wide.reshape(-1, wide.shape[-1])
-    y = jnp.matmul(_make_patches(x, geometry), kernel, precision=precision).reshape(-1, 4, features)
+) -> tuple[Array, Array]:
+    """Return the maximum of each block and its place in the block: each `[windows, F]`."""
+    y = _outputs_of_blocks(x, wide, geometry, precision)
     largest, place = y[:, 0], jnp.zeros(y[:, 0].shape, y.dtype)
     for i in range(1, 4):
         stays = (largest >= y[:, i]) | jnp.isnan(largest)
         largest, place = jnp.where(stays, largest, y[:, i]), jnp.where(stays, place, i)
-    return largest.reshape(x.shape[0], *geometry.out, features), (x, wide, place)
+    return largest, place
+
+
+@_block_maxima_and_places.defjvp
+def _block_maxima_jvp(
+    geometry: _Geometry,
+    precision: Any,
+    inputs: tuple[Array, Array],
+    tangents: tuple[Array, Array],
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    largest, place = _block_maxima_and_places(*inputs, geometry, precision)
+    tangent = linear_with_transpose(
+        partial(_block_maxima_forward, geometry, precision),
+        partial(_block_maxima_backward, geometry, precision),
+        (*inputs, place),
+        tangents,
+        like=largest,
+    )
+    return (largest, place), (tangent, jnp.zeros_like(place))
+
+
+def _outputs_of_blocks(x: Array, wide: Array, geometry: _Geometry, precision: Any) -> Array:
+    """Convolve by blocks; outputs are not in the order of the image: `[windows, 4, F]`."""
+    kernel = wide.reshape(-1, wide.shape[-1])
+    y = jnp.matmul(_make_patches(x, geometry), kernel, precision=precision)
+    return y.reshape(-1, 4, wide.shape[-1] // 4)
+
+
+def _block_maxima_forward(
+    geometry: _Geometry,
+    precision: Any,
+    saved: tuple[Array, Array, Array],
+    tangents: tuple[Array, Array],
+) -> Array:
+    """Take the tangents of a block's outputs where the maximum is."""
+    x, wide, place = saved
+    of_x, of_wide = tangents
+    y = _outputs_of_blocks(of_x, wide, geometry, precision)
+    y += _outputs_of_blocks(x, of_wide, geometry, precision)
+    output = jnp.arange(4, dtype=place.dtype)[None, :, None]
+    return jnp.sum(jnp.where(place[:, None] == output, y, 0), axis=1)
 
 
 def _block_maxima_backward(
@@ -424,14 +469,11 @@ def _block_maxima_backward(
     return of_x, of_kernel.T.reshape(wide.shape)
 
 
-_block_maxima.defvjp(_block_maxima_forward, _block_maxima_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _convolve(x: Array, kernel: Array, geometry: _Geometry, precision: Any) -> Array:
     """Multiply patches with the kernel, for a few images at a time: `[B, *geometry.out, F]`.
 
-    Patches are made again for the gradient.
+    Patches are made again for derivatives.
     """
 
     def product(x: Array) -> Array:
@@ -446,10 +488,15 @@ def _convolve(x: Array, kernel: Array, geometry: _Geometry, precision: Any) -> A
     return y.reshape(-1, *y.shape[2:])
 
 
-def _forward(
-    x: Array, kernel: Array, geometry: _Geometry, precision: Any
-) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve(x, kernel, geometry, precision), (x, kernel)
+@_convolve.defjvp
+def _convolve_jvp(
+    geometry: _Geometry,
+    precision: Any,
+    inputs: tuple[Array, Array],
+    tangents: tuple[Array, Array],
+) -> tuple[Array, Array]:
+    convolve = partial(_convolve, geometry=geometry, precision=precision)
+    return bilinear_jvp(convolve, partial(_backward, geometry, precision), inputs, tangents)
 
 
 def _backward(
@@ -486,9 +533,6 @@ def _backward(
         of_kernel, of_x = lax.scan(add_block, jnp.zeros(flat.shape[::-1], wide_type), blocks)
         of_x, of_kernel = of_x.reshape(x.shape), of_kernel.astype(kernel.dtype)
     return of_x, jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)
-
-
-_convolve.defvjp(_forward, _backward)
 
 
 def _images_at_once(x: Array, kernel: Array, geometry: _Geometry) -> int:

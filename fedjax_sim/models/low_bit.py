@@ -30,10 +30,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
 from fedjax_sim.compression import luq
+from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params, full_precision_bits
@@ -154,9 +154,12 @@ def straight_through(quantizer: Callable[[Array], Array], x: Array) -> Array:
     return quantizer(constant) + (x - constant)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def quantized_gradient(x: Array, key: Key, bits: int, top: int | None = None) -> Array:
     """Return x, and quantize its gradient by LUQ on the way back.
+
+    In forward mode the tangent is passed on as it is: this is the identity, and nothing is
+    quantized.
 
     Args:
       x: Values, floats `[...]`.
@@ -170,11 +173,16 @@ def quantized_gradient(x: Array, key: Key, bits: int, top: int | None = None) ->
     return x
 
 
-def _backward(bits: int, top: int | None, key: Key, slope: Array) -> tuple[Array, np.ndarray]:
-    return luq(key, slope, bits=bits, top=top), np.zeros(key.shape, jax.dtypes.float0)
+@quantized_gradient.defjvp
+def _quantized_gradient_jvp(
+    bits: int, top: int | None, inputs: tuple[Array, Key], tangents: tuple[Array, Any]
+) -> tuple[Array, Array]:
+    x, key = inputs
 
+    def quantized(key: Key, slope: Array) -> Array:
+        return luq(key, slope, bits=bits, top=top)
 
-quantized_gradient.defvjp(lambda x, key, bits, top: (x, key), _backward)
+    return x, linear_with_transpose(lambda _, tangent: tangent, quantized, key, tangents[0], like=x)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_sim.linear import bilinear_jvp
 from fedjax_sim.types import Array
 
 TILE, STEP = 6, 4
@@ -61,9 +62,11 @@ def saves_products(out: Sequence[int]) -> bool:
     return 2 * TILE**2 * tiles <= 9 * math.prod(out)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
 def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
     """Convolve with a 3x3 window and stride 1, without padding.
+
+    Derivatives in forward and in reverse mode are computed by tiles too.
 
     Args:
       x: Inputs, `[B, H, W, C]`.
@@ -74,10 +77,6 @@ def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
     Returns:
       Outputs, `[B, H - 2, W - 2, F]`.
     """
-    return _forward(x, kernel, precision)[0]
-
-
-def _forward(x: Array, kernel: Array, precision: Any) -> tuple[Array, tuple[Array, Array]]:
     places = _places_of(kernel)
 
     def outputs(x: Array) -> Array:
@@ -86,9 +85,17 @@ def _forward(x: Array, kernel: Array, precision: Any) -> tuple[Array, tuple[Arra
 
     few = _images_at_once(x, kernel)
     if few == x.shape[0]:
-        return outputs(x), (x, kernel)
+        return outputs(x)
     y = lax.map(outputs, x.reshape(-1, few, *x.shape[1:]))
-    return y.reshape(-1, *y.shape[2:]), (x, kernel)
+    return y.reshape(-1, *y.shape[2:])
+
+
+@convolve.defjvp
+def _convolve_jvp(
+    precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    fun, backward = partial(convolve, precision=precision), partial(_backward, precision)
+    return bilinear_jvp(fun, backward, inputs, tangents)
 
 
 def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
@@ -121,9 +128,6 @@ def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple
         of_places, of_x = lax.scan(add_block, jnp.zeros_like(places), blocks)
         of_x = of_x.reshape(x.shape)
     return of_x, _transform(_OF_KERNEL.T, of_places).reshape(kernel.shape)
-
-
-convolve.defvjp(_forward, _backward)
 
 
 def _images_at_once(x: Array, kernel: Array) -> int:

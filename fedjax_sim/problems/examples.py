@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from fedjax_sim import trees
 from fedjax_sim.checking import checked
@@ -203,6 +201,9 @@ def _read_data_set(name: str, data: Any, num: int, first: Any) -> Any:
     rows = [np.empty((num, *leaf.shape), leaf.dtype) for leaf in like]
     numbers: Iterable[int] = range(num)
     if sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
         console = Console(file=sys.stderr)
         numbers = track(numbers, f"reading {name}", console=console, transient=True)
     for number in numbers:

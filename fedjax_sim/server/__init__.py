@@ -23,6 +23,7 @@ from fedjax_sim.server.buffer import (
     StaleArrivals,
     WeightedArrivals,
     schedule_stale_arrivals,
+    weigh_arrivals,
 )
 from fedjax_sim.server.edges import (
     EdgeTraining,
@@ -81,5 +82,6 @@ __all__ = [
     "stale_models",
     "staleness_weights",
     "step_server",
+    "weigh_arrivals",
     "weighted_sum",
 ]

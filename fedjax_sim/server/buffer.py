@@ -3,13 +3,15 @@
 FedBuff, FedStaleWeight and FedAsync use them.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.settings import redefault, struct
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
-from fedjax_sim.types import Key, Timeline
+from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct
@@ -55,5 +57,23 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count)
     """
     schedule = schedule_arrivals(key, hyper, num_ticks)
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
-    weight = staleness_weights(schedule.clients, staleness, hyper, num_clients=hyper.num_clients)
-    return schedule._replace(weight=weight)
+    return schedule._replace(weight=weigh_arrivals(hyper, schedule.clients, staleness))
+
+
+@checked
+def weigh_arrivals(
+    hyper: WeightedArrivals,
+    clients: Annotated[Array, shape("T S")],
+    staleness: Annotated[Array, shape("T S")],
+) -> Array:
+    """Weight buffered arrivals by their staleness, as `staleness_weights` does.
+
+    Args:
+      hyper: The settings.
+      clients: `i32[T, S]`, none empty, slots in order of arrival.
+      staleness: `i32[T, S]`, in server versions.
+
+    Returns:
+      `f[T, S]`.
+    """
+    return staleness_weights(clients, staleness, hyper, num_clients=hyper.num_clients)

@@ -30,6 +30,7 @@ from fedjax_sim.server import (
     report_messages,
     schedule_stale_arrivals,
     stale_models,
+    weigh_arrivals,
 )
 from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
@@ -100,4 +101,5 @@ system = System(
     "asynchronous mixing: every arriving model is averaged into the server's, stale ones less",
     messages=report_messages(),
     hints=Hints(arrivals_within),
+    weigh=weigh_arrivals,
 )

@@ -51,6 +51,7 @@ from fedjax_sim.server import (
     report_messages,
     schedule_stale_arrivals,
     stale_models,
+    weigh_arrivals,
     weighted_sum,
 )
 from fedjax_sim.settings import is_known, real, redefault, struct
@@ -129,4 +130,5 @@ system = System(
     "buffered asynchronous aggregation: the server acts when Z updates have arrived",
     messages=report_messages(),
     hints=Hints(arrivals_within),
+    weigh=weigh_arrivals,
 )

@@ -38,6 +38,7 @@ from fedjax_sim.server import (
     report_messages,
     schedule_stale_arrivals,
     stale_models,
+    weigh_arrivals,
     weighted_sum,
 )
 from fedjax_sim.settings import real, redefault, struct
@@ -83,4 +84,5 @@ system = System(
     "buffered asynchronous aggregation; weights from staleness give slow clients their share",
     messages=report_messages(),
     hints=Hints(arrivals_within),
+    weigh=weigh_arrivals,
 )

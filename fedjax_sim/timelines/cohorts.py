@@ -9,7 +9,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
 
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import EMPTY, Array, Key
@@ -55,6 +54,8 @@ def draw_poisson_cohorts(
       are of the cohort, `bool[T, S]`. They differ in an empty cohort: its first slot holds a client
       all the same, because a tick without any client would be taken for padding.
     """
+    from scipy import stats  # Slow to import.
+
     law = stats.binom(num_clients, expected / num_clients)
     most = min(num_clients, int(law.isf(2.0**-53)))
     table = jnp.asarray(law.cdf(np.arange(most)))

@@ -1,6 +1,7 @@
 """Schedules are drawn once for all lanes that share them, and stored without repetition."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,11 +13,13 @@ import fedjax_sim
 from fedjax_sim import Plan
 from fedjax_sim.batching import look_ahead
 from fedjax_sim.clients import local_training
+from fedjax_sim.engine.machine.processes import hash_traced
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
 from fedjax_sim.engine.planning.schedule import lay_out, without_repetition
 from fedjax_sim.engine.planning.tables import event_at
 from fedjax_sim.engine.program import prepare
+from fedjax_sim.engine.shares import check_schedules
 from fedjax_sim.settings import fields
 from fedjax_sim.types import Event, Facts
 
@@ -182,3 +185,35 @@ def test_what_is_known_before_compiling_changes_no_result(
     assert int(counted.needed) == int(work.needed) == 9
     runs_its_own_steps = changes == {"slots_at_once": 1}
     assert int(counted.executed) == (9 if runs_its_own_steps else 20)
+
+
+def test_a_traced_program_is_hashed_with_its_constants() -> None:
+    """Also those of a program inside it; names, and the order of equal traces, do not matter."""
+
+    def digest(table: np.ndarray, factor: float = 2.0) -> str:
+        def step(carry: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            return carry + jnp.asarray(table).sum(), carry * factor
+
+        return hash_traced(
+            jax.make_jaxpr(lambda x: jax.lax.scan(step, x, None, 3))(1.0), ("known", 1.0)
+        )
+
+    table = np.arange(2000.0, dtype="float32")
+    changed = table.copy()
+    changed[1000] += 1
+    assert digest(table) == digest(table.copy())
+    assert len({digest(table), digest(changed), digest(table, 3.0)}) == 3
+
+
+def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
+    regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    system = SYSTEMS["favano"]
+    grid: dict[str, Any] = {"seeds": 3, "settings": {"lr": [0.1, 0.2]}, "num_ticks": 41}
+    given = system, regression(), small(system)
+    drawing_program: Any = drawing._draw_soon
+    for checkpoint in (None, tmp_path):
+        check_schedules(*given, **grid, goes_on=checkpoint is not None)
+        programs = drawing_program._cache_size()
+        fedjax_sim.sweep(*given, **grid, checkpoint=checkpoint)
+        assert drawing_program._cache_size() == programs

@@ -231,3 +231,13 @@ def test_cotangent_of_quantized_gradient() -> None:
     np.testing.assert_array_equal(
         batched, [luq(*row, bits=3) for row in zip(keys, slope, strict=True)]
     )
+
+
+def test_cotangent_of_quantized_gradient_with_a_shared_input() -> None:
+    """Each key quantizes its own cotangent; the results are added up."""
+    keys = jax.random.split(jax.random.key(1), 2)
+    x, slope = jax.random.normal(jax.random.key(2), (2, 9))
+    found = jax.grad(
+        lambda x: jnp.sum(jax.vmap(lambda key: slope @ quantized_gradient(x, key, 3))(keys))
+    )(x)
+    np.testing.assert_allclose(found, sum(luq(key, slope, bits=3) for key in keys), rtol=1e-6)

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check_whole
 from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
-from fedjax_sim.engine.machine.processes import hash_programs
+from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
@@ -55,12 +56,23 @@ MOST_SECONDS = 3600.0
 """Longest time that planning may take."""
 
 
-QUICKLY_COMPILED = 2**15
+QUICKLY_COMPILED = 2**17
 """Slots of all ticks up to which the drawing program is compiled quickly instead of well.
 
 Compiling takes 0.4 to 1 second instead of 3 to 4.5, drawing 2 to 4 microseconds a slot instead of
-0.3 to 1. The last bit of a time may differ between the two.
+0.3 to 1: up to half a second at this size. The last bit of a time or of a weight may differ between
+the two.
 """
+
+
+ROUNDED_MUCH = 2**13
+"""Slots of all ticks up to which many more may be drawn than needed, so that sweeps of many sizes
+share a program."""
+
+
+MOST_REMEMBERED = 8
+"""Calls of quickly compiled programs whose timelines are remembered: schedules are drawn to check
+them, to compile ahead, and to run."""
 
 
 LEAST = (4, 128)
@@ -224,6 +236,7 @@ def count_ticks(
     *,
     time_budget: float | None = None,
     num_ticks: int | None = None,
+    goes_on: bool = False,
 ) -> np.ndarray:
     """Count the ticks that belong to the budget of every schedule, and keep no schedule.
 
@@ -235,6 +248,7 @@ def count_ticks(
       hypers: D settings of equal static parts.
       time_budget: As in `request_timelines`.
       num_ticks: As in `request_timelines`.
+      goes_on: As in `request_timelines`.
 
     Returns:
       `i64[D]`.
@@ -247,6 +261,7 @@ def count_ticks(
     free = SHARE * free_on_host() - size.bytes_fixed
     at_once = max(1, int(min(len(seeds), free // max(1, size.bytes_each))))
     drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
+    budget |= {"goes_on": goes_on}
     return np.concatenate(
         [request_timelines(system, seeds[few], hypers[few], **budget)[1] for few in drawn]
     )
@@ -270,16 +285,19 @@ def draw_timelines(
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
     slots = _traced(system, hypers[0]).slots
+    asked = _identity_of(system, all_seeds, settings, num_ticks)
+    if asked in _drawn:
+        return _drawn[asked]
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
     # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
-    bits = 1 if len(seeds) * num_ticks * slots <= QUICKLY_COMPILED // 4 else 4
+    bits = 1 if len(seeds) * num_ticks * slots <= ROUNDED_MUCH else 4
     rounded, size = _round_up(num_ticks, bits), len(seeds)
     if bits == 1:
         size = _round_up(size, 1)
         of_tick = max(slots, getattr(hypers[0], "num_clients", 0) // CLIENTS_AS_A_SLOT)
-        while rounded < LEAST[1] and 2 * size * rounded * of_tick <= QUICKLY_COMPILED // 4:
+        while rounded < LEAST[1] and 2 * size * rounded * of_tick <= ROUNDED_MUCH:
             rounded *= 2
-        while size < LEAST[0] and 2 * size * rounded * of_tick <= QUICKLY_COMPILED // 4:
+        while size < LEAST[0] and 2 * size * rounded * of_tick <= ROUNDED_MUCH:
             size *= 2
     of_one = BYTES_OF_A_SLOT * rounded * slots
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
@@ -298,7 +316,26 @@ def draw_timelines(
     drawn = Timeline(*whole)
     num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
     check_values(drawn, num_ticks, num_clients)
+    if is_small and len(seeds) <= size:
+        for leaf in drawn:
+            leaf.flags.writeable = False
+        _drawn[asked] = drawn
+        for old in list(_drawn)[:-MOST_REMEMBERED]:
+            _drawn.pop(old, None)
     return drawn
+
+
+_drawn: dict[tuple, Timeline] = {}
+
+
+def _identity_of(system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int) -> tuple:
+    """Say what timelines depend on."""
+    leaves = [
+        None if leaf is None else (leaf.shape, leaf.tobytes())
+        for leaf in (seeds, *settings.varying, *settings.shared)
+    ]
+    parts = system.timeline, settings.structure, settings.known, num_ticks, *leaves
+    return *parts, *(getattr(jax.config, name) for name in SWITCHES)
 
 
 def _round_up(number: int, bits: int) -> int:
@@ -399,12 +436,19 @@ def settings_read(system: System, hyper: Any) -> list[bool]:
     return _traced(system, hyper).reads
 
 
+def settings_of_places(system: System, hyper: Any) -> list[bool]:
+    """Find out which numeric settings decide more than weights of slots, as `settings_read`."""
+    return _traced(system, hyper).places
+
+
 def timeline_digest(system: System, hyper: Any) -> str:
-    """Hash the program that draws schedules with these settings, or with others of equal parts."""
-    settings = stack_settings([hyper])
-    with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        program = _draw_well.lower(system.timeline, LEAST[1], np.zeros(1, "int32"), settings)
-    return hash_programs(program)
+    """Hash the program that draws schedules with these settings, or with others of equal parts.
+
+    It is hashed as it was traced, without being lowered: the version of JAX and this text decide
+    what it computes, together with two switches of its random numbers.
+    """
+    known = stack_settings([hyper]).known
+    return hash_traced(_traced(system, hyper, LEAST[1]).program, known)
 
 
 class _Traced(NamedTuple):
@@ -412,17 +456,21 @@ class _Traced(NamedTuple):
 
     Attributes:
       reads: Which leaves of the settings it reads.
+      places: Which of them it reads for anything else than weights.
       slots: Slots of a tick, S.
+      program: The program.
     """
 
     reads: list[bool]
+    places: list[bool]
     slots: int
+    program: ClosedJaxpr
 
 
-def _traced(system: System, hyper: Any) -> _Traced:
+def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
-    return _trace(system.timeline, typed_structure(hyper), shapes)
+    return _trace(system.timeline, typed_structure(hyper), shapes, num_ticks)
 
 
 @functools.lru_cache(maxsize=256)
@@ -430,20 +478,28 @@ def _trace(
     timeline: Callable[[Key, Any, int], Timeline],
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
+    num_ticks: int,
 ) -> _Traced:
     with jax.enable_x64(True), tracing_for("cpu"):
         closed, drawn = jax.make_jaxpr(
-            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), 2),
+            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), num_ticks),
             return_shape=True,
         )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
     check_form(drawn)
     program = closed.jaxpr
-    # From the results backwards. An equation with a program inside reads all its inputs.
-    needed = {id(var) for var in program.outvars}
-    for equation in reversed(program.eqns):
-        if any(id(var) in needed for var in equation.outvars):
-            needed |= {id(var) for var in equation.invars}
-    return _Traced([id(var) in needed for var in program.invars], drawn.clients.shape[1])
+
+    def reads_of(results: Sequence[Any]) -> list[bool]:
+        # From the results backwards. An equation with a program inside reads all its inputs.
+        needed = {id(var) for var in results}
+        for equation in reversed(program.eqns):
+            if any(id(var) in needed for var in equation.outvars):
+                needed |= {id(var) for var in equation.invars}
+        return [id(var) in needed for var in program.invars]
+
+    weight = Timeline._fields.index("weight")
+    others = [var for place, var in enumerate(program.outvars) if place != weight]
+    reads, places = reads_of(program.outvars), reads_of(others)
+    return _Traced(reads, places, drawn.clients.shape[1], closed)
 
 
 def lengthen_to_ticks(

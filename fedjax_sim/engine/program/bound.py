@@ -7,9 +7,9 @@ Dimension letters: those of `fedjax_sim.types`.
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Generic, NamedTuple, Self
 
 import jax
@@ -26,6 +26,7 @@ from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import TypedStructure, in_32_bits, typed_structure
 from fedjax_sim.types import (
+    EMPTY,
     Algorithm,
     AnyProblem,
     Array,
@@ -61,17 +62,11 @@ class Machine(NamedTuple):
             yield
 
 
-@jax.tree_util.register_pytree_node_class
 class _Starting:
     """A problem whose initial model is given. It is asked for everything else."""
 
     def __init__(self, problem: AnyProblem, start: Params):
         self._problem, self._start = problem, start
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Copies are made without `__init__`.
-            raise AttributeError(name)
-        return getattr(self._problem, name)
 
     def init(self, key: Key) -> Params:
         return self._start
@@ -82,6 +77,23 @@ class _Starting:
     @classmethod
     def tree_unflatten(cls, _: None, children: Any) -> Self:
         return cls(*children)
+
+
+@functools.lru_cache(maxsize=64)
+def _starting(names: frozenset[str]) -> type[_Starting]:
+    """Make the class of such problems that have attributes of these names."""
+
+    def read(name: str) -> property:
+        return property(lambda self: getattr(self._problem, name))
+
+    members = {name: read(name) for name in names if not hasattr(_Starting, name)}
+    return jax.tree_util.register_pytree_node_class(type("Starting", (_Starting,), members))
+
+
+def _with_start(problem: AnyProblem, start: Params) -> _Starting:
+    names = {*dir(problem)} | {*getattr(problem, "__dict__", ())}
+    kind = _starting(frozenset(name for name in names if not name.startswith("_")))
+    return kind(problem, start)
 
 
 class Opened(NamedTuple):
@@ -106,7 +118,7 @@ class Opened(NamedTuple):
         """
         algorithm = self.algorithm
         if start is not None:
-            algorithm = self.bound.algorithm(_Starting(self.bound.problem, start))
+            algorithm = self.bound.algorithm(_with_start(self.bound.problem, start))
         return algorithm.init(stream(self.bound.key, "init"))
 
     def step(self, state: Any, event: Event) -> tuple[Any, Any]:
@@ -148,6 +160,7 @@ class _Static(NamedTuple):
     facts: Facts
     num_ticks: int
     frozen: tuple[str, ...]
+    weighing: tuple[str, ...]
     known: tuple[tuple[str, float], ...]
     machine: Machine
     differentiable: bool
@@ -179,7 +192,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
       num_ticks: Ticks of the schedule, T.
       time: `f64[T]` on the host, virtual time of each tick; infinite after the end of a schedule
         that is shorter than others which were bound together with it.
-      frozen: Names of the settings that the schedule has read.
+      frozen: Names of the settings that the schedule has read, and not only for weights of slots
+        that the system can compute again (`System.weigh`).
     """
 
     def __init__(
@@ -207,7 +221,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           key: The random key of learning.
           plan: How the machine is used.
         """
-        static = _Static(system, plan, Facts(), 0, (), (), Machine(), False, None)
+        static = _Static(system, plan, Facts(), 0, (), (), (), Machine(), False, None)
         return cls(problem, hyper, key, None, None, static)
 
     @classmethod
@@ -223,6 +237,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         ticks: Ticks,
         time: np.ndarray,
         frozen: tuple[str, ...],
+        weighing: tuple[str, ...],
         known: tuple[tuple[str, float], ...],
         machine: Machine,
         differentiable: bool,
@@ -239,13 +254,14 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           ticks: The ticks, of one schedule and one evaluation.
           time: `f64[T]`, their virtual times.
           frozen: Names of the settings that the schedule has read.
+          weighing: Names of those that only the weights of its slots have read.
           known: Settings whose values are part of the program, because it is simpler with them.
           machine: What is traced for.
           differentiable: Whether reverse mode can go through steps.
         """
         types = typed_structure((problem, hyper))
         static = _Static(
-            system, plan, facts, len(time), frozen, known, machine, differentiable, types
+            system, plan, facts, len(time), frozen, weighing, known, machine, differentiable, types
         )
         return cls(problem, hyper, key, ticks, time, static)
 
@@ -318,7 +334,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     @property
     def events(self) -> Event:
         """The events of all ticks, leaves `[T, ...]`."""
-        return jax.vmap(partial(_event, self))(jnp.arange(self.num_ticks, dtype="int32"))
+        return jax.vmap(functools.partial(_event, self))(jnp.arange(self.num_ticks, dtype="int32"))
 
     def init(self, start: Params | None = None) -> StateT:
         """Make the initial state.
@@ -380,12 +396,15 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           ConfigError: If a setting is changed that the schedule has read, or something that is
             part of the program: both need another `bind`.
         """
-        static = self._static
+        static, ticks = self._static, self._ticks
         if hyper is None:
             hyper = self.hyper
         else:
-            hyper, known = self._with_settings(hyper)
+            hyper, changed = self._with_settings(hyper)
+            known = tuple(pair for pair in static.known if pair[0] not in changed)
             static = static._replace(known=known)
+            if changed & {*static.weighing}:
+                ticks = self._weighed(hyper)
         problem = self.problem if problem is None else problem
         if typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
             self.problem
@@ -393,27 +412,26 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
-        return type(self)(problem, hyper, key, self._ticks, self.time, static)
+        return type(self)(problem, hyper, key, ticks, self.time, static)
 
-    def _with_settings(self, hyper: Any) -> tuple[Any, tuple[tuple[str, float], ...]]:
-        """Check new settings, and give them the types of the old ones."""
+    def _with_settings(self, hyper: Any) -> tuple[Any, set[str]]:
+        """Check new settings, give them the types of the old ones, and name those that differ."""
         ours, theirs = typed_structure(self.hyper), typed_structure(hyper)
         if ours != theirs:
-            changed = [
-                name
+            value = {
+                name: getattr(hyper, name, None)
                 for name in fields(type(self.hyper))
                 if not _is_same(getattr(hyper, name, None), getattr(self.hyper, name))
-            ]
-            value = {name: getattr(hyper, name, None) for name in changed} or type(hyper).__name__
+            } or type(hyper).__name__
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)
         found = []
         pairs = jax.tree_util.tree_leaves_with_path(hyper)
-        traced: set[str] = set()
+        changed: set[str] = set()
         for (path, new), old in zip(pairs, jax.tree.leaves(self.hyper), strict=True):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
             if new is not old and not _is_same(new, old):
-                traced.add(name)
+                changed.add(name)
                 if name in self.frozen:
                     allowed = (
                         "as it was bound, because the schedule has read it: it can be neither "
@@ -425,9 +443,21 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                     allowed = f"of shape {list(jnp.shape(old))}, as it was bound"
                     raise ConfigError(name, f"shape {list(jnp.shape(new))}", allowed)
                 new = jnp.asarray(new, jnp.result_type(old))
-            found.append(new if name in traced else old)
-        known = tuple(pair for pair in self._static.known if pair[0] not in traced)
-        return ours.unflatten(found), known
+            found.append(new if name in changed else old)
+        return ours.unflatten(found), changed
+
+    def _weighed(self, hyper: Any) -> Ticks:
+        """Compute the weights of all slots again, by other settings."""
+        assert self.system.weigh is not None
+        shape = (self.num_ticks, self._ticks.clients.shape[-1])
+        clients, staleness = (
+            jnp.broadcast_to(leaf[0, 0], shape)
+            for leaf in (self._ticks.clients, self._ticks.staleness)
+        )
+        is_there = clients != EMPTY
+        weight = self.system.weigh(hyper, jnp.where(is_there, clients, 0), staleness)
+        weight = jnp.where(is_there, weight, 0).astype(self._ticks.weight.dtype)
+        return self._ticks._replace(weight=weight[None, None])
 
     @staticmethod
     def stack(bounds: "Sequence[Bound]") -> "tuple[Bound, Bound]":

@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, 
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
 """
 
+import contextvars
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -307,7 +308,7 @@ class Replay:
             return [self.lower().compile()]
         begin = self._lower_begin()
         with ThreadPoolExecutor(1) as worker:
-            begun = worker.submit(begin.compile)
+            begun = worker.submit(contextvars.copy_context().run, begin.compile)
             return [self.lower().compile(), begun.result()]
 
     def lower(self) -> jax.stages.Lowered:
