@@ -1,7 +1,8 @@
 """Simulate federated learning as one array program: the schedule first, learning second.
 
 Start with `sweep`, which runs a system (see `SYSTEMS`) on a problem for many settings and seeds,
-or with `simulate`, which runs one. Where to look for the rest:
+or with `simulate`, which runs one. `bind` hands out the program of a run, for a loop of one's own
+and for gradients through it. Where to look for the rest:
 
     types            the words used here (tick, slot, lane), and what the parts agree on
     events           the event of one tick, and what is known of it beforehand
@@ -14,6 +15,7 @@ or with `simulate`, which runs one. Where to look for the rest:
                      privacy: clipped updates, noise, and epsilon
     systems          one algorithm per file
     engine           draws schedules, places lanes on devices, and replays schedules
+    binding          the program of a run, for one's own loop
     results          what a sweep returns: labelled curves, models and schedules, and their files
     problems         what is learnt, from models, datasets and a partition among clients
     diagnostics      fairness, averaged predictions, samples
@@ -31,6 +33,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedjax_sim import batching as batching
+    from fedjax_sim import binding as binding
     from fedjax_sim import checking as checking
     from fedjax_sim import cli as cli
     from fedjax_sim import clients as clients
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from fedjax_sim import timelines as timelines
     from fedjax_sim import trees as trees
     from fedjax_sim import types as types
+    from fedjax_sim.binding import Bound, bind, bind_together
     from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
     from fedjax_sim.engine.planning.placement import Layout
     from fedjax_sim.engine.sweeps import simulate, sweep
@@ -69,6 +73,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SYSTEMS",
     "Algorithm",
+    "Bound",
     "CollapsedWarning",
     "ConfigError",
     "DivergedWarning",
@@ -82,6 +87,8 @@ __all__ = [
     "System",
     "Timeline",
     "__version__",
+    "bind",
+    "bind_together",
     "keep_compiled",
     "load",
     "simulate",
@@ -94,6 +101,7 @@ __version__ = "0.1.0"
 
 _ROOMS = (
     "batching",
+    "binding",
     "checking",
     "cli",
     "clients",
@@ -122,6 +130,7 @@ _ROOMS = (
     "types",
 )
 _HOMES = {
+    "fedjax_sim.binding": ("Bound", "bind", "bind_together"),
     "fedjax_sim.engine.machine.compiling": ("keep_compiled", "use_cores"),
     "fedjax_sim.engine.planning.placement": ("Layout",),
     "fedjax_sim.results.runs": (

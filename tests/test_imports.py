@@ -50,17 +50,18 @@ ALLOWED = {
     "systems": "types settings trees streams batching timelines compression clients server",
     "results": "types lifecycle settings checking diagnostics",
     "engine": (
-        "types events lifecycle settings checking targets trees streams batching diagnostics "
-        "results"
+        "types events lifecycle settings checking targets trees streams linear batching "
+        "diagnostics results"
     ),
     "theory": "types settings checking privacy diagnostics systems",
-    "__init__": "types settings systems engine results",
+    "binding": "types settings checking trees engine",
+    "__init__": "types settings systems engine results binding",
     "reporting": "types lifecycle settings checking diagnostics results __init__",
     "launch": "types lifecycle settings checking engine results reporting",
     "cli": "*",
     "__main__": "cli",
 }
-MOST_ROOT_FILES = 11
+MOST_ROOT_FILES = 12
 SLOW_TO_LOAD = ("jax", "xarray", "matplotlib", "tensorflow_datasets", "numpy")
 
 USED_LATER = ("scipy.stats", "sklearn", "pandas", "xarray", "matplotlib", "rich.progress")

@@ -12,8 +12,7 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Layout, Timeline
-from fedjax_sim.bind import Bound, bind, bind_together
+from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
 from fedjax_sim.compression import Identity
 from fedjax_sim.systems import fedavg, fedbuff
 from tests.conftest import Regression

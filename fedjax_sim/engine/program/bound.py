@@ -181,8 +181,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             state, info = bound.step(state, bound.event(t))
         print(bound.evaluate(state))
 
-    Jitted or scanned it has the bits of `simulate` with
-    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)`.
+    Models, metrics and what steps report have the bits of `simulate` with
+    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)`, step by step or scanned; in
+    expectation maximisation last bits may differ, as XLA fuses its sums in other ways within a
+    loop. Under `jax.disable_jit` all agree to rounding.
 
     Attributes:
       system: The system.
