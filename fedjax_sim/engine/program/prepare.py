@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from fedjax_sim.checking import Count, LaneSeed, checked
-from fedjax_sim.engine.contract import check_model
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
 from fedjax_sim.engine.planning.lanes import (
@@ -26,6 +25,7 @@ from fedjax_sim.engine.planning.lanes import (
 from fedjax_sim.engine.planning.placement import Layout, Placement, choose
 from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.replay import Program, Replay
+from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options, Precision, ProblemT, grid_of, list_lanes
 from fedjax_sim.types import (
     EMPTY,
@@ -156,8 +156,8 @@ def plan_group(
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
-    check_model(model)
+    code = number_of_code(system.algorithm, hypers[0], problems[0])
+    model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
     schedule = schedule._replace(stored=schedule.stored._replace(weight=weight))
@@ -169,7 +169,9 @@ def plan_group(
     )
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
-    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)
+    cost = step_cost.measure_step(
+        problems[0], model, num_examples, has_loss=has_loss, code=code
+    )
     placement = choose(
         options.layout,
         rows=row,
@@ -195,12 +197,25 @@ def plan_group(
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
         can_stop=options.on_evaluation is not None,
+        code=code,
     )
-    told = [
-        dict(system.messages.facts(hyper, schedule.ticks[i]))
-        for hyper, i in zip(hypers, row, strict=True)
-    ]
+    told = _told(system, hypers, schedule.ticks, row)
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)
+
+
+def _told(
+    system: System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
+) -> list[dict[str, np.ndarray]]:
+    """Ask what settings say about the ticks of each lane, once where both are the same."""
+    # Thousands of seeds may share one settings object, and have equally many ticks.
+    distinct, number = np.unique(ticks, axis=0, return_inverse=True)
+    known: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    told = []
+    for hyper, i in zip(hypers, number.reshape(-1)[row].tolist(), strict=True):
+        if (id(hyper), i) not in known:
+            known[id(hyper), i] = dict(system.messages.facts(hyper, distinct[i]))
+        told.append(known[id(hyper), i])
+    return told
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:

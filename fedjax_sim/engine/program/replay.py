@@ -9,7 +9,9 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+import copy
+import functools
+from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
-from fedjax_sim.engine.machine import processes
+from fedjax_sim.engine.machine import known_programs, memory, processes
 from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
 from fedjax_sim.engine.planning.held_models import HeldVersions
 from fedjax_sim.engine.planning.lanes import Lanes
@@ -56,6 +58,10 @@ LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
 
 
+MOST_TOGETHER = 1024
+"""Numbers of an array up to which it is copied and put on the devices together with others."""
+
+
 class Limbs(NamedTuple):
     """A sum of whole numbers of 32 bits, which may need more, from the lowest bits up."""
 
@@ -64,8 +70,8 @@ class Limbs(NamedTuple):
     high: Array
 
     def total(self) -> np.ndarray:
-        """Put the sum together on the host: `i64`."""
-        low, middle, high = (processes.fetch(limb).astype("int64") for limb in self)
+        """Put the sum together once it is on the host: `i64`."""
+        low, middle, high = (np.asarray(limb).astype("int64") for limb in self)
         return low + (middle << LIMB_BITS) + (high << 2 * LIMB_BITS)
 
 
@@ -86,6 +92,7 @@ class Program(NamedTuple):
       precision: Precision of matrix products, one of `PRECISIONS`.
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
+      code: Number of the users' code in the program, see `number_of_code`.
     """
 
     system: System
@@ -98,6 +105,7 @@ class Program(NamedTuple):
     begins_quickly: bool = False
     precision: str = "float32"
     can_stop: bool = False
+    code: int = 0
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -136,12 +144,11 @@ class _Carry(NamedTuple):
 
 
 class Replay:
-    """A program with its inputs on the devices, before the first chunk.
+    """A program with its inputs, which go to the devices when the program first needs them.
 
     Attributes:
       program: The static arguments.
       num_evals: Evaluations of all chunks, V.
-      lanes: The lanes, each on its device.
       place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
       is_in_order: Whether lanes stand there in their order, each once.
     """
@@ -155,7 +162,7 @@ class Replay:
         starts: Params | None = None,
         is_described: bool = False,
     ):
-        """Put lanes on their devices.
+        """Deal lanes to their devices.
 
         Args:
           program: The static arguments.
@@ -193,12 +200,39 @@ class Replay:
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
         self.is_in_order = np.array_equal(lane_of, np.arange(len(lanes.seed)))
         self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
-        self.lanes = self._placed(lanes, lane_of)
-        self._lane_of = lane_of
-        self._starts = self._put(jax.tree.map(lambda leaf: leaf[lane_of], starts), self._split)
+        self._given, self._given_starts, self._lane_of = lanes, starts, lane_of
 
-    def _placed(self, lanes: Lanes, lane_of: np.ndarray) -> Lanes:
-        """Put what varies on the lanes' devices, and what is shared on all devices."""
+    def described(self) -> "Replay":
+        """Return the same lanes, whose arrays are described and never put on devices."""
+        other = copy.copy(self)
+        other._is_described, other._lowered = True, {}
+        for name in ("lanes", "_starts"):
+            vars(other).pop(name, None)
+        return other
+
+    @functools.cached_property
+    def form(self) -> Hashable:
+        """What decides which programs are compiled: static arguments, and shapes of the others.
+
+        The facts of the schedule, the layout and the users' code are among the static arguments.
+        """
+        inputs = self._given, self._schedule.stored, self._schedule.held, self._given_starts
+        leaves, structure = jax.tree.flatten(inputs)
+        shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
+        sizes = len(self._lane_of), len(self._rows), self.is_in_order
+        settings = jax.config.jax_enable_x64, jax.config.jax_default_prng_impl
+        return self.program, structure, shapes, sizes, settings
+
+    @functools.cached_property
+    def _starts(self) -> Any:
+        """Models that the lanes start from, on their devices; None to draw them."""
+        starts = jax.tree.map(lambda leaf: leaf[self._lane_of], self._given_starts)
+        return self._put(starts, self._split)
+
+    @functools.cached_property
+    def lanes(self) -> Lanes:
+        """The lanes: what varies on its lane's device, and what is shared on all devices."""
+        lanes, lane_of = self._given, self._lane_of
         dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
         if self._is_described:
             dealt = jax.tree.map(
@@ -233,6 +267,11 @@ class Replay:
         if self._is_described or placement.platform != "cpu":
             return self._put(tree, self._whole)
 
+        leaves, structure = jax.tree.flatten(tree)
+        # Numbers, such as settings, are put together. Their owner may write into an array of NumPy.
+        places = [i for i, leaf in enumerate(leaves) if _is_small(leaf)]
+        copied = [np.array(leaves[i], jax.dtypes.result_type(leaves[i])) for i in places]
+        put = dict(zip(places, self._put(copied, self._whole), strict=True))
         known: dict[int, jax.Array] = {}
 
         def share(leaf: Any) -> Any:
@@ -250,7 +289,8 @@ class Replay:
             ]
             return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
 
-        return jax.tree.map(share, tree)
+        shared = [put[i] if i in put else share(leaf) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, shared)
 
     def tables(self, first: int) -> Tables:
         """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
@@ -273,14 +313,19 @@ class Replay:
 
         def give(leaf: np.ndarray) -> Any:
             if leaf.shape[0] == 1:
-                return self._put(leaf, self._whole)
+                return leaf
             if self._is_described:
-                shape = (len(self._rows), *leaf.shape[1:])
-                return self._put(jax.ShapeDtypeStruct(shape, leaf.dtype), self._split)
+                return jax.ShapeDtypeStruct((len(self._rows), *leaf.shape[1:]), leaf.dtype)
             is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
-            return self._put(leaf if is_in_order else leaf[self._rows], self._split)
+            return leaf if is_in_order else leaf[self._rows]
 
-        return jax.tree.map(give, tables)
+        leaves, structure = jax.tree.flatten(tables)
+        given = list(map(give, leaves))
+        # Those of equal sharding are put together, which takes less time.
+        whole = iter(self._put([leaf for leaf in given if leaf.shape[0] == 1], self._whole))
+        split = iter(self._put([leaf for leaf in given if leaf.shape[0] > 1], self._split))
+        placed = [next(whole if leaf.shape[0] == 1 else split) for leaf in given]
+        return jax.tree.unflatten(structure, placed)
 
     @property
     def all_run(self) -> int:
@@ -307,12 +352,34 @@ class Replay:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
         )
 
+    def prepare(self, *, begins: bool = True) -> None:
+        """Compile the programs, unless those of an equal form are known."""
+        if known_programs.find(self.form) is None:
+            self.compile(begins=begins)
+            if begins:
+                known_programs.keep(self.form)
+
+    def sizes(self) -> tuple[known_programs.Size, ...]:
+        """Return what the programs take; they are compiled unless that is known."""
+        found = known_programs.find(self.form)
+        if not found:
+            described = self.described()
+            hyper, problem = described.lanes.hyper, described.lanes.problem
+            arguments = memory.count_bytes((hyper.shared, problem.shared))
+            if self.program.placement.mesh.size == 1 and self.is_in_order:
+                # A single device takes the stacked problems as they are.
+                arguments += memory.count_bytes(problem.varying)
+            found = memory.measure_programs(described.compile(), arguments)
+            known_programs.keep(self.form, found)
+        return found
+
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
         """Compile the programs of a chunk and of the beginning, if it `begins`, at the same time.
 
         Both are traced in this thread, because JAX's settings belong to a thread. JAX keeps what is
         compiled here for the calls that follow.
         """
+        memory.drop_programs_near_the_limit()
         if not begins:
             return [self.lower().compile()]
         begin = self._lower_begin()
@@ -367,7 +434,7 @@ class Replay:
     def final_models(self, carries: Any) -> Any:
         """Fetch the models of all lanes, leaves `[L, ...]`."""
         models = _final_models(self.program, self.lanes, carries)
-        return jax.tree.map(lambda leaf: processes.fetch(leaf)[self.place_of], models)
+        return jax.tree.map(lambda leaf: leaf[self.place_of], processes.fetch(models))
 
     def digests(self) -> dict[str, str]:
         """Hash the programs and the schedules.
@@ -384,6 +451,11 @@ class Replay:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self.lanes, self.carries())
         return processes.hash_programs(self._lower_begin(), self.lower(), final)
+
+
+def _is_small(leaf: Any) -> bool:
+    """Tell whether a leaf is a number, or a few numbers on the host."""
+    return not isinstance(leaf, jax.Array) and np.size(leaf) <= MOST_TOGETHER
 
 
 def _begin(

@@ -56,7 +56,7 @@ def run_group(
     options: Options,
     *,
     longest: Callable[[], int] = lambda: 0,
-    accept: Callable[[Planned], bool] = lambda planned: True,
+    accept: Callable[[Planned, Replay], bool] = lambda planned, replay: True,
 ) -> Part | None:
     """Plan a group and replay it, or load what its replay returned if it is finished.
 
@@ -72,9 +72,10 @@ def run_group(
     """
     if options.checkpoint is None:
         planned = plan_group(system, group, options, longest=longest())
-        if not accept(planned):
+        replay = planned.on_devices()
+        if not accept(planned, replay):
             return None
-        return replay_group(planned, planned.on_devices(), options, None)
+        return replay_group(planned, replay, options, None)
     saved = checkpoint_of(system, group, options)
     shorter = saved.shorter_budget()
     if shorter is None:
@@ -89,9 +90,9 @@ def run_group(
                 if options.trackers and is_first():
                     _track_finished(system, planned.group, part, options)
                 return part
-        if not accept(planned):
-            return None
         replay = planned.on_devices()
+        if not accept(planned, replay):
+            return None
         new = pack_timelines(planned.timelines, planned.ticks) if found is None else None
         saved.open(planned.decided(replay), all_run=replay.all_run, drawn=new)
     else:

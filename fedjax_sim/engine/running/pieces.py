@@ -55,7 +55,6 @@ def run_in_pieces(
     for group in groups_of(lanes):
         chosen = [lane for lane in group if lane.place in places]
         if chosen:
-            memory.drop_programs_near_the_limit()
             parts += _Pieces(system, chosen, group, options, number=len(parts)).run()
     return parts
 
@@ -119,12 +118,12 @@ class _Pieces:
         """
         num = fits = len(lanes)
 
-        def accept(planned: Planned) -> bool:
+        def accept(planned: Planned, replay: Replay) -> bool:
             nonlocal fits
             if num == len(self._whole):
                 self._longest = int(planned.ticks.max())
             if not self._is_decided(num):
-                fits = self._lanes_that_fit(planned, num_left)
+                fits = self._lanes_that_fit(planned, replay, num_left)
                 self._accepted = num if fits == num else self._accepted
             return fits == num
 
@@ -194,15 +193,15 @@ class _Pieces:
         most = min(num * max(0.0, has) / needs if needs > has else num for has, needs in limits)
         return num if most >= num else memory.even_pieces(num, int(most))
 
-    def _lanes_that_fit(self, planned: Planned, num_left: int) -> int:
+    def _lanes_that_fit(self, planned: Planned, replay: Replay, num_left: int) -> int:
         """Count the lanes that fit, from their compiled programs.
 
         Args:
           planned: Some lanes, planned.
+          replay: Their program, before anything is on the devices.
           num_left: Lanes that have not run yet, these included.
         """
         num, placement = len(planned.group), planned.program.placement
-        described = planned.on_devices(is_described=True)
         shared = planned.lanes.hyper.shared, planned.lanes.problem.shared
         devices = list(placement.mesh.devices.flat)
         here = 1
@@ -210,19 +209,15 @@ class _Pieces:
             # All devices of this process share one memory.
             places = [device.process_index for device in devices]
             here = places.count(jax.process_index())
-        arguments = count_bytes((described.lanes.hyper.shared, described.lanes.problem.shared))
-        if len(devices) == 1 and described.is_in_order:
-            # A single device takes the stacked problems as they are.
-            arguments += count_bytes(described.lanes.problem.varying)
         added = memory.bytes_to_share(shared, devices)
-        needs = memory.program_needs(described.compile(), arguments, added, here)
+        needs = memory.program_needs(replay.sizes(), added, here)
         free = memory.SHARE * memory.free_memory().device
         if placement.platform == "cpu":
             free -= self._bytes_to_keep(planned, num_left)
         if needs.total > free and num > 1:
             self._too_large.append((num, needs.total))
             return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
-        self._say_what_is_chosen(planned, described, needs, free)
+        self._say_what_is_chosen(planned, replay, needs, free)
         return num
 
     def _bytes_to_keep(self, planned: Planned, num_left: int) -> float:
@@ -248,7 +243,7 @@ class _Pieces:
         return int(num - (smaller - free) / max(1.0, slope))
 
     def _say_what_is_chosen(
-        self, planned: Planned, described: Replay, needs: Needs, free: float
+        self, planned: Planned, replay: Replay, needs: Needs, free: float
     ) -> None:
         """Say how many lanes run at a time, if not all do, and name a large store of models."""
         num, num_all, name = len(planned.group), len(self._group), self._system.name
@@ -264,7 +259,7 @@ class _Pieces:
                 f"one lane of {name} takes about {write_bytes(needs.total)}, but only "
                 f"{write_bytes(max(0.0, free))} are free."
             )
-        for sentence in _large_stores(planned, described, free):
+        for sentence in _large_stores(planned, replay, free):
             memory.say(sentence)
 
     def _refusal(self, error: Exception, num: int) -> OutOfMemoryError:
@@ -293,12 +288,12 @@ def _bytes_that_differ(trees: list[Any]) -> int:
     )
 
 
-def _large_stores(planned: Planned, described: Replay, free: float) -> list[str]:
+def _large_stores(planned: Planned, replay: Replay, free: float) -> list[str]:
     """Name the stores of old server models that take a large share of the memory.
 
     Args:
       planned: Lanes that will run at a time.
-      described: Their program.
+      replay: Their program.
       free: Bytes that are free on a device.
     """
     schedule, program, lane = planned.schedule, planned.program, planned.group[0]
@@ -330,7 +325,7 @@ def _large_stores(planned: Planned, described: Replay, free: float) -> list[str]
             f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
             "fewer clients or a smaller max_lanes make it smaller."
         )
-    if (store := count_bytes(described.carries().versions)) > least:
+    if (store := count_bytes(replay.described().carries().versions)) > least:
         sentences.append(
             f"client_variance takes {write_bytes(store)}: it keeps "
             f"{store // (num * of_model)} models of {write_bytes(of_model)} {cause}; leave it "
