@@ -15,6 +15,8 @@ from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
 from fedjax_sim.engine.planning.lanes import (
     Lane,
     Lanes,
+    distinct_objects,
+    distinct_rows,
     distinct_schedules,
     families_of,
     groups_of,
@@ -146,7 +148,7 @@ def plan_group(
     schedule = lay_out(
         timelines,
         ticks,
-        num_clients=system.messages.num_senders(hypers[0]) or group[0].problem.counts.shape[0],
+        num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
         num_evals=options.num_evals,
         per_eval=per_eval,
         client_variance=options.client_variance,
@@ -208,14 +210,10 @@ def _told(
 ) -> list[dict[str, np.ndarray]]:
     """Ask what settings say about the ticks of each lane, once where both are the same."""
     # Thousands of seeds may share one settings object, and have equally many ticks.
-    distinct, number = np.unique(ticks, axis=0, return_inverse=True)
-    known: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-    told = []
-    for hyper, i in zip(hypers, number.reshape(-1)[row].tolist(), strict=True):
-        if (id(hyper), i) not in known:
-            known[id(hyper), i] = dict(system.messages.facts(hyper, distinct[i]))
-        told.append(known[id(hyper), i])
-    return told
+    same = row * 0 if (ticks == ticks[:1]).all() else row
+    firsts, number = distinct_rows(distinct_objects(hypers)[1], same)
+    known = [dict(system.messages.facts(hypers[i], ticks[row[i]])) for i in firsts]
+    return [known[i] for i in number.tolist()]
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:

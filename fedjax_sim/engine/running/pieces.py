@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
-from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
@@ -32,6 +32,10 @@ from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Part
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, System
+
+
+FEW = 0.01
+"""Share of the free memory up to which a program needs so little that it is not measured again."""
 
 
 def run_in_pieces(
@@ -53,7 +57,8 @@ def run_in_pieces(
     """
     parts: list[Part] = []
     for group in groups_of(lanes):
-        chosen = [lane for lane in group if lane.place in places]
+        is_whole = len(places) == len(lanes)
+        chosen = group if is_whole else [lane for lane in group if lane.place in places]
         if chosen:
             parts += _Pieces(system, chosen, group, options, number=len(parts)).run()
     return parts
@@ -76,7 +81,7 @@ class _Pieces:
         """
         self._system, self._options, self._number = system, options, number
         firsts, row = schedules_of(system, group)
-        self._group = [group[i] for i in np.argsort(row, kind="stable")]
+        self._group = [group[i] for i in np.argsort(row, kind="stable").tolist()]
         self._drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
         self._whole = whole
         self._budget: dict[str, Any] = {
@@ -90,6 +95,8 @@ class _Pieces:
         self._accepted = 0
         # Lanes of pieces that do not fit, and the bytes of their programs.
         self._too_large: list[tuple[int, int]] = []
+        # Bytes that were free on each device when they were last measured.
+        self._free: float | None = None
 
     def run(self) -> list[Part]:
         """Run the group piece by piece."""
@@ -185,6 +192,7 @@ class _Pieces:
         # Problems that differ are stacked on the device, and then dealt to all devices.
         of_problems = 2 * _bytes_that_differ([lane.problem for lane in self._group])
         free = memory.free_memory()
+        self._free = free.device
         on_host = memory.SHARE * free.host - plan.bytes_fixed - kept
         if jax.default_backend() == "cpu":
             limits = [(on_host, of_lanes + of_problems)]
@@ -211,7 +219,9 @@ class _Pieces:
             here = places.count(jax.process_index())
         added = memory.bytes_to_share(shared, devices)
         needs = memory.program_needs(replay.sizes(), added, here)
-        free = memory.SHARE * memory.free_memory().device
+        if self._free is None or needs.total > FEW * self._free:
+            self._free = memory.free_memory().device
+        free = memory.SHARE * self._free
         if placement.platform == "cpu":
             free -= self._bytes_to_keep(planned, num_left)
         if needs.total > free and num > 1:
@@ -280,9 +290,9 @@ class _Pieces:
 
 def _bytes_that_differ(trees: list[Any]) -> int:
     """Count the bytes of a stack of trees, without the leaves that are the same array in all."""
-    stacks = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+    stacks = zip(*map(jax.tree.leaves, distinct_objects(trees)[0]), strict=True)
     return sum(
-        len(leaves) * count_bytes(leaves[0])
+        len(trees) * count_bytes(leaves[0])
         for leaves in stacks
         if any(leaf is not leaves[0] for leaf in leaves)
     )
