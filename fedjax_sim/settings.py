@@ -526,7 +526,8 @@ def _check_fields(hyper: Any) -> None:
             raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
         if is_traced(field) and _accepts_numbers(value):
             _check_range(name, value, allowed)
-    for field in _fields_of(type(hyper))[1]:
+    kind: type = type(hyper)
+    for field in _fields_of(kind)[1]:
         value = getattr(hyper, field.name)
         if value is not field.default and np.any(np.asarray(value != field.default)):
             given = getattr(value, "__name__", value)

@@ -18,7 +18,6 @@ from fedjax_sim.engine.planning.tables import Ticks
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Event, Timeline
 
-
 SORTED_TOGETHER = 2**22
 """Slots of schedules whose clients are sorted at the same time."""
 

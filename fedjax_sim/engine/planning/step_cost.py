@@ -38,7 +38,8 @@ def describe_model(problem: Any, code: int = 0) -> Params:
       ConfigError: If it cannot be learnt.
     """
     leaves = tuple(map(jax.typeof, jax.tree.leaves(problem)))
-    return _model_of(typed_structure(problem), leaves, code, jax.config.jax_enable_x64)
+    is_wide = jax.dtypes.result_type(float) == "float64"
+    return _model_of(typed_structure(problem), leaves, code, is_wide)
 
 
 @functools.lru_cache(maxsize=256)

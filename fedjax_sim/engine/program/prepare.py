@@ -171,9 +171,7 @@ def plan_group(
     )
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
-    cost = step_cost.measure_step(
-        problems[0], model, num_examples, has_loss=has_loss, code=code
-    )
+    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
     placement = choose(
         options.layout,
         rows=row,

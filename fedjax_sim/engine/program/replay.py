@@ -220,8 +220,8 @@ class Replay:
         leaves, structure = jax.tree.flatten(inputs)
         shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
         sizes = len(self._lane_of), len(self._rows), self.is_in_order
-        settings = jax.config.jax_enable_x64, jax.config.jax_default_prng_impl
-        return self.program, structure, shapes, sizes, settings
+        # Whether 64 bits are enabled, without which the same inputs have other programs.
+        return self.program, structure, shapes, sizes, jax.dtypes.result_type(float)
 
     @functools.cached_property
     def _starts(self) -> Any:
@@ -268,10 +268,15 @@ class Replay:
             return self._put(tree, self._whole)
 
         leaves, structure = jax.tree.flatten(tree)
-        # Numbers, such as settings, are put together. Their owner may write into an array of NumPy.
-        places = [i for i, leaf in enumerate(leaves) if _is_small(leaf)]
-        copied = [np.array(leaves[i], jax.dtypes.result_type(leaves[i])) for i in places]
-        put = dict(zip(places, self._put(copied, self._whole), strict=True))
+        devices = self._whole.device_set
+
+        def is_there(leaf: Any) -> bool:
+            return isinstance(leaf, jax.Array) and len(devices) == 1 and leaf.devices() == devices
+
+        # Numbers, such as settings, are put together with what is on the only device already.
+        places = [i for i, leaf in enumerate(leaves) if _is_small(leaf) or is_there(leaf)]
+        given = [_own(leaves[i]) for i in places]
+        put = dict(zip(places, self._put(given, self._whole), strict=True))
         known: dict[int, jax.Array] = {}
 
         def share(leaf: Any) -> Any:
@@ -451,6 +456,12 @@ class Replay:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self.lanes, self.carries())
         return processes.hash_programs(self._lower_begin(), self.lower(), final)
+
+
+def _own(leaf: Any) -> Any:
+    """Copy an array of NumPy, as its owner may write into it."""
+    is_array = isinstance(leaf, jax.Array)
+    return leaf if is_array else np.array(leaf, jax.dtypes.result_type(leaf))
 
 
 def _is_small(leaf: Any) -> bool:

@@ -101,7 +101,8 @@ def _closed_over(function: Callable[..., Any]) -> Iterator[Any]:
 
 def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
     """Iterate over what code names in its module, and in modules that it names."""
-    wanted, codes = set(), [code]
+    wanted: set[str] = set()
+    codes = [code]
     while codes:
         each = codes.pop()
         wanted.update(each.co_names)
@@ -150,7 +151,7 @@ def _members(kind: type) -> list[Any]:
     for base in kind.__mro__:
         if _is_library(base.__module__):
             continue
-        members = vars(base).values()
+        members = list(vars(base).values())
         if base.__module__.startswith(OWN):
             members = [
                 each

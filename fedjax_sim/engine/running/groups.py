@@ -8,7 +8,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -249,7 +249,9 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
     known = (leaf[:, : max(ends)] for leaf in planned.timelines)
     cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
     if min(ends) < max(ends):
-        cut = [Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends)]
+        cut = [
+            Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
+        ]
     timelines = [cut[i] for i in row.tolist()]
     if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
         schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))

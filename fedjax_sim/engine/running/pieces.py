@@ -33,7 +33,6 @@ from fedjax_sim.results.curves import Part
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, System
 
-
 FEW = 0.01
 """Share of the free memory up to which a program needs so little that it is not measured again."""
 
