@@ -83,9 +83,9 @@ class Options:
 def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
     """List seeds and the values of settings, with numbers as Python has them."""
     seeds = plain(seeds)
-    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(map(plain, seeds))
     values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
-    return Grid(values, list(map(plain, seeds)))
+    return Grid(values, numbers)
 
 
 def list_lanes(

@@ -131,6 +131,8 @@ def distinct_objects(each: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
       The different objects, in order, and for each lane the number of its object, `i64[L]`.
     """
     ids = list(map(id, each))
+    if len(set(ids)) == 1:
+        return [each[0]], np.zeros(len(ids), np.int64)
     place = dict(zip(dict.fromkeys(ids), range(len(ids)), strict=False))
     rows = np.array([place[key] for key in ids], np.int64)
     firsts = dict(zip(reversed(ids), reversed(each), strict=True))
