@@ -247,5 +247,6 @@ def _bounds_of(
             known=lanes.hyper.known,
             machine=program.machine,
             differentiable=differentiable,
+            code=program.code,
         )
     return [each for each in found if each is not None]

@@ -10,10 +10,13 @@ settings struct. `check` turns a bad value into one sentence before anything is 
 
 import contextvars
 import dataclasses
+import functools
+import math
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -98,6 +101,13 @@ def real(
     """
 
     def accepts(value: Any) -> bool:
+        if isinstance(value, float):  # The same, without NumPy.
+            return (
+                math.isfinite(value)
+                and (above is None or value > above)
+                and (least is None or value >= least)
+                and (most is None or value <= most)
+            )
         return (
             _accepts_numbers(value)
             and (above is None or bool(np.all(np.asarray(value) > above)))
@@ -375,7 +385,19 @@ def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
     Args:
       hyper_type: A settings struct's class.
     """
-    return {f.name: f for f in dataclasses.fields(hyper_type) if "accepts" in f.metadata}
+    return _fields_of(hyper_type)[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _fields_of(
+    hyper_type: type,
+) -> tuple[Mapping[str, dataclasses.Field], tuple[dataclasses.Field, ...]]:
+    """Find the settable fields by name, and those that a struct it inherits had left settable."""
+    found = dataclasses.fields(hyper_type)
+    settable = {f.name: f for f in found if "accepts" in f.metadata}
+    bases = [base for base in hyper_type.__mro__[1:] if dataclasses.is_dataclass(base)]
+    fixed = [f for f in found if f.name not in settable and any(f.name in fields(b) for b in bases)]
+    return MappingProxyType(settable), tuple(fixed)
 
 
 def is_traced(field: dataclasses.Field) -> bool:
@@ -495,7 +517,8 @@ def _check_fields(hyper: Any) -> None:
     """Check every field alone."""
     for name, field in fields(type(hyper)).items():
         value, allowed = getattr(hyper, name), field.metadata["allowed"]
-        if field.metadata.get("is_single") and np.ndim(value) > 0:
+        is_number = isinstance(value, int | float)
+        if field.metadata.get("is_single") and not is_number and np.ndim(value) > 0:
             raise ConfigError(name, value, f"{allowed} (to sweep, use settings=...)")
         if not field.metadata["accepts"](value):
             raise ConfigError(name, value, allowed)
@@ -503,11 +526,10 @@ def _check_fields(hyper: Any) -> None:
             raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
         if is_traced(field) and _accepts_numbers(value):
             _check_range(name, value, allowed)
-    bases = [base for base in type(hyper).__mro__[1:] if dataclasses.is_dataclass(base)]
-    for field in dataclasses.fields(hyper):
-        is_fixed = "accepts" not in field.metadata and any(field.name in fields(b) for b in bases)
+    kind: type = type(hyper)
+    for field in _fields_of(kind)[1]:
         value = getattr(hyper, field.name)
-        if is_fixed and value is not field.default and np.any(np.asarray(value != field.default)):
+        if value is not field.default and np.any(np.asarray(value != field.default)):
             given = getattr(value, "__name__", value)
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
@@ -574,6 +596,8 @@ def _with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
 
 def _check_range(name: str, value: Any, allowed: str) -> None:
     """Check that numbers are neither infinite nor 0 in the type in which lanes compute."""
+    if isinstance(value, int | float) and (value == 0 or 1e-30 < abs(value) < 1e30):
+        return  # In any type.
     dtype = jax.dtypes.result_type(float)  # 32 bits, unless 64 are enabled.
     limits, size = np.finfo(dtype), np.abs(np.asarray(value, float))
     if np.any((size > 0) & (size < limits.smallest_normal)) or np.any(size > limits.max):
@@ -584,6 +608,8 @@ def _check_range(name: str, value: Any, allowed: str) -> None:
 
 def _accepts_numbers(value: Any) -> bool:
     """Tell whether a value is a finite number, or an array of finite numbers."""
+    if isinstance(value, float):
+        return math.isfinite(value)
     if isinstance(value, (str, bytes, bool)) or value is None:
         return False
     x = np.asarray(value)

@@ -30,6 +30,7 @@ BENCHMARKS = {
         "engine",
         "the layout that is chosen against others; once on all cores, once on one",
     ),
+    "calls": ("calls", "what a repeated call costs on the host, besides the replay"),
     "arrivals": ("arrivals", "schedules of up to a million clients against a plain heap"),
     "growth": ("arrivals", "what a tick costs with a hundred to a million clients"),
     "asynchronous": ("arrivals", "FedStaleWeight's 16,000 server steps in virtual time"),

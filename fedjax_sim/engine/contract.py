@@ -163,7 +163,9 @@ def check_problem(system: System, problem: Any) -> None:
     kind = system.fit.learns
     name = (problem if isinstance(problem, type) else type(problem)).__name__
     members = [member for member in vars(kind) if not member.startswith("_")]
-    lacking = [member for member in members if not hasattr(problem, member)]
+    # Looked up in the class where possible, as a property may take long to compute.
+    owner = type(problem)
+    lacking = [each for each in members if not (hasattr(owner, each) or hasattr(problem, each))]
     if lacking or isinstance(problem, type):
         allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
         if isinstance(problem, type):

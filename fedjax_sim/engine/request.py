@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim.checking import OneOf
 from fedjax_sim.engine.contract import check_known, check_problem
-from fedjax_sim.engine.planning.lanes import Lane
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import Layout, check_layout
 from fedjax_sim.engine.watching import OnEvaluation, Shown, check_file, is_shown
 from fedjax_sim.results.curves import Grid, label_of_value
@@ -84,9 +84,9 @@ def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | 
     """List seeds and the values of settings, with numbers as Python has them."""
     check_known("settings", dict(settings or {}))
     seeds = plain(seeds)
-    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(map(plain, seeds))
     values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
-    return Grid(values, list(map(plain, seeds)))
+    return Grid(values, numbers)
 
 
 def list_lanes(
@@ -122,13 +122,13 @@ def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProb
 
 
 def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:
-    """Leave out repetitions of an object; thousands of seeds often have one problem."""
-    return list({id(problem): problem for problem in problems}.values())
+    """Leave out repetitions of an object."""
+    return distinct_objects(problems)[0]
 
 
 def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
-    for hyper, problem in itertools.product(hypers, _distinct(problems)):
-        num_clients = problem.counts.shape[0]
+    numbers = [problem.counts.shape[0] for problem in _distinct(problems)]
+    for hyper, num_clients in itertools.product(hypers, numbers):
         if hyper.num_clients != num_clients:
             raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
 
@@ -160,13 +160,15 @@ def _completed(
     system: System[HyperT, Any, Any], hypers: list[HyperT], problems: list[AnyProblem]
 ) -> list[list[HyperT]]:
     """Complete each point's settings from each seed's problem, once for each distinct problem."""
-    found: dict[tuple[int, int], HyperT] = {}
-    for (p, hyper), problem in itertools.product(enumerate(hypers), problems):
-        if (p, id(problem)) not in found:
-            found[p, id(problem)] = _with_message_bits(
-                system, system.fit.complete(hyper, problem), problem
-            )
-    return [[found[p, id(problem)] for problem in problems] for p in range(len(hypers))]
+    distinct, number = distinct_objects(problems)
+    places, found = number.tolist(), []
+    for hyper in hypers:
+        completed = [
+            _with_message_bits(system, system.fit.complete(hyper, problem), problem)
+            for problem in distinct
+        ]
+        found.append([completed[i] for i in places])
+    return found
 
 
 def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> HyperT:

@@ -273,12 +273,12 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
     Args:
       curves: The curves of a sweep.
     """
-    labels = lane_labels(curves)
     for name, (kind, words) in KINDS.items():
         at = curves[name].values.ravel()
         found = np.flatnonzero(at >= 0)
         if not found.size:
             continue
+        labels = lane_labels(curves)
         lanes = [
             ", ".join(f"{label}={value}" for label, value in labels[i].items())
             + f" from evaluation {at[i]} on"

@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from fedjax_sim import lifecycle
-from fedjax_sim.engine.machine import processes
+from fedjax_sim.engine.machine import known_programs, processes
+from fedjax_sim.engine.machine.known_programs import Size
 from fedjax_sim.lifecycle import free_on_host
 from fedjax_sim.settings import ConfigError
 
@@ -107,31 +108,39 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
         return
     if num > MAPS_SHARE * limit:
         jax.clear_caches()
+        known_programs.forget()
 
 
-def program_needs(
-    programs: list[jax.stages.Compiled], arguments: int, added: int, num_devices: int
-) -> Needs:
+def measure_programs(programs: Sequence[jax.stages.Compiled], arguments: int) -> tuple[Size, ...]:
+    """Return what compiled programs take on one device, 0 where that is not known.
+
+    Args:
+      programs: The programs.
+      arguments: Bytes of those arguments of a program that are there already, or that all lanes
+        share.
+    """
+    sizes = []
+    for program in programs:
+        stats: Any = program.memory_analysis()
+        if stats is None:
+            sizes.append(Size(0, 0))
+            continue
+        arrays = stats.argument_size_in_bytes + stats.output_size_in_bytes
+        arrays += stats.temp_size_in_bytes - stats.alias_size_in_bytes
+        sizes.append(Size(max(0, arrays - arguments), stats.generated_code_size_in_bytes))
+    return tuple(sizes)
+
+
+def program_needs(programs: Sequence[Size], added: int, num_devices: int) -> Needs:
     """Return the memory that the larger of the programs needs beyond what is taken already.
 
     Args:
       programs: The programs, which run one after another.
-      arguments: Bytes of those arguments of a program on one device that are there already, or that
-        `added` counts.
       added: Bytes that all lanes share and that are not there yet, see `bytes_to_share`.
       num_devices: Devices that share the memory.
     """
-    largest = Needs(0, 0)
-    for program in programs:
-        stats: Any = program.memory_analysis()
-        if stats is None:
-            continue
-        arrays = stats.argument_size_in_bytes + stats.output_size_in_bytes
-        arrays += stats.temp_size_in_bytes - stats.alias_size_in_bytes
-        fixed = added + stats.generated_code_size_in_bytes
-        needs = Needs(num_devices * max(0, arrays - arguments), fixed)
-        largest = max(largest, needs, key=lambda each: each.total)
-    return largest
+    needs = (Needs(num_devices * size.arrays, added + size.code) for size in programs)
+    return max(needs, key=lambda each: each.total, default=Needs(0, 0))
 
 
 def bytes_to_share(tree: Any, devices: Sequence[Any]) -> int:

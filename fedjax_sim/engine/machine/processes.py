@@ -97,11 +97,22 @@ def put(tree: Any, sharding: jax.sharding.Sharding) -> Any:
     return jax.tree.map(put_leaf, tree)
 
 
-def fetch(leaf: Any) -> np.ndarray:
-    """Fetch the whole of an array, also what is on devices of other processes."""
-    if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)
+def fetch(tree: Any) -> Any:
+    """Fetch the whole of all arrays, also what is on devices of other processes.
+
+    All are asked for at once, and then waited for.
+    """
+
+    def gather(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and not (
+            leaf.is_fully_addressable or leaf.is_fully_replicated
+        ):
+            return multihost_utils.process_allgather(leaf, tiled=True)
+        return leaf
+
+    if jax.process_count() > 1:
+        tree = jax.tree.map(gather, tree)
+    return jax.device_get(tree)
 
 
 def least(number: float) -> float:

@@ -51,18 +51,20 @@ def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
         shapes = [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
         return typed_structure(lane.hyper), typed_structure(lane.problem), shapes
 
-    distinct: list[tuple[Any, list[Lane]]] = []
     # By settings and problem, because thousands of seeds may share both.
-    known: dict[tuple[int, int], list[Lane]] = {}
-    for lane in lanes:
-        same = (id(lane.hyper), id(lane.problem))
-        if same not in known:
-            static = static_part(lane)
-            known[same] = next((members for part, members in distinct if part == static), [])
-            if not known[same]:
-                distinct.append((static, known[same]))
-        known[same].append(lane)
-    return [members for _, members in distinct]
+    objects = [lane.hyper for lane in lanes], [lane.problem for lane in lanes]
+    firsts, number = distinct_rows(*(distinct_objects(each)[1] for each in objects))
+    parts: list[Any] = []
+    part_of = np.empty(len(firsts), np.int64)
+    for i in np.argsort(firsts):
+        static = static_part(lanes[firsts[i]])
+        part_of[i] = next((p for p, part in enumerate(parts) if part == static), len(parts))
+        if part_of[i] == len(parts):
+            parts.append(static)
+    if len(parts) == 1:
+        return [list(lanes)]
+    members = (np.flatnonzero(part_of[number] == p).tolist() for p in range(len(parts)))
+    return [[lanes[i] for i in places] for places in members]
 
 
 def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[int], np.ndarray]:
@@ -75,6 +77,8 @@ def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[i
     Returns:
       The first lane of each schedule, and for each lane the number of its schedule, `i64[L]`.
     """
+    if len({lane.seed for lane in group}) == len(group):
+        return list(range(len(group))), np.arange(len(group))
     # Thousands of seeds may share one settings object.
     values: dict[int, bytes] = {}
     for lane in group:
@@ -87,12 +91,12 @@ def distinct_schedules(group: list[Lane], reads: Sequence[bool]) -> tuple[list[i
             values[id(lane.hyper)] = b"".join(read)
     number: dict[tuple[int, bytes], int] = {}
     firsts: list[int] = []
-    row = np.empty(len(group), np.int64)
+    row = []
     for i, lane in enumerate(group):
-        row[i] = number.setdefault((lane.seed, values[id(lane.hyper)]), len(firsts))
-        if row[i] == len(firsts):
+        row.append(number.setdefault((lane.seed, values[id(lane.hyper)]), len(firsts)))
+        if row[-1] == len(firsts):
             firsts.append(i)
-    return firsts, row
+    return firsts, np.array(row, np.int64)
 
 
 def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
@@ -106,6 +110,8 @@ def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
       An order of the lanes, `i64[L]`, in which the members of a family are adjacent, and the size
       of the families: 1 if they are not all of one size.
     """
+    if row.max() + 1 == len(group):
+        return np.arange(len(group)), 1
     families: dict[Any, list[int]] = {}
     for i, lane in enumerate(group):
         families.setdefault((lane.seed, id(lane.problem), int(row[i])), []).append(i)
@@ -113,6 +119,41 @@ def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
     if sizes == {1} or len(sizes) > 1:
         return np.arange(len(group)), 1
     return np.array(list(families.values())).ravel(), sizes.pop()
+
+
+def distinct_objects(each: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+    """Leave out repetitions of an object; thousands of seeds often share settings and problem.
+
+    Args:
+      each: An object for each of L lanes.
+
+    Returns:
+      The different objects, in order, and for each lane the number of its object, `i64[L]`.
+    """
+    ids = list(map(id, each))
+    if len(set(ids)) == 1:
+        return [each[0]], np.zeros(len(ids), np.int64)
+    place = dict(zip(dict.fromkeys(ids), range(len(ids)), strict=False))
+    rows = np.array([place[key] for key in ids], np.int64)
+    firsts = dict(zip(reversed(ids), reversed(each), strict=True))
+    return [firsts[key] for key in place], rows
+
+
+def distinct_rows(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find the lanes that differ in some numbers.
+
+    Args:
+      numbers: From 0, `i64[L]` each.
+
+    Returns:
+      For each combination of numbers the first lane that has it, and for each lane the number of
+      its combination, `i64[L]`.
+    """
+    code = np.zeros(len(numbers[0]), np.int64)
+    for each in numbers:
+        code = code * (1 + each.max()) + each
+    _, firsts, number = np.unique(code, return_index=True, return_inverse=True)
+    return firsts, number
 
 
 class Stacked(struct.PyTreeNode):
@@ -181,10 +222,7 @@ def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) ->
       hypers: The settings of L lanes.
       dtype: Type of the numbers.
     """
-    # Thousands of seeds may share one settings object.
-    distinct = list({id(hyper): hyper for hyper in hypers}.values())
-    place = {id(hyper): i for i, hyper in enumerate(distinct)}
-    rows = np.array([place[id(hyper)] for hyper in hypers])
+    distinct, rows = distinct_objects(hypers)
     varying, shared = [], []
     for leaves in zip(*(jax.tree.leaves(hyper) for hyper in distinct), strict=True):
         values = np.stack([np.asarray(leaf, float) for leaf in leaves])
@@ -199,8 +237,9 @@ def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) ->
 def stack_problems(problems: Sequence[Any]) -> Stacked:
     """Stack problems of equal static parts. Leaves that are the same array are held once."""
     varying, shared = [], []
-    for leaves in zip(*(jax.tree.leaves(problem) for problem in problems), strict=True):
+    distinct, rows = distinct_objects(problems)
+    for leaves in zip(*map(jax.tree.leaves, distinct), strict=True):
         is_shared = all(leaf is leaves[0] for leaf in leaves)
         shared.append(leaves[0] if is_shared else None)
-        varying.append(None if is_shared else jnp.stack(leaves))
+        varying.append(None if is_shared else jnp.stack([leaves[row] for row in rows]))
     return Stacked(varying, shared, typed_structure(problems[0]))

@@ -18,6 +18,9 @@ from fedjax_sim.engine.planning.tables import Ticks
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Event, Timeline
 
+SORTED_TOGETHER = 2**22
+"""Slots of schedules whose clients are sorted at the same time."""
+
 
 class Schedule(NamedTuple):
     """Timelines, cut to their budgets and laid out for nested scans.
@@ -346,28 +349,38 @@ def _steps_before_of_all(
     if is_constant and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
         # The same clients stand in the same slots at all ticks, as in full participation.
         return (np.cumsum(steps, axis=1, dtype=np.int64) - steps).astype(np.int32)
-    return np.stack([steps_before(*each) for each in zip(clients, steps, strict=True)])
+    # The sort takes about forty bytes for each slot.
+    rows = max(1, SORTED_TOGETHER // max(1, shape[1] * shape[2]))
+    pieces = (slice(first, first + rows) for first in range(0, len(clients), rows))
+    return np.concatenate([steps_before(clients[few], steps[few]) for few in pieces])
 
 
 def steps_before(clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Count the local steps that each slot's client delivered before, in slot order.
 
     Args:
-      clients: `i32[T, S]`.
-      steps: `i32[T, S]`.
+      clients: `i32[..., T, S]`.
+      steps: `i32[..., T, S]`, none negative.
 
     Returns:
-      `i32[T, S]`.
+      `i32[..., T, S]`.
     """
-    order = np.argsort(clients.ravel(), kind="stable")
-    sorted_clients = clients.ravel()[order]
-    total = np.cumsum(steps.ravel()[order], dtype=np.int64)
-    before = total - steps.ravel()[order]
-    is_first = np.concatenate([[True], sorted_clients[1:] != sorted_clients[:-1]])
-    client_index = np.cumsum(is_first) - 1
-    result = np.empty(clients.size, np.int64)
-    result[order] = before - before[is_first][client_index]
-    return result.reshape(clients.shape).astype(np.int32)
+    *_, num_ticks, num_slots = clients.shape
+    flat = clients.reshape(-1, num_ticks * num_slots)
+    if flat.max(initial=0) < 2**15:  # Numbers of 16 bits are sorted without comparing them.
+        flat = flat.astype(np.int16)
+    order = np.argsort(flat, axis=1, kind="stable")
+    sorted_clients = np.take_along_axis(flat, order, axis=1)
+    here = np.take_along_axis(steps.reshape(flat.shape), order, axis=1)
+    before = np.cumsum(here, axis=1, dtype=np.int64) - here
+    is_other = sorted_clients[:, 1:] != sorted_clients[:, :-1]
+    # What all clients sorted earlier delivered, which never falls along the slots.
+    earlier = np.zeros_like(before)
+    earlier[:, 1:][is_other] = before[:, 1:][is_other]
+    result = np.empty(flat.shape, np.int32)
+    counted = before - np.maximum.accumulate(earlier, axis=1)
+    np.put_along_axis(result, order, counted.astype(np.int32), axis=1)
+    return result.reshape(clients.shape)
 
 
 def pad_evaluations(schedule: Schedule, num: int) -> Schedule:

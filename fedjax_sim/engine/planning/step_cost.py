@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.engine.contract import check_loss
+from fedjax_sim.engine.contract import check_loss, check_model
 from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Params
 
@@ -24,8 +24,38 @@ class StepCost(NamedTuple):
     bytes: int
 
 
+def describe_model(problem: Any, code: int = 0) -> Params:
+    """Describe the models that a problem draws, once for problems of equal shapes.
+
+    Args:
+      problem: What is learnt.
+      code: Number of the problem's code, see `number_of_code`.
+
+    Returns:
+      Shapes and dtypes of a model, which are checked.
+
+    Raises:
+      ConfigError: If it cannot be learnt.
+    """
+    leaves = tuple(map(jax.typeof, jax.tree.leaves(problem)))
+    is_wide = jax.dtypes.result_type(float) == "float64"
+    return _model_of(typed_structure(problem), leaves, code, is_wide)
+
+
+@functools.lru_cache(maxsize=256)
+def _model_of(structure: TypedStructure, leaves: tuple, code: int, is_wide: bool) -> Params:
+    described = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in leaves
+    ]
+    model = jax.eval_shape(
+        lambda leaves: structure.unflatten(leaves).init(jax.random.key(0)), described
+    )
+    check_model(model)
+    return model
+
+
 def measure_step(
-    problem: Any, model: Params, num_examples: int, *, has_loss: bool = True
+    problem: Any, model: Params, num_examples: int, *, has_loss: bool = True, code: int = 0
 ) -> StepCost:
     """Estimate the cost of one local step.
 
@@ -38,6 +68,7 @@ def measure_step(
       model: Shapes and dtypes of a model.
       num_examples: Examples of the step.
       has_loss: Whether the problem has a loss.
+      code: Number of the problem's code, see `number_of_code`.
     """
     leaves = jax.tree.leaves(model)
     operations = 6.0 * sum(leaf.size for leaf in leaves) * num_examples
@@ -47,13 +78,15 @@ def measure_step(
             (problem, model),
         )
         given = tuple(jax.tree.leaves(described))
-        products = _products_of_loss(typed_structure(described), given, num_examples)
+        products = _products_of_loss(typed_structure(described), given, num_examples, code)
         operations = max(operations, 3.0 * products)
     return StepCost(operations, 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
 
 
 @functools.lru_cache(maxsize=256)
-def _products_of_loss(structure: TypedStructure, leaves: tuple, num_examples: int) -> float:
+def _products_of_loss(
+    structure: TypedStructure, leaves: tuple, num_examples: int, code: int
+) -> float:
     """Check the loss and count its products' operations, once for problems of equal shapes."""
     problem, model = structure.unflatten(leaves)
     client = jax.ShapeDtypeStruct((), jnp.int32)

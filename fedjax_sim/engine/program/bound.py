@@ -165,6 +165,7 @@ class _Static(NamedTuple):
     machine: Machine
     differentiable: bool
     types: TypedStructure | None
+    code: int = 0
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -243,6 +244,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         known: tuple[tuple[str, float], ...],
         machine: Machine,
         differentiable: bool,
+        code: int,
     ) -> Self:
         """Bind a lane with its schedule.
 
@@ -260,10 +262,21 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           known: Settings whose values are part of the program, because it is simpler with them.
           machine: What is traced for.
           differentiable: Whether reverse mode can go through steps.
+          code: The number of the code of the caller's functions, as in `Program`.
         """
         types = typed_structure((problem, hyper))
         static = _Static(
-            system, plan, facts, len(time), frozen, weighing, known, machine, differentiable, types
+            system,
+            plan,
+            facts,
+            len(time),
+            frozen,
+            weighing,
+            known,
+            machine,
+            differentiable,
+            types,
+            code,
         )
         return cls(problem, hyper, key, ticks, time, static)
 

@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from fedjax_sim.checking import Count, LaneSeed, checked
-from fedjax_sim.engine.contract import check_model
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
 from fedjax_sim.engine.planning.lanes import (
     Lane,
     Lanes,
+    distinct_objects,
+    distinct_rows,
     distinct_schedules,
     families_of,
     groups_of,
@@ -26,6 +27,7 @@ from fedjax_sim.engine.planning.lanes import (
 from fedjax_sim.engine.planning.placement import Layout, Placement, choose
 from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.replay import Program, Replay
+from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options, Precision, ProblemT, grid_of, list_lanes
 from fedjax_sim.types import (
     EMPTY,
@@ -148,7 +150,7 @@ def plan_group(
     schedule = lay_out(
         timelines,
         ticks,
-        num_clients=system.messages.num_senders(hypers[0]) or group[0].problem.counts.shape[0],
+        num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
         num_evals=options.num_evals,
         per_eval=per_eval,
         client_variance=options.client_variance,
@@ -158,8 +160,8 @@ def plan_group(
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    model = jax.eval_shape(lambda problem: problem.init(jax.random.key(0)), problems[0])
-    check_model(model)
+    code = number_of_code(system.algorithm, hypers[0], problems[0])
+    model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
     schedule = schedule._replace(stored=schedule.stored._replace(weight=weight))
@@ -171,7 +173,7 @@ def plan_group(
     )
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
-    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss)
+    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
     placement = choose(
         options.layout,
         rows=row,
@@ -197,12 +199,21 @@ def plan_group(
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
         can_stop=options.on_evaluation is not None,
+        code=code,
     )
-    told = [
-        dict(system.messages.facts(hyper, schedule.ticks[i]))
-        for hyper, i in zip(hypers, row, strict=True)
-    ]
+    told = _told(system, hypers, schedule.ticks, row)
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)
+
+
+def _told(
+    system: System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
+) -> list[dict[str, np.ndarray]]:
+    """Ask what settings say about the ticks of each lane, once where both are the same."""
+    # Thousands of seeds may share one settings object, and have equally many ticks.
+    same = row * 0 if (ticks == ticks[:1]).all() else row
+    firsts, number = distinct_rows(distinct_objects(hypers)[1], same)
+    known = [dict(system.messages.facts(hypers[i], ticks[row[i]])) for i in firsts]
+    return [known[i] for i in number.tolist()]
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:

@@ -9,7 +9,9 @@ chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_v
 """
 
 import contextvars
-from collections.abc import Callable, Collection
+import copy
+import functools
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
-from fedjax_sim.engine.machine import processes
+from fedjax_sim.engine.machine import known_programs, memory, processes
 from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
 from fedjax_sim.engine.planning.held_models import HeldVersions
 from fedjax_sim.engine.planning.lanes import Lanes
@@ -50,6 +52,10 @@ LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
 
 
+MOST_TOGETHER = 1024
+"""Numbers of an array up to which it is copied and put on the devices together with others."""
+
+
 class Limbs(NamedTuple):
     """A sum of whole numbers of 32 bits, which may need more, from the lowest bits up."""
 
@@ -58,8 +64,8 @@ class Limbs(NamedTuple):
     high: Array
 
     def total(self) -> np.ndarray:
-        """Put the sum together on the host: `i64`."""
-        low, middle, high = (processes.fetch(limb).astype("int64") for limb in self)
+        """Put the sum together once it is on the host: `i64`."""
+        low, middle, high = (np.asarray(limb).astype("int64") for limb in self)
         return low + (middle << LIMB_BITS) + (high << 2 * LIMB_BITS)
 
 
@@ -80,6 +86,7 @@ class Program(NamedTuple):
       precision: Precision of matrix products, one of `PRECISIONS`.
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
+      code: Number of the users' code in the program, see `number_of_code`.
     """
 
     system: System
@@ -92,6 +99,7 @@ class Program(NamedTuple):
     begins_quickly: bool = False
     precision: str = "float32"
     can_stop: bool = False
+    code: int = 0
 
     @property
     def machine(self) -> Machine:
@@ -127,12 +135,11 @@ class _Carry(NamedTuple):
 
 
 class Replay:
-    """A program with its inputs on the devices, before the first chunk.
+    """A program with its inputs, which go to the devices when the program first needs them.
 
     Attributes:
       program: The static arguments.
       num_evals: Evaluations of all chunks, V.
-      lanes: The lanes, each on its device.
       place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
       is_in_order: Whether lanes stand there in their order, each once.
     """
@@ -146,7 +153,7 @@ class Replay:
         starts: Params | None = None,
         is_described: bool = False,
     ):
-        """Put lanes on their devices.
+        """Deal lanes to their devices.
 
         Args:
           program: The static arguments.
@@ -184,12 +191,39 @@ class Replay:
         lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
         self.is_in_order = np.array_equal(lane_of, np.arange(len(lanes.seed)))
         self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
-        self.lanes = self._placed(lanes, lane_of)
-        self._lane_of = lane_of
-        self._starts = self._put(jax.tree.map(lambda leaf: leaf[lane_of], starts), self._split)
+        self._given, self._given_starts, self._lane_of = lanes, starts, lane_of
 
-    def _placed(self, lanes: Lanes, lane_of: np.ndarray) -> Lanes:
-        """Put what varies on the lanes' devices, and what is shared on all devices."""
+    def described(self) -> "Replay":
+        """Return the same lanes, whose arrays are described and never put on devices."""
+        other = copy.copy(self)
+        other._is_described, other._lowered = True, {}
+        for name in ("lanes", "_starts"):
+            vars(other).pop(name, None)
+        return other
+
+    @functools.cached_property
+    def form(self) -> Hashable:
+        """What decides which programs are compiled: static arguments, and shapes of the others.
+
+        The facts of the schedule, the layout and the users' code are among the static arguments.
+        """
+        inputs = self._given, self._schedule.stored, self._schedule.held, self._given_starts
+        leaves, structure = jax.tree.flatten(inputs)
+        shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
+        sizes = len(self._lane_of), len(self._rows), self.is_in_order
+        # Whether 64 bits are enabled, without which the same inputs have other programs.
+        return self.program, structure, shapes, sizes, jax.dtypes.result_type(float)
+
+    @functools.cached_property
+    def _starts(self) -> Any:
+        """Models that the lanes start from, on their devices; None to draw them."""
+        starts = jax.tree.map(lambda leaf: leaf[self._lane_of], self._given_starts)
+        return self._put(starts, self._split)
+
+    @functools.cached_property
+    def lanes(self) -> Lanes:
+        """The lanes: what varies on its lane's device, and what is shared on all devices."""
+        lanes, lane_of = self._given, self._lane_of
         dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
         if self._is_described:
             dealt = jax.tree.map(
@@ -224,6 +258,16 @@ class Replay:
         if self._is_described or placement.platform != "cpu":
             return self._put(tree, self._whole)
 
+        leaves, structure = jax.tree.flatten(tree)
+        devices = self._whole.device_set
+
+        def is_there(leaf: Any) -> bool:
+            return isinstance(leaf, jax.Array) and len(devices) == 1 and leaf.devices() == devices
+
+        # Numbers, such as settings, are put together with what is on the only device already.
+        places = [i for i, leaf in enumerate(leaves) if _is_small(leaf) or is_there(leaf)]
+        given = [_own(leaves[i]) for i in places]
+        put = dict(zip(places, self._put(given, self._whole), strict=True))
         known: dict[int, jax.Array] = {}
 
         def share(leaf: Any) -> Any:
@@ -241,7 +285,8 @@ class Replay:
             ]
             return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
 
-        return jax.tree.map(share, tree)
+        shared = [put[i] if i in put else share(leaf) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, shared)
 
     def tables(self, first: int) -> Tables:
         """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
@@ -264,14 +309,19 @@ class Replay:
 
         def give(leaf: np.ndarray) -> Any:
             if leaf.shape[0] == 1:
-                return self._put(leaf, self._whole)
+                return leaf
             if self._is_described:
-                shape = (len(self._rows), *leaf.shape[1:])
-                return self._put(jax.ShapeDtypeStruct(shape, leaf.dtype), self._split)
+                return jax.ShapeDtypeStruct((len(self._rows), *leaf.shape[1:]), leaf.dtype)
             is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
-            return self._put(leaf if is_in_order else leaf[self._rows], self._split)
+            return leaf if is_in_order else leaf[self._rows]
 
-        return jax.tree.map(give, tables)
+        leaves, structure = jax.tree.flatten(tables)
+        given = list(map(give, leaves))
+        # Those of equal sharding are put together, which takes less time.
+        whole = iter(self._put([leaf for leaf in given if leaf.shape[0] == 1], self._whole))
+        split = iter(self._put([leaf for leaf in given if leaf.shape[0] > 1], self._split))
+        placed = [next(whole if leaf.shape[0] == 1 else split) for leaf in given]
+        return jax.tree.unflatten(structure, placed)
 
     @property
     def all_run(self) -> int:
@@ -298,12 +348,34 @@ class Replay:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
         )
 
+    def prepare(self, *, begins: bool = True) -> None:
+        """Compile the programs, unless those of an equal form are known."""
+        if known_programs.find(self.form) is None:
+            self.compile(begins=begins)
+            if begins:
+                known_programs.keep(self.form)
+
+    def sizes(self) -> tuple[known_programs.Size, ...]:
+        """Return what the programs take; they are compiled unless that is known."""
+        found = known_programs.find(self.form)
+        if not found:
+            described = self.described()
+            hyper, problem = described.lanes.hyper, described.lanes.problem
+            arguments = memory.count_bytes((hyper.shared, problem.shared))
+            if self.program.placement.mesh.size == 1 and self.is_in_order:
+                # A single device takes the stacked problems as they are.
+                arguments += memory.count_bytes(problem.varying)
+            found = memory.measure_programs(described.compile(), arguments)
+            known_programs.keep(self.form, found)
+        return found
+
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
         """Compile the programs of a chunk and of the beginning, if it `begins`, at the same time.
 
         Both are traced in this thread, because JAX's settings belong to a thread. JAX keeps what is
         compiled here for the calls that follow.
         """
+        memory.drop_programs_near_the_limit()
         if not begins:
             return [self.lower().compile()]
         begin = self._lower_begin()
@@ -358,7 +430,7 @@ class Replay:
     def final_models(self, carries: Any) -> Any:
         """Fetch the models of all lanes, leaves `[L, ...]`."""
         models = _final_models(self.program, self.lanes, carries)
-        return jax.tree.map(lambda leaf: processes.fetch(leaf)[self.place_of], models)
+        return jax.tree.map(lambda leaf: leaf[self.place_of], processes.fetch(models))
 
     def digests(self) -> dict[str, str]:
         """Hash the programs and the schedules.
@@ -375,6 +447,17 @@ class Replay:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self.lanes, self.carries())
         return processes.hash_programs(self._lower_begin(), self.lower(), final)
+
+
+def _own(leaf: Any) -> Any:
+    """Copy an array of NumPy, as its owner may write into it."""
+    is_array = isinstance(leaf, jax.Array)
+    return leaf if is_array else np.array(leaf, jax.dtypes.result_type(leaf))
+
+
+def _is_small(leaf: Any) -> bool:
+    """Tell whether a leaf is a number, or a few numbers on the host."""
+    return not isinstance(leaf, jax.Array) and np.size(leaf) <= MOST_TOGETHER
 
 
 def _begin(

@@ -20,7 +20,6 @@ from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
 from fedjax_sim.results.curves import NEVER, Curves
-from fedjax_sim.types import Array
 
 Report = Callable[[int, dict[str, np.ndarray], np.ndarray], np.ndarray]
 """From the number of evaluations done, the metrics so far `[L, V + 1, ...]` and the evaluation at
@@ -41,12 +40,12 @@ def replay_schedule(
       Stopped: If a signal asked for it, after the chunk that was running and a checkpoint.
     """
     saved = None if checkpoint is None else checkpoint.load(replay.carries())
-    replay.compile(begins=saved is None)
+    replay.prepare(begins=saved is None)
     seen = _Seen(replay.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
     if saved is None:
         carries, first = replay.begin()
-        seen.put(jax.tree.map(lambda leaf: processes.fetch(leaf)[:, None], first), 0)
+        seen.put(jax.tree.map(lambda leaf: leaf[:, None], processes.fetch(first)), 0)
     else:
         done, carries = saved.done, saved.states
         seen.restore(saved.curves, 1 + done // per_eval)
@@ -54,7 +53,8 @@ def replay_schedule(
     with contextlib.nullcontext() if checkpoint is None else deferring_stops():
         while done < replay.num_evals * per_eval and seen.is_running.any():
             end, began = pace.end_after(done), time.monotonic()
-            carries, (observed, counted) = replay.advance(carries, done, end, seen.is_running)
+            carries, returned = replay.advance(carries, done, end, seen.is_running)
+            observed, counted = processes.fetch(returned)
             seen.add(counted, done // per_eval)
             if end % per_eval == 0:
                 seen.put(observed, 1 + done // per_eval)
@@ -146,23 +146,32 @@ class _Seen:
         for at in set(stopped_at.tolist()) - {NEVER}:
             self.stop(stopped_at == at, at)
 
-    def put(self, observed: tuple[dict[str, Array], Any], at: int) -> None:
-        """Write evaluations from number `at` on, lanes in their order. Leaves `[>= L, C, ...]`."""
+    def put(self, observed: tuple[dict[str, np.ndarray], Any], at: int) -> None:
+        """Write evaluations from number `at` on, lanes in their order.
+
+        Args:
+          observed: Metrics and models on the host, leaves `[>= L, C, ...]`.
+          at: Number of the first evaluation.
+        """
         metrics, models = observed
         leaves = {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(models))}
         for kind, named in (("metric", metrics), ("model", leaves)):
             for name, value in named.items():
                 into = self._into(kind, name, value)
-                fetched = processes.fetch(value)[self._place_of]
                 running = self.is_running
-                into[running, at : at + value.shape[1]] = fetched[running]
+                into[running, at : at + value.shape[1]] = value[self._place_of][running]
 
     def add(self, infos: dict[str, Any], at: int) -> None:
-        """Add what evaluations from number `at` on have counted. Leaves `[>= L, C, ...]`."""
+        """Add what evaluations have counted.
+
+        Args:
+          infos: The counts on the host, leaves `[>= L, C, ...]`.
+          at: Number of the first evaluation.
+        """
         for name, value in infos.items():
-            fetched = value.total() if isinstance(value, Limbs) else processes.fetch(value)
-            into = self._into("info", name, fetched)
-            into[:, at : at + fetched.shape[1]] += fetched[self._place_of]
+            counts = value.total() if isinstance(value, Limbs) else value
+            into = self._into("info", name, counts)
+            into[:, at : at + counts.shape[1]] += counts[self._place_of]
 
     def samples(self, structure: Any) -> Any:
         """Return the models in the structure of one model; None if they were not kept."""

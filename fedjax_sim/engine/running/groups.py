@@ -8,17 +8,15 @@ import ast
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.engine.contract import check_values
 from fedjax_sim.engine.machine.processes import is_first
-from fedjax_sim.engine.planning.lanes import (
-    Lane,
-)
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, plan_group
@@ -40,14 +38,14 @@ from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     EMPTY,
-    AnyProblem,
     GuessableProblem,
+    Messages,
     System,
     Timeline,
 )
 
-if TYPE_CHECKING:
-    pass
+BITS = COORDINATES[3:]
+"""Up to the server and down to clients."""
 
 
 def run_group(
@@ -56,7 +54,7 @@ def run_group(
     options: Options,
     *,
     longest: Callable[[], int] = lambda: 0,
-    accept: Callable[[Planned], bool] = lambda planned: True,
+    accept: Callable[[Planned, Replay], bool] = lambda planned, replay: True,
 ) -> Part | None:
     """Plan a group and replay it, or load what its replay returned if it is finished.
 
@@ -72,9 +70,10 @@ def run_group(
     """
     if options.checkpoint is None:
         planned = plan_group(system, group, options, longest=longest())
-        if not accept(planned):
+        replay = planned.on_devices()
+        if not accept(planned, replay):
             return None
-        return replay_group(planned, planned.on_devices(), options, None)
+        return replay_group(planned, replay, options, None)
     saved = checkpoint_of(system, group, options)
     shorter = saved.shorter_budget()
     if shorter is None:
@@ -89,9 +88,9 @@ def run_group(
                 if options.trackers and is_first():
                     _track_finished(system, planned.group, part, options)
                 return part
-        if not accept(planned):
-            return None
         replay = planned.on_devices()
+        if not accept(planned, replay):
+            return None
         new = pack_timelines(planned.timelines, planned.ticks) if found is None else None
         saved.open(planned.decided(replay), all_run=replay.all_run, drawn=new)
     else:
@@ -246,11 +245,14 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
-    cut = [
-        Timeline(*(leaf[i, :end] for leaf in planned.timelines))
-        for i, end in enumerate(planned.ticks)
-    ]
-    timelines = [cut[i] for i in row]
+    ends = planned.ticks.tolist()
+    known = (leaf[:, : max(ends)] for leaf in planned.timelines)
+    cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
+    if min(ends) < max(ends):
+        cut = [
+            Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
+        ]
+    timelines = [cut[i] for i in row.tolist()]
     if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
         schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))
         timelines = [
@@ -261,10 +263,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
             num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
             each = Timeline(*(leaf[None] for leaf in timeline))
             check_values(each, len(timeline.time), num_clients)
-    bits = [
-        _count_bits(system, lane.problem, lane.hyper, planned.model, schedule, i, timeline)
-        for lane, i, timeline in zip(group, row, timelines, strict=True)
-    ]
+    bits = _count_bits(planned, schedule, row, timelines)
     part = Part(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
@@ -299,54 +298,65 @@ def _track_finished(system: System, group: list[Lane], part: Part, options: Opti
 def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
     """Stack what lanes tell, NaN where one says nothing: `f64[L, length]` by name."""
     nothing = np.full(length, np.nan)
+    distinct, number = distinct_objects(told)
     return {
-        name: np.stack([lane.get(name, nothing) for lane in told])
-        for name in sorted({name for lane in told for name in lane})
+        name: np.stack([lane.get(name, nothing) for lane in distinct])[number]
+        for name in sorted({name for lane in distinct for name in lane})
     }
 
 
 def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarray:
     """Find out which lanes are at chance, and since when, as in `collapsed_at`."""
     found = np.empty(len(group), np.int64)
-    lanes_of: dict[int, list[int]] = {}
-    for i, lane in enumerate(group):
-        lanes_of.setdefault(id(lane.problem), []).append(i)
-    for lanes in lanes_of.values():
-        problem = group[lanes[0]].problem
+    problems, number = distinct_objects([lane.problem for lane in group])
+    for i, problem in enumerate(problems):
+        lanes = np.flatnonzero(number == i)
         chance = problem.chance() if isinstance(problem, GuessableProblem) else {}
         found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
     return found
 
 
 def _count_bits(
-    system: System,
-    problem: AnyProblem,
-    hyper: Any,
-    parameters: Any,
-    schedule: Schedule,
-    row: int,
-    timeline: Timeline,
+    planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
 ) -> dict[str, np.ndarray]:
-    """Count the bits sent before each evaluation of a lane, by coordinate: `i64[V + 1]` each.
+    """Count the bits sent before each evaluation, by coordinate: `i64[L, V + 1]` each.
 
-    parameters: shapes and dtypes of the initial model. row: the number of the lane's schedule.
+    What depends on settings alone is counted once for lanes that share them, and so is what depends
+    on the timeline for those that share it too.
+
+    Args:
+      planned: The lanes.
+      schedule: Their schedules.
+      row: `i64[L]`, the number of each lane's schedule.
+      timelines: The timeline of each lane.
     """
-
-    def so_far(per_tick: np.ndarray) -> np.ndarray:
-        total = np.cumsum(per_tick, dtype=np.int64)
-        return np.concatenate([[0], total])[schedule.ticks[row]]
-
-    messages = system.messages
-    per_tick = messages.per_tick and messages.per_tick(problem, hyper, timeline)
-    if per_tick is None:
-        per_message = messages.bits(parameters, hyper)
-        up, down = (schedule.messages[row] * bits for bits in per_message)
-    else:
-        up, down = (so_far(each) for each in per_tick)
-    further = messages.further(problem, hyper, timeline)
-    return {"uplink_bits": up, "downlink_bits": down} | {
-        name: so_far(each) for name, each in further.items()
-    }
+    messages, model = planned.program.system.messages, planned.model
+    hypers, of_hyper = distinct_objects([lane.hyper for lane in planned.group])
+    per_message = np.array([messages.bits(model, hyper) for hyper in hypers])[of_hyper]
+    counted = schedule.messages[row]
+    found = {name: counted * each[:, None] for name, each in zip(BITS, per_message.T, strict=True)}
+    sends_no_more = messages.further is Messages._field_defaults["further"]
+    if messages.per_tick is None and sends_no_more:
+        return found
+    _, of_problem = distinct_objects([lane.problem for lane in planned.group])
+    firsts, number = distinct_rows(of_hyper, of_problem, row)
+    by_tick: dict[str, dict[int, np.ndarray]] = {}
+    for i, first in enumerate(firsts.tolist()):
+        lane = planned.group[first]
+        given = lane.problem, lane.hyper, timelines[first]
+        each = messages.per_tick and messages.per_tick(*given)
+        further = {} if sends_no_more else messages.further(*given)
+        if each is not None or further:
+            named = dict(zip(BITS, each or (), strict=False))
+            for name, bits in {**named, **further}.items():
+                by_tick.setdefault(name, {})[i] = bits
+    for name, known in by_tick.items():
+        totals = found.get(name, np.zeros_like(counted))[firsts]
+        for i, bits in known.items():
+            total = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
+            totals[i] = total[schedule.ticks[row[firsts[i]]]]
+        found[name] = totals[number]
+    return found
 
 
 def end_stopped_lanes(part: Part, stopped_at: np.ndarray) -> Part:
@@ -382,20 +392,19 @@ def end_stopped_lanes(part: Part, stopped_at: np.ndarray) -> Part:
 
 
 def facts_of(
-    schedule: Schedule, row: np.ndarray, bits: Sequence[Mapping[str, np.ndarray]]
+    schedule: Schedule, row: np.ndarray, bits: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Collect what the schedules say of each lane, as in `Part`.
 
     Args:
       schedule: The schedules.
       row: `i64[L]`, the number of each lane's schedule.
-      bits: Per lane, bits sent before each evaluation by coordinate, `i64[V + 1]` each:
-        uplink_bits, downlink_bits, and what else the system counts.
+      bits: Bits sent before each evaluation by coordinate, `i64[L, V + 1]` each: uplink_bits,
+        downlink_bits, and what else the system counts.
     """
     mean, largest = _staleness(schedule)
     facts = {name: getattr(schedule, name)[row] for name in COORDINATES[:3]}
-    facts |= {name: np.stack([of_lane[name] for of_lane in bits]) for name in bits[0]}
-    return {**facts, "staleness_mean": mean[row], "staleness_max": largest[row]}
+    return {**facts, **bits, "staleness_mean": mean[row], "staleness_max": largest[row]}
 
 
 def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
-from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
@@ -32,6 +32,9 @@ from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Part
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, System
+
+FEW = 0.01
+"""Share of the free memory up to which a program needs so little that it is not measured again."""
 
 
 def run_in_pieces(
@@ -53,9 +56,9 @@ def run_in_pieces(
     """
     parts: list[Part] = []
     for group in groups_of(lanes):
-        chosen = [lane for lane in group if lane.place in places]
+        is_whole = len(places) == len(lanes)
+        chosen = group if is_whole else [lane for lane in group if lane.place in places]
         if chosen:
-            memory.drop_programs_near_the_limit()
             parts += _Pieces(system, chosen, group, options, number=len(parts)).run()
     return parts
 
@@ -77,7 +80,7 @@ class _Pieces:
         """
         self._system, self._options, self._number = system, options, number
         firsts, row = schedules_of(system, group)
-        self._group = [group[i] for i in np.argsort(row, kind="stable")]
+        self._group = [group[i] for i in np.argsort(row, kind="stable").tolist()]
         self._drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
         self._whole = whole
         self._budget: dict[str, Any] = {
@@ -91,6 +94,8 @@ class _Pieces:
         self._accepted = 0
         # Lanes of pieces that do not fit, and the bytes of their programs.
         self._too_large: list[tuple[int, int]] = []
+        # Bytes that were free on each device when they were last measured.
+        self._free: float | None = None
 
     def run(self) -> list[Part]:
         """Run the group piece by piece."""
@@ -119,12 +124,12 @@ class _Pieces:
         """
         num = fits = len(lanes)
 
-        def accept(planned: Planned) -> bool:
+        def accept(planned: Planned, replay: Replay) -> bool:
             nonlocal fits
             if num == len(self._whole):
                 self._longest = int(planned.ticks.max())
             if not self._is_decided(num):
-                fits = self._lanes_that_fit(planned, num_left)
+                fits = self._lanes_that_fit(planned, replay, num_left)
                 self._accepted = num if fits == num else self._accepted
             return fits == num
 
@@ -186,6 +191,7 @@ class _Pieces:
         # Problems that differ are stacked on the device, and then dealt to all devices.
         of_problems = 2 * _bytes_that_differ([lane.problem for lane in self._group])
         free = memory.free_memory()
+        self._free = free.device
         on_host = memory.SHARE * free.host - plan.bytes_fixed - kept
         if jax.default_backend() == "cpu":
             limits = [(on_host, of_lanes + of_problems)]
@@ -194,15 +200,15 @@ class _Pieces:
         most = min(num * max(0.0, has) / needs if needs > has else num for has, needs in limits)
         return num if most >= num else memory.even_pieces(num, int(most))
 
-    def _lanes_that_fit(self, planned: Planned, num_left: int) -> int:
+    def _lanes_that_fit(self, planned: Planned, replay: Replay, num_left: int) -> int:
         """Count the lanes that fit, from their compiled programs.
 
         Args:
           planned: Some lanes, planned.
+          replay: Their program, before anything is on the devices.
           num_left: Lanes that have not run yet, these included.
         """
         num, placement = len(planned.group), planned.program.placement
-        described = planned.on_devices(is_described=True)
         shared = planned.lanes.hyper.shared, planned.lanes.problem.shared
         devices = list(placement.mesh.devices.flat)
         here = 1
@@ -210,19 +216,17 @@ class _Pieces:
             # All devices of this process share one memory.
             places = [device.process_index for device in devices]
             here = places.count(jax.process_index())
-        arguments = count_bytes((described.lanes.hyper.shared, described.lanes.problem.shared))
-        if len(devices) == 1 and described.is_in_order:
-            # A single device takes the stacked problems as they are.
-            arguments += count_bytes(described.lanes.problem.varying)
         added = memory.bytes_to_share(shared, devices)
-        needs = memory.program_needs(described.compile(), arguments, added, here)
-        free = memory.SHARE * memory.free_memory().device
+        needs = memory.program_needs(replay.sizes(), added, here)
+        if self._free is None or needs.total > FEW * self._free:
+            self._free = memory.free_memory().device
+        free = memory.SHARE * self._free
         if placement.platform == "cpu":
             free -= self._bytes_to_keep(planned, num_left)
         if needs.total > free and num > 1:
             self._too_large.append((num, needs.total))
             return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
-        self._say_what_is_chosen(planned, described, needs, free)
+        self._say_what_is_chosen(planned, replay, needs, free)
         return num
 
     def _bytes_to_keep(self, planned: Planned, num_left: int) -> float:
@@ -248,7 +252,7 @@ class _Pieces:
         return int(num - (smaller - free) / max(1.0, slope))
 
     def _say_what_is_chosen(
-        self, planned: Planned, described: Replay, needs: Needs, free: float
+        self, planned: Planned, replay: Replay, needs: Needs, free: float
     ) -> None:
         """Say how many lanes run at a time, if not all do, and name a large store of models."""
         num, num_all, name = len(planned.group), len(self._group), self._system.name
@@ -264,7 +268,7 @@ class _Pieces:
                 f"one lane of {name} takes about {write_bytes(needs.total)}, but only "
                 f"{write_bytes(max(0.0, free))} are free."
             )
-        for sentence in _large_stores(planned, described, free):
+        for sentence in _large_stores(planned, replay, free):
             memory.say(sentence)
 
     def _refusal(self, error: Exception, num: int) -> OutOfMemoryError:
@@ -285,20 +289,20 @@ class _Pieces:
 
 def _bytes_that_differ(trees: list[Any]) -> int:
     """Count the bytes of a stack of trees, without the leaves that are the same array in all."""
-    stacks = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+    stacks = zip(*map(jax.tree.leaves, distinct_objects(trees)[0]), strict=True)
     return sum(
-        len(leaves) * count_bytes(leaves[0])
+        len(trees) * count_bytes(leaves[0])
         for leaves in stacks
         if any(leaf is not leaves[0] for leaf in leaves)
     )
 
 
-def _large_stores(planned: Planned, described: Replay, free: float) -> list[str]:
+def _large_stores(planned: Planned, replay: Replay, free: float) -> list[str]:
     """Name the stores of old server models that take a large share of the memory.
 
     Args:
       planned: Lanes that will run at a time.
-      described: Their program.
+      replay: Their program.
       free: Bytes that are free on a device.
     """
     schedule, program, lane = planned.schedule, planned.program, planned.group[0]
@@ -330,7 +334,7 @@ def _large_stores(planned: Planned, described: Replay, free: float) -> list[str]
             f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
             "fewer clients or a smaller max_lanes make it smaller."
         )
-    if (store := count_bytes(described.carries().versions)) > least:
+    if (store := count_bytes(replay.described().carries().versions)) > least:
         sentences.append(
             f"client_variance takes {write_bytes(store)}: it keeps "
             f"{store // (num * of_model)} models of {write_bytes(of_model)} {cause}; leave it "

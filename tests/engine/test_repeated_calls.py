@@ -1,0 +1,330 @@
+"""A call that repeats an earlier one's shapes and facts asks no program again, and only then.
+
+Dimension letters: `N` clients, `P` parameters.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import fedjax_sim
+from fedjax_sim.engine.machine import known_programs, memory, processes
+from fedjax_sim.engine.planning import step_cost
+from fedjax_sim.engine.program.replay import Replay
+from fedjax_sim.engine.program.user_code import number_of_code
+
+FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
+SCALE = 1.0
+
+
+def scaled(number: jax.Array) -> jax.Array:
+    return SCALE * number
+
+
+@struct.dataclass
+class Distances:
+    """Squared distances from points.
+
+    Attributes:
+      points: `f[N, P]`.
+      counts: `i32[N]`.
+    """
+
+    points: jax.Array
+    counts: jax.Array
+
+    def init(self, key: jax.Array) -> jax.Array:
+        return jnp.zeros(self.points.shape[1])
+
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        return scaled(jnp.mean(jnp.square(params - self.points[client])))
+
+    def evaluate(self, params: jax.Array) -> dict[str, jax.Array]:
+        return {"loss": jnp.mean(jnp.square(params[None] - self.points))}
+
+
+def distances(kind: Any = Distances, shift: float = 0.0) -> Any:
+    points = np.random.default_rng(0).normal(size=(6, 4)) + shift
+    return kind(jnp.asarray(points, "float32"), jnp.full(6, 2, "int32"))
+
+
+def hyper(**settings: Any) -> Any:
+    given = {"num_clients": 6, "num_selected": 3, "batch_size": 1, "local_steps": 2}
+    return FEDAVG.Hyper(**given | settings)
+
+
+def sweep(problem: Any, settings: Any = None, **options: Any) -> fedjax_sim.Run:
+    given = {
+        "seeds": 2,
+        "num_ticks": 6,
+        "num_evals": 3,
+        "layout": fedjax_sim.Layout(lane_devices=1),
+    }
+    return fedjax_sim.sweep(FEDAVG, problem, settings or hyper(), **given | options)
+
+
+def afresh(run: Callable[[], fedjax_sim.Run]) -> fedjax_sim.Run:
+    """Run with nothing known from earlier calls."""
+    jax.clear_caches()
+    known_programs.forget()
+    for cached in (step_cost._model_of, step_cost._products_of_loss):
+        cached.cache_clear()
+    return run()
+
+
+def assert_same(run: fedjax_sim.Run, other: fedjax_sim.Run) -> None:
+    """Check that all variables and models have the same bits."""
+    assert {*run.curves.variables} == {*other.curves.variables}
+    for name, values in run.curves.variables.items():
+        np.testing.assert_array_equal(values.values, other.curves[name].values)
+    jax.tree.map(np.testing.assert_array_equal, run.models, other.models)
+
+
+def loss_of(run: fedjax_sim.Run) -> list[float]:
+    return run.curves["loss"].values.tolist()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a growing list: what is asked about programs."""
+    names: list[str] = []
+
+    def listen(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            names.append(name)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for name in ("compile", "lower", "carries", "described"):
+        listen(Replay, name)
+    listen(memory, "measure_programs")
+    listen(step_cost, "_count_products")
+    return names
+
+
+def test_a_repeated_call_asks_nothing(asked: list[str]) -> None:
+    """Other seeds, other values of settings and of data need no program either."""
+    first = sweep(distances())
+    asked.clear()
+    again = sweep(distances())
+    other = sweep(distances(shift=1.0), hyper(lr=0.1), seeds=[3, 5])
+    assert not asked
+    assert_same(first, again)
+    assert [run.curves.attrs["programs_compiled"] for run in (again, other)] == [0, 0]
+    assert loss_of(other) != loss_of(first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"drop_rate": 0.5}, {}),  # Slots that are not filled.
+        ({"local_steps": 3}, {}),
+        ({"weighting": "examples"}, {}),
+        ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
+        ({}, {"layout": fedjax_sim.Layout(packed=True, lane_devices=1)}),
+        ({}, {"client_variance": True}),
+        ({}, {"keep_models": True}),
+        ({}, {"num_ticks": 5}),
+        ({}, {"evals_per_chunk": 2}),
+    ],
+)
+def test_other_facts_give_the_results_of_a_fresh_call(
+    settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """After a call of equal shapes the other one is what it is alone."""
+    sweep(distances())
+    after = sweep(distances(), hyper(**settings), **options)
+    assert_same(after, afresh(lambda: sweep(distances(), hyper(**settings), **options)))
+    assert_same(sweep(distances()), afresh(lambda: sweep(distances())))
+
+
+def test_other_rows_and_steps_of_an_asynchronous_schedule() -> None:
+    """Schedules of equal shapes whose stores have other sizes, and the other way round."""
+    system = fedjax_sim.SYSTEMS["fedbuff"]
+    slow = {"slow_fraction": 0.5, "slow_rate": 0.01}
+    fields = fedjax_sim.settings.fields(system.Hyper)
+    given = {name: value for name, value in slow.items() if name in fields}
+
+    def run(**settings: Any) -> fedjax_sim.Run:
+        few = {"num_clients": 6, "buffer_size": 2, "batch_size": 1, "local_steps": 2} | settings
+        few = {name: value for name, value in few.items() if name in fields}
+        return fedjax_sim.sweep(system, distances(), system.Hyper(**few), num_ticks=20, num_evals=2)
+
+    run()
+    after = run(**given, local_steps=5)
+    assert_same(after, afresh(lambda: run(**given, local_steps=5)))
+
+
+@struct.dataclass
+class Edited(Distances):
+    """A problem whose loss the tests edit."""
+
+    def loss(
+        self, params: jax.Array, client: jax.Array, examples: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        return jnp.mean(jnp.square(params - self.points[client]))
+
+
+def halved(self: Any, params: Any, client: Any, examples: Any, key: Any) -> jax.Array:
+    return jnp.mean(jnp.square(params - self.points[client])) / 2
+
+
+@pytest.fixture
+def by_hand() -> list[float]:
+    """Return the losses of a problem that had the edited loss from the start."""
+    kind = struct.dataclass(type("Halved", (Distances,), {"loss": halved}))
+    return loss_of(sweep(distances(kind)))
+
+
+def test_a_class_that_is_defined_again(by_hand: list[float]) -> None:
+    """A notebook's cell that is run again makes another class of the same name."""
+    first = sweep(distances(Edited))
+    again = struct.dataclass(type("Edited", (Edited,), {"loss": halved}))
+    assert loss_of(sweep(distances(again))) == by_hand != loss_of(first)
+
+
+def test_a_method_that_is_replaced_in_its_class(
+    by_hand: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX would take what it has traced before, as the class is the same."""
+    first = sweep(distances(Edited))
+    monkeypatch.setattr(Edited, "loss", halved)
+    assert loss_of(sweep(distances(Edited))) == by_hand != loss_of(first)
+    monkeypatch.undo()
+    assert_same(sweep(distances(Edited)), first)
+
+
+def test_code_that_is_replaced_in_its_function(
+    by_hand: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a notebook that reloads modules edits what is in use."""
+    first = sweep(distances(Edited))
+    monkeypatch.setattr(Edited.loss, "__code__", halved.__code__)
+    assert loss_of(sweep(distances(Edited))) == by_hand != loss_of(first)
+
+
+def test_functions_and_constants_that_a_loss_names(
+    by_hand: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sweep(distances())
+    monkeypatch.setitem(globals(), "SCALE", 0.5)
+    constant = loss_of(sweep(distances()))
+    monkeypatch.undo()
+    monkeypatch.setitem(globals(), "scaled", lambda number: number / 2)
+    assert constant == loss_of(sweep(distances())) == by_hand != loss_of(first)
+
+
+def test_code_has_a_number_of_its_own() -> None:
+    """Numbers of data and of settings make no difference."""
+    assert number_of_code(distances()) == number_of_code(distances(shift=1.0))
+    assert number_of_code(hyper(lr=0.1)) == number_of_code(hyper(lr=0.2))
+    functions = [lambda x, by=by: x * by for by in (1, 2, 1)]
+    first, second, third = map(number_of_code, functions)
+    assert first == third != second
+
+    def bound(by: Any) -> Callable[[Any], Any]:
+        return lambda x: by(x)
+
+    assert number_of_code(bound(abs)) == number_of_code(bound(len))  # Nobody edits these.
+    assert number_of_code(bound(lambda x: x)) != number_of_code(bound(lambda x: -x))
+
+
+def test_few_programs_are_known() -> None:
+    known_programs.forget()
+    for number in range(3 * known_programs.MOST_KNOWN):
+        known_programs.keep(number)
+        known_programs.find(0)
+    assert len(known_programs._known) == known_programs.MOST_KNOWN
+    assert known_programs.find(0) == ()  # It was looked for all the time.
+    assert known_programs.find(1) is None
+    known_programs.forget()
+
+
+def test_no_data_are_kept_alive() -> None:
+    problem = distances()
+    points, other = weakref.ref(problem.points), weakref.ref(problem.counts)
+    run = sweep(problem)
+    sweep(problem)
+    del problem
+    gc.collect()
+    assert points() is None
+    assert other() is None
+    assert np.isfinite(loss_of(run)).all()
+
+
+def test_several_threads(asked: list[str]) -> None:
+    """Calls at the same time return what they return one after another."""
+    calls = [{}, {"lr": 0.1}, {"local_steps": 3}, {"drop_rate": 0.5}] * 2
+
+    def run(settings: dict[str, Any]) -> fedjax_sim.Run:
+        return sweep(distances(), hyper(**settings))
+
+    known_programs.forget()
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(run, calls))
+    for settings, found in zip(calls, together, strict=True):
+        assert_same(found, run(settings))
+    asked.clear()
+    with ThreadPoolExecutor(4) as pool:
+        again = list(pool.map(run, calls))
+    assert not asked
+    for found, before in zip(again, together, strict=True):
+        assert_same(found, before)
+
+
+class BrokenError(Exception):
+    """Raised by a problem."""
+
+
+@pytest.mark.parametrize("method", ["init", "loss", "evaluate"])
+def test_after_an_exception(method: str) -> None:
+    """A call that fails leaves nothing behind that the next would take."""
+
+    def fail(self: Any, *args: Any) -> Any:
+        raise BrokenError
+
+    expected = sweep(distances())
+    broken = struct.dataclass(type("Distances", (Distances,), {method: fail}))
+    for _ in range(2):
+        with pytest.raises(BrokenError):
+            sweep(distances(broken))
+    assert_same(sweep(distances()), expected)
+    # The same class, mended.
+    setattr(broken, method, getattr(Distances, method))
+    assert_same(sweep(distances(broken)), expected)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Return a growing list: how many arrays each transfer to the host has."""
+    numbers: list[int] = []
+    fetch = processes.fetch
+
+    def listen(tree: Any) -> Any:
+        numbers.append(len(jax.tree.leaves(tree)))
+        return fetch(tree)
+
+    monkeypatch.setattr(processes, "fetch", listen)
+    return numbers
+
+
+def test_one_transfer_for_each_return_to_the_host(fetched: list[int]) -> None:
+    """The first evaluation, each chunk, and the final models."""
+    sweep(distances())
+    assert len(fetched) == 3
+    fetched.clear()
+    sweep(distances(), evals_per_chunk=1)
+    assert len(fetched) == 5
