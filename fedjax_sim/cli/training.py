@@ -25,10 +25,10 @@ from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
-from fedjax_sim.engine.ahead import compiling_ahead
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
+from fedjax_sim.engine.program.ahead import compiling_ahead
 from fedjax_sim.engine.request import ANY_JAX, Options
 from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
 from fedjax_sim.engine.sweeps import sweep

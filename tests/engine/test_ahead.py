@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim.engine import ahead
-from fedjax_sim.engine.ahead import compiling_ahead
 from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.placement import Layout
+from fedjax_sim.engine.program import ahead
+from fedjax_sim.engine.program.ahead import compiling_ahead
 from fedjax_sim.engine.program.replay import _advance, _begin_soon
 from fedjax_sim.engine.request import Options
 

@@ -92,6 +92,27 @@ def count_lanes(folder: Path) -> int | None:
     return None if known is None else len(known["asked"]["seeds"])
 
 
+def folder_of_part(folder: Path, number: int) -> Path:
+    """Name the folder of the checkpoints of one of the groups of lanes that share a folder.
+
+    Args:
+      folder: Their folder.
+      number: The group's number, from 0.
+    """
+    return folder / f"part_{number}"
+
+
+def has_states(folder: Path) -> bool:
+    """Tell whether a group of lanes has written a state."""
+    return bool(_files_in(folder, "state"))
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove the checkpoints of all groups of lanes in a folder."""
+    for part in folder.glob("part_*"):
+        remove_checkpoints(part)
+
+
 def remove_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a group of lanes, and their folder if nothing else is in it.
 

@@ -26,7 +26,13 @@ from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
-from fedjax_sim.engine.resuming.checkpoint import count_lanes, remove_checkpoints
+from fedjax_sim.engine.resuming.checkpoint import (
+    count_lanes,
+    folder_of_part,
+    has_states,
+    remove_checkpoints,
+    remove_parts,
+)
 from fedjax_sim.engine.running.groups import run_group
 from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Part
@@ -163,11 +169,11 @@ class _Pieces:
     def _folder(self) -> Path:
         """Name the folder of the piece's checkpoints."""
         assert self._options.checkpoint is not None
-        return self._options.checkpoint / f"part_{self._number}"
+        return folder_of_part(self._options.checkpoint, self._number)
 
     def _has_states(self) -> bool:
         """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
-        return self._options.checkpoint is not None and any(self._folder().glob("state-*"))
+        return self._options.checkpoint is not None and has_states(self._folder())
 
     def _lanes_of_earlier_run(self) -> int | None:
         """Count the lanes of this piece in the run that is resumed, whatever is free now."""
@@ -357,8 +363,7 @@ def locked(options: Options) -> Iterator[None]:
         raise ConfigError("checkpoint", str(options.checkpoint), allowed) from None
     try:
         if not options.resume:
-            for part in options.checkpoint.glob("part_*"):
-                remove_checkpoints(part)
+            remove_parts(options.checkpoint)
         yield
     finally:
         lock.release()
