@@ -38,7 +38,8 @@ def test_the_five_papers_are_named_wherever_they_should_be() -> None:
     assert set(re.findall(r"https://arxiv.org/abs/[\d.]+", citation)) == linked
     systems = ("favano", "fedstaleweight", "langevin", "fedem", "hierarchical")
     for system, url in zip(systems, PROJECT["urls"].values(), strict=True):
-        text = (ROOT / "fedjax_sim" / "systems" / f"{system}.py").read_text()
+        (file,) = (ROOT / "fedjax_sim" / "systems").rglob(f"{system}.py")
+        text = file.read_text()
         number = url.removeprefix("https://arxiv.org/abs/")
         assert f"arXiv {number}" in text.splitlines()[0]
         assert f"10.48550/arXiv.{number}" in citation

@@ -225,6 +225,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           hyper: The settings.
           key: The random key of learning.
           plan: How the machine is used.
+
+        Returns:
+          The program, without a schedule.
         """
         static = _Static(system, plan, Facts(), 0, (), (), (), Machine(), False, None)
         return cls(problem, hyper, key, None, None, static)
@@ -265,6 +268,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           machine: What is traced for.
           differentiable: Whether reverse mode can go through steps.
           code: The number of the code of the caller's functions, as in `Program`.
+
+        Returns:
+          The program.
         """
         types = typed_structure((problem, hyper))
         static = _Static(
@@ -290,7 +296,15 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     @classmethod
     def tree_unflatten(cls, static: _Static, children: Any) -> Self:
-        """Put a program together again."""
+        """Put a program together again.
+
+        Args:
+          static: What is part of the program.
+          children: What is data, in the order of `tree_flatten_with_keys`.
+
+        Returns:
+          The program.
+        """
         problem, hyper, key, ticks, time = children
         return cls(problem, hyper, key, ticks, time, static)
 
@@ -319,6 +333,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Args:
           problem: A problem to bind in place of one's own.
+
+        Returns:
+          The algorithm, bound to problem, settings and plan.
         """
         hyper: Any = self.hyper
         if self._static.known:
@@ -390,11 +407,25 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         return _run(self, state, events)
 
     def model(self, state: StateT) -> Params:
-        """Return the model of a state that is evaluated and returned."""
+        """Return the model of a state that is evaluated and returned.
+
+        Args:
+          state: The state.
+
+        Returns:
+          The model.
+        """
         return _model(self, state)
 
     def evaluate(self, state: StateT) -> Mapping[str, Array]:
-        """Compute the metrics of a state by name, as the curves of a run have them."""
+        """Compute the metrics of a state by name, as the curves of a run have them.
+
+        Args:
+          state: The state.
+
+        Returns:
+          Each metric, named as `Problem.evaluate` names it.
+        """
         return _evaluate(self, state)
 
     def replace(self, *, problem: Any = None, hyper: Any = None, key: Any = None) -> Self:
