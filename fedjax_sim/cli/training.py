@@ -28,8 +28,7 @@ from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
-from fedjax_sim.engine.program.ahead import compiling_ahead
-from fedjax_sim.engine.request import ANY_JAX, Options
+from fedjax_sim.engine.request import ANY_JAX
 from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
@@ -153,40 +152,24 @@ def run(arguments: argparse.Namespace) -> None:
         ):
             # The table names these lanes.
             warnings.simplefilter("ignore", LaneWarning)
-            options: dict[str, Any] = {
-                "num_evals": num_evals,
-                "layout": layout,
-                "max_lanes": max_lanes,
-                "client_variance": arguments.client_variance,
-                "keep_models": arguments.keep_samples,
-                "precision": precision,
-                "checkpoint_every": checkpoint_every,
-                "progress": arguments.progress,
-                "trackers": tuple(tracking),
-            }
-            saved = {name: folder.checkpoints / name for name in grids if folder and is_saved}
-            is_plain = lanes is None and max_lanes is None and not arguments.distributed
-            resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
-            ahead = {}
-            if is_plain and not arguments.resume and jax.default_backend() == "cpu":
-                ahead = {
-                    name: (grid, Options(time_budget, None, checkpoint=saved.get(name), **options))
-                    for name, grid in list(grids.items())[1:]
-                }
-            with compiling_ahead(ahead) as wait_for:
-                for name, grid in grids.items():
-                    if lanes is not None and name not in lanes:
-                        continue
-                    seconds, count = wait_for(name)
-                    runs[name] = sweep(
-                        **grid,
-                        **options,
-                        checkpoint=saved.get(name),
-                        resume=resume,
-                        lanes=None if lanes is None else lanes[name],
-                    )
-                    runs[name].curves.attrs["seconds_compile"] += seconds
-                    runs[name].curves.attrs["programs_compiled"] += count
+            for name, grid in grids.items():
+                if lanes is not None and name not in lanes:
+                    continue
+                runs[name] = sweep(
+                    **grid,
+                    num_evals=num_evals,
+                    layout=layout,
+                    max_lanes=max_lanes,
+                    client_variance=arguments.client_variance,
+                    keep_models=arguments.keep_samples,
+                    precision=precision,
+                    checkpoint=folder.checkpoints / name if folder and is_saved else None,
+                    checkpoint_every=checkpoint_every,
+                    resume=ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
+                    progress=arguments.progress,
+                    trackers=tracking,
+                    lanes=None if lanes is None else lanes[name],
+                )
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}

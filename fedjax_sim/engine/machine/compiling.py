@@ -4,8 +4,6 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Self
 
 import jax
@@ -22,19 +20,6 @@ TRACE_EVENTS = (
 )
 
 
-_OWNER: ContextVar[object] = ContextVar("owner", default=None)
-
-
-@contextlib.contextmanager
-def metered_apart() -> Iterator[None]:
-    """Count what is compiled inside only in meters that are made inside."""
-    token = _OWNER.set(object())
-    try:
-        yield
-    finally:
-        _OWNER.reset(token)
-
-
 class CompileMeter:
     """Programs compiled within a `with` statement.
 
@@ -46,7 +31,6 @@ class CompileMeter:
 
     def __init__(self) -> None:
         self.count = 0
-        self._owner = _OWNER.get()
         self._spans: list[tuple[float, float]] = []
 
     @property
@@ -65,8 +49,6 @@ class CompileMeter:
         jax.monitoring.unregister_event_duration_listener(self._listen)
 
     def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if _OWNER.get() is not self._owner:
-            return
         if event == COMPILE_EVENT:
             self.count += 1
         if event in (COMPILE_EVENT, *TRACE_EVENTS):

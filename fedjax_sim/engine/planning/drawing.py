@@ -72,7 +72,7 @@ share a program."""
 
 MOST_REMEMBERED = 8
 """Calls of quickly compiled programs whose timelines are remembered: schedules are drawn to check
-them, to compile ahead, and to run."""
+them and to run."""
 
 
 LEAST = (4, 128)

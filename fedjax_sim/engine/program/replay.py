@@ -8,7 +8,6 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, 
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
 """
 
-import contextvars
 import copy
 import functools
 from collections.abc import Callable, Collection, Hashable
@@ -380,7 +379,7 @@ class Replay:
             return [self.lower().compile()]
         begin = self._lower_begin()
         with ThreadPoolExecutor(1) as worker:
-            begun = worker.submit(contextvars.copy_context().run, begin.compile)
+            begun = worker.submit(begin.compile)
             return [self.lower().compile(), begun.result()]
 
     def lower(self) -> jax.stages.Lowered:
