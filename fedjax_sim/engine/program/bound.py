@@ -185,7 +185,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         print(bound.evaluate(state))
 
     Models, metrics and what steps report have the bits of `simulate` with
-    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)`, step by step or scanned; in
+    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)` that starts from the same model,
+    step by step or scanned. A first model that `simulate` draws may differ in its last bits,
+    because on a CPU small programs that run once are compiled quickly instead of well. In
     expectation maximisation last bits may differ, as XLA fuses its sums in other ways within a
     loop. Under `jax.disable_jit` all agree to rounding.
 
@@ -510,7 +512,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def stack(bounds: "Sequence[Bound]") -> "tuple[Bound, Bound]":
         """Stack programs that were bound together, to map over them.
 
-            stacked, axes = Bound.stack(fedjax_sim.bind(system, problem, hyper, seed=[0, 1, 2]))
+            bounds = fedjax_sim.bind_together(
+                system, [problem], [hyper], seeds=[0, 1, 2], num_ticks=20
+            )
+            stacked, axes = Bound.stack(bounds)
             jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
 
         Args:
