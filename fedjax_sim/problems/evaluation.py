@@ -34,9 +34,18 @@ def evaluated_at_once(
     """
     if is_for_cpu():
         return on_cpu
-    program = jax.make_jaxpr(apply)(params, example)
-    results = (var.aval for equation in program.eqns for var in equation.outvars)
-    return max(1, LARGEST // sum(result.size * result.dtype.itemsize for result in results))
+    return max(1, LARGEST // _bytes_of(jax.make_jaxpr(apply)(params, example).jaxpr))
+
+
+def _bytes_of(program: Any) -> int:
+    """Add up what a program's equations compute, those of inner programs instead of their calls."""
+    total = 0
+    for equation in program.eqns:
+        inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]
+        results = [var.aval for var in equation.outvars]
+        sizes = (each.size * each.dtype.itemsize for each in results)
+        total += sum(map(_bytes_of, inner)) if inner else sum(sizes)
+    return total
 
 
 def sums_over_examples(

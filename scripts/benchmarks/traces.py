@@ -22,11 +22,13 @@ class Launch(NamedTuple):
       program: The compiled program, such as "jit__advance"; "" if the trace does not tell.
       instruction: The instruction of the program, otherwise the name of the kernel.
       microseconds: How long it took on the device.
+      kernel: The name of the kernel; many may belong to one instruction.
     """
 
     program: str
     instruction: str
     microseconds: float
+    kernel: str = ""
 
 
 def read_trace(folder: Path) -> dict[str, Any]:
@@ -70,7 +72,8 @@ def launches_of(trace: Mapping[str, Any]) -> list[Launch]:
             is_launch = "hlo_op" in facts
         if is_launch:
             instruction = facts.get("hlo_op") or each["name"]
-            found.append(Launch(facts.get("hlo_module", ""), instruction, each.get("dur", 0.0)))
+            told = facts.get("hlo_module", ""), instruction, each.get("dur", 0.0), each["name"]
+            found.append(Launch(*told))
     return found
 
 

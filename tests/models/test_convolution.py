@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from fedjax_sim.models import CONVOLUTIONS, convolution, resnet18
+from fedjax_sim.targets import tracing_for
 
 LAST = ("NHWC", "HWIO", "NHWC")
 
@@ -230,7 +231,8 @@ def test_what_patches_do_not_do() -> None:
         convolution.patches(x, normal((7, 3, 4, 4))[0], (1, 1), "VALID", dimension_numbers=LAST)
 
 
-def test_the_choice_for_a_cpu() -> None:
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_the_choice_of_auto(platform: str) -> None:
     """`auto` leaves no convolution in the program, forward or backward; "lax" does."""
     x, kernel = normal((1, 6, 6, 4), (3, 3, 4, 4))
 
@@ -240,7 +242,8 @@ def test_the_choice_for_a_cpu() -> None:
                 CONVOLUTIONS[name](x, kernel, (1, 1), "SAME", dimension_numbers=LAST) ** 2
             )
 
-        return jax.jit(jax.grad(value)).lower(kernel).as_text()
+        with tracing_for(platform):
+            return jax.jit(jax.grad(value)).lower(kernel).as_text()
 
     assert "stablehlo.convolution" not in text("auto")
     assert "stablehlo.convolution" not in text("patches")

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import fedjax_sim
 from fedjax_sim import Layout, datasets, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.diagnostics import posterior
-from fedjax_sim.models import MLP, LogisticRegression
+from fedjax_sim.models import CONVOLUTIONS, MLP, LogisticRegression
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import evaluation, make_classification
 from fedjax_sim.systems import langevin
@@ -138,6 +139,16 @@ def test_a_bayesian_perceptron_on_digits() -> None:
     np.testing.assert_allclose(found.curves["nll"][:, 0], single[:, 0], rtol=1e-4)
     assert (found.curves["nll"][:, -1] < single.mean(axis=1)).all()
     assert (found.curves["accuracy"][:, -1] > 0.9).all()
+
+
+def test_patches_count_as_activations() -> None:
+    """Those of three channels and a 3x3 window are 27 numbers a place, more than 4 outputs."""
+    network = nn.Conv(4, (3, 3), conv_general_dilated=CONVOLUTIONS["patches"])
+    example = jnp.zeros((1, 8, 8, 3))
+    params = network.init(jax.random.key(0), example)
+    with tracing_for("gpu"):
+        at_once = evaluation.evaluated_at_once(network.apply, params, example, on_cpu=7)
+    assert at_once < evaluation.LARGEST // (4 * 64 * (27 + 4))
 
 
 def test_an_accelerator_evaluates_as_many_examples_together_as_fit(

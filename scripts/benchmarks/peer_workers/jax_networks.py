@@ -6,19 +6,20 @@ import jax
 import jax.numpy as jnp
 
 
-def logits(params: Any, x: Any, convolutions: int) -> Any:
+def logits(
+    params: Any, x: Any, convolutions: int, convolve: Any = jax.lax.conv_general_dilated
+) -> Any:
     """Compute logits `f[B, K]` of images `f[B, H, W, C]`.
 
     Args:
       params: Kernel and bias of each layer in turn.
       x: The images.
       convolutions: Number of layers that are 3x3 convolutions, which one pooling follows.
+      convolve: What convolves, with the arguments of `jax.lax.conv_general_dilated`.
     """
     layers = list(zip(params[::2], params[1::2], strict=True))
     for kernel, bias in layers[:convolutions]:
-        x = jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        x = convolve(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
         x = jax.nn.relu(x + bias)
     if convolutions:
         batch, height, width, channels = x.shape

@@ -16,8 +16,22 @@ from jax_networks import logits, mean_cross_entropy
 from protocol import Data, Job, Model, Shuffles, scaled, serve
 
 
-def prepare(job: Job, data: Data) -> Callable[[int], Model]:
-    """Return a function that runs a number of rounds."""
+def prepare(
+    job: Job,
+    data: Data,
+    *,
+    convolve: Any = jax.lax.conv_general_dilated,
+    rate_as_cotangent: bool = False,
+) -> Callable[[int], Model]:
+    """Return a function that runs a number of rounds.
+
+    Args:
+      job: The job.
+      data: The shared arrays.
+      convolve: What convolves, with the arguments of `jax.lax.conv_general_dilated`.
+      rate_as_cotangent: Whether -lr is the cotangent of the loss, so that what comes back is added
+        to the model as it is; otherwise the gradient is multiplied by lr.
+    """
     images, labels, index = (
         jnp.asarray(leaf) for leaf in (scaled(data.images), data.labels, data.index)
     )
@@ -25,8 +39,12 @@ def prepare(job: Job, data: Data) -> Callable[[int], Model]:
 
     def step(model: Any, x: Any, y: Any, lr: Any) -> Any:
         def loss(model: Any) -> Any:
-            return mean_cross_entropy(logits(model, x, len(job.convolutions)), y)
+            scores = logits(model, x, len(job.convolutions), convolve)
+            return mean_cross_entropy(scores, y)
 
+        if rate_as_cotangent:
+            _, pull_back = jax.vjp(loss, model)
+            return jax.tree.map(jnp.add, model, pull_back(-jnp.asarray(lr, jnp.float32))[0])
         return jax.tree.map(lambda w, g: w - lr * g, model, jax.grad(loss)(model))
 
     def one_client(arrays: Any, model: Any, lr: Any, key: Any, client: Any) -> Any:
