@@ -257,7 +257,7 @@ def test_agreement_is_relative_and_next_to_that_of_a_larger_step(
     accelerator: ModuleType, tmp_path: Path
 ) -> None:
     models = np.array([[3.0, 4.0]])
-    here = models + [0.0, 0.5]
+    here = np.array([[3.0, 4.5]])
     np.savez(tmp_path / "here_0.npz", **{"x/models": here, "x/nudged": models})
     np.savez(tmp_path / "cpu_0.npz", **{"x/models": models, "x/nudged": models * 1.01})
     found = accelerator.agreement(tmp_path)
