@@ -1,6 +1,9 @@
 """A run in a user's hands: mapped, differentiated, changed, resumed; and what is refused."""
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,71 @@ def final_loss(bound: Bound, **settings: Any) -> jax.Array:
     state, _ = other.run(other.init())
     metrics = other.evaluate(state)
     return metrics["loss"] if "loss" in metrics else metrics["objective"]
+
+
+FIRST_MODELS = """
+import jax, jax.numpy as jnp, numpy as np
+from flax import struct
+import fedjax_sim
+from fedjax_sim import bind, bind_together
+from fedjax_sim.systems import fedavg
+
+@struct.dataclass
+class Drawn:
+    target: jax.Array
+
+    @property
+    def counts(self):
+        return jnp.full(3, 4)
+
+    def init(self, key):
+        return jax.random.uniform(key, self.target.shape[1:], minval=-0.3, maxval=0.3)
+
+    def loss(self, params, client, examples, key):
+        return jnp.square(params - self.target[client]).mean()
+
+    def evaluate(self, params):
+        return {"loss": jnp.square(params - self.target).mean()}
+
+hyper = fedavg.Hyper(num_clients=3, num_selected=2)
+layout = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
+for size in (33, 60_000, 200_000):
+    given = fedavg.system, Drawn(jnp.linspace(-1, 1, 3 * size).reshape(3, size))
+    options = dict(num_ticks=2, num_evals=1, layout=layout, keep_models=True)
+    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], num_ticks=2)
+    swept = fedjax_sim.sweep(*given, hyper, seeds=3, **options)
+    for seed in range(3):
+        run = fedjax_sim.simulate(*given, hyper, seed=seed, **options)
+        np.testing.assert_array_equal(swept.models[seed], run.models)
+        for bound in (bind(*given, hyper, seed=seed, num_ticks=2), together[seed]):
+            state = bound.init()
+            np.testing.assert_array_equal(bound.model(state), run.samples[0])
+            np.testing.assert_array_equal(bound.model(bound.run(state)[0]), run.models)
+"""
+
+
+def test_the_first_model_is_that_of_a_sweep() -> None:
+    """Alone and among others, whether programs of the beginning are compiled quickly or well.
+
+    In a process that compiles as usual: these tests compile everything quickly.
+    """
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    root = Path(fedjax_sim.__file__).parents[1]
+    subprocess.run([sys.executable, "-c", FIRST_MODELS], env=environment, cwd=root, check=True)
+
+
+def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
+    """It is compiled as the caller says, whether the program is an argument or closed over."""
+    first = bound.init()
+    for made in (
+        jax.jit(lambda: bound.init())(),
+        jax.jit(lambda bound: bound.init())(bound),
+        jax.tree.map(
+            lambda leaf: leaf[0],
+            jax.vmap(lambda key: bound.replace(key=key).init())(bound.key[None]),
+        ),
+    ):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), made, first)
 
 
 @pytest.mark.parametrize(

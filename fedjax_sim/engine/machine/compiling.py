@@ -4,7 +4,8 @@ import contextlib
 import os
 import tempfile
 import time
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 
@@ -60,6 +61,27 @@ COMPILED_QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0}
 """Options of XLA with which programs that run once are compiled."""
 if jax.__version_info__ < (0, 11):  # Later versions refuse this option.
     COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
+
+
+class RunsOnce:
+    """A function that runs once, compiled well or, if that takes longer than running it, quickly.
+
+    Results of the two agree to rounding. JAX accepts the options of the second in no other program.
+
+    Attributes:
+      well: The function, compiled as others are.
+      quickly: The function, compiled with `COMPILED_QUICKLY`.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any):
+        """Wrap a function.
+
+        Args:
+          function: The function.
+          options: Further ones of `jax.jit`.
+        """
+        self.well = jax.jit(function, **options)
+        self.quickly = jax.jit(function, **options, compiler_options=COMPILED_QUICKLY)
 
 
 @checked

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check_whole
-from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
@@ -303,7 +303,7 @@ def draw_timelines(
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, rounded)
+        draw = partial(_draw.quickly if is_small else _draw.well, system.timeline, rounded)
         whole: list[np.ndarray] = []
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -384,6 +384,7 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
+@partial(RunsOnce, static_argnums=(0, 1))
 def _draw(
     timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
 ) -> tuple[Timeline, dict[str, tuple[Array, Array]]]:
@@ -420,12 +421,6 @@ def _first_fraction(drawn: Timeline, values: Array) -> tuple[Array, Array]:
     at = is_wrong.argmax(axis=1)
     first = jnp.take_along_axis(values.reshape(len(values), -1), at[:, None], axis=1)[:, 0]
     return jnp.where(is_wrong.any(axis=1), first, 0), at
-
-
-_draw_well = jax.jit(_draw, static_argnums=(0, 1))
-
-
-_draw_soon = jax.jit(_draw, static_argnums=(0, 1), compiler_options=COMPILED_QUICKLY)
 
 
 def settings_read(system: System, hyper: Any) -> list[bool]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.tables import Ticks, event_at
 from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.linear import linear_with_transpose
@@ -23,7 +24,7 @@ from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import ConfigError, fields
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
-from fedjax_sim.trees import TypedStructure, in_32_bits, typed_structure
+from fedjax_sim.trees import TypedStructure, in_32_bits, is_traced, typed_structure
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -50,10 +51,13 @@ class Machine(NamedTuple):
     Attributes:
       platform: Kind of machine, such as "cpu".
       precision: Precision of matrix products, one of `PRECISIONS`.
+      begins_quickly: Whether programs of the first state are compiled quickly instead of well,
+        because they have little to do.
     """
 
     platform: str = "cpu"
     precision: str = "float32"
+    begins_quickly: bool = False
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -185,11 +189,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         print(bound.evaluate(state))
 
     Models, metrics and what steps report have the bits of `simulate` with
-    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)` that starts from the same model,
-    step by step or scanned. A first model that `simulate` draws may differ in its last bits,
-    because on a CPU small programs that run once are compiled quickly instead of well. In
-    expectation maximisation last bits may differ, as XLA fuses its sums in other ways within a
-    loop. Under `jax.disable_jit` all agree to rounding.
+    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)`, step by step or scanned. Two
+    things may differ in their last bits. On a CPU, small programs that run once are compiled
+    quickly instead of well: the first evaluation of `simulate` is, and `init` is unless it is
+    called within a trace. In expectation maximisation XLA fuses sums in other ways within a loop.
+    Under `jax.disable_jit` all agree to rounding.
 
     Attributes:
       system: The system.
@@ -375,10 +379,15 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def init(self, start: Params | None = None) -> StateT:
         """Make the initial state.
 
+        A model that is drawn has the bits of the one that `simulate` draws, because it is compiled
+        with the same options. Within a caller's own `jit`, `vmap` or `grad` the caller's options
+        hold; on a CPU it may then differ from that by rounding.
+
         Args:
           start: The model to start from; by default it is drawn.
         """
-        return _init(self, start)
+        is_quick = self._static.machine.begins_quickly and not is_traced((self, start))
+        return (_init.quickly if is_quick else _init.well)(self, start)
 
     def step(self, state: StateT, event: Event) -> tuple[StateT, InfoT]:
         """Take one tick.
@@ -577,7 +586,7 @@ def _event(bound: Bound, t: Array) -> Event:
 _event = jax.jit(_event)
 
 
-@jax.jit
+@RunsOnce
 def _init(bound: Bound, start: Params | None) -> Any:
     with bound._static.machine.tracing():
         return bound.opened().init(start)

@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine.machine import known_programs, memory, processes
-from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.held_models import HeldVersions
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
@@ -80,8 +80,7 @@ class Program(NamedTuple):
       keep_models: Whether the model of every evaluation is returned.
       block: Where a call replays a stretch of ticks, they are a multiple of this number; 0 where it
         replays whole evaluations.
-      begins_quickly: Whether the program of the first evaluation is compiled quickly instead of
-        well, because it has little to do.
+      begins_quickly: As in `Machine`.
       precision: Precision of matrix products, one of `PRECISIONS`.
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
@@ -103,7 +102,7 @@ class Program(NamedTuple):
     @property
     def machine(self) -> Machine:
         """What the program is traced for."""
-        return Machine(self.placement.platform, self.precision)
+        return Machine(self.placement.platform, self.precision, self.begins_quickly)
 
 
 class Tables(NamedTuple):
@@ -169,7 +168,7 @@ class Replay:
         self._is_described = is_described or program.placement.is_described
         self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
         self._lowered: dict[str, jax.stages.Lowered] = {}
-        self._begin = _begin_soon if program.begins_quickly else _begin_well
+        self._begin = _begin.quickly if program.begins_quickly else _begin.well
         placement, row = program.placement, np.asarray(lanes.row)
         lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
         self.place_of = np.unique(lane_of, return_index=True)[1]
@@ -459,6 +458,7 @@ def _is_small(leaf: Any) -> bool:
     return not isinstance(leaf, jax.Array) and np.size(leaf) <= MOST_TOGETHER
 
 
+@partial(RunsOnce, static_argnums=0, keep_unused=True)
 def _begin(
     program: Program, lanes: Lanes, holders: Array | None, starts: Params | None = None
 ) -> Any:
@@ -486,12 +486,6 @@ def _begin(
 def _received(algorithm: Algorithm, state: Any) -> Params:
     """Return the model that clients receive of the server's version, for `client_variance`."""
     return (algorithm.received or algorithm.model)(state)
-
-
-_begin_well = jax.jit(_begin, static_argnums=0, keep_unused=True)
-
-
-_begin_soon = jax.jit(_begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
