@@ -31,7 +31,7 @@ def bound(regression: Callable, small: Callable) -> Bound:
 
 def final_loss(bound: Bound, **settings: Any) -> jax.Array:
     """Run to the end with other settings: the loss, which all problems here measure."""
-    other = bound.replace(hyper=bound.hyper.replace(**settings))
+    other = bound.with_settings(**settings)
     state, _ = other.run(other.init())
     metrics = other.evaluate(state)
     return metrics["loss"] if "loss" in metrics else metrics["objective"]
@@ -179,7 +179,7 @@ def test_reverse_mode_is_asked_for(bound: Bound) -> None:
         jax.grad(lambda lr: final_loss(bound, lr=lr))(0.1)
 
     def looped(lr: jax.Array) -> jax.Array:
-        other = bound.replace(hyper=bound.hyper.replace(lr=lr))
+        other = bound.with_settings(lr=lr)
         state, _ = jax.lax.scan(other.step, other.init(), other.events)
         return other.evaluate(state)["loss"]
 
@@ -208,6 +208,8 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     assert jax.tree.structure(same) == jax.tree.structure(bound)
     with pytest.raises(ConfigError, match=r"rate_slow is 0.9, .* bind again"):
         bound.replace(hyper=bound.hyper.replace(rate_slow=0.9))
+    with pytest.raises(ConfigError, match=r"setting is 'momentum', but must be one of .*rate_slow"):
+        bound.with_settings(momentum=0.9)
     with pytest.raises(ConfigError, match="rate_slow is 'a traced value'"):
         jax.grad(lambda rate: final_loss(bound, rate_slow=rate))(0.5)
     with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
@@ -241,7 +243,7 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
     found = jax.vmap(lambda lr: final_loss(bound, lr=lr))(rates)
     np.testing.assert_allclose(found, [final_loss(bound, lr=lr) for lr in rates], rtol=1e-5)
     problems = [regression(seed=seed) for seed in (0, 1)]
-    together = bind_together(system, problems, [small(system)], seeds=[0], num_ticks=5)
+    together = bind_together(system, problems, small(system), num_ticks=5)
     stacked, axes = Bound.stack(together)
     found = jax.vmap(loss, in_axes=(axes,))(stacked)
     np.testing.assert_allclose(found, [loss(each) for each in together], rtol=1e-5)
@@ -252,7 +254,7 @@ def test_schedules_that_differ_are_bound_together(regression: Callable, small: C
     """Several delays and seeds: one program, whose events and times are mapped over."""
     system, problem = fedbuff.system, regression()
     hypers = [small(system, rate_slow=rate) for rate in (0.05, 0.5)] + [small(system)]
-    together = bind_together(system, [problem], hypers, seeds=[0, 0, 5], num_ticks=9)
+    together = bind_together(system, problem, hypers, seeds=[0, 0, 5], num_ticks=9)
     stacked, axes = Bound.stack(together)
     losses = jax.vmap(
         lambda bound: bound.evaluate(bound.run(bound.init())[0])["loss"], in_axes=(axes,)
@@ -309,8 +311,7 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
 def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path) -> None:
     """A run that goes on from saved arrays ends with the same bits; a changed one does not."""
     whole, _ = bound.run(bound.init())
-    first = jax.tree.map(lambda leaf: leaf[:3], bound.events)
-    state, _ = bound.run(bound.init(), first)
+    state, _ = bound.run(bound.init(), bound.event(np.s_[:3]))
     leaves, structure = jax.tree.flatten(state)
     np.savez(tmp_path / "state.npz", *leaves)
     with np.load(tmp_path / "state.npz") as kept:
@@ -383,6 +384,38 @@ def test_bad_input_gets_a_sentence(
     """Before anything is drawn."""
     with pytest.raises(ConfigError, match=words):
         bind(fedavg.system, regression(), small(fedavg.system), **changes)
+
+
+def test_a_program_may_start_from_a_model(regression: Callable, small: Callable) -> None:
+    """From a model or from a run, as `simulate`; another model may still be given to `init`."""
+    system, problem, hyper = fedavg.system, regression(), small(fedavg.system)
+    options: dict[str, Any] = {"num_ticks": 3}
+    run = fedjax_sim.simulate(system, problem, hyper, **options, num_evals=1, layout=ALONE)
+    again = fedjax_sim.simulate(
+        system, problem, hyper, **options, num_evals=1, layout=ALONE, start=run
+    )
+    for start in (run, run.models):
+        bound = bind(system, problem, hyper, **options, start=start)
+        np.testing.assert_array_equal(bound.model(bound.init()), run.models)
+        np.testing.assert_array_equal(bound.model(bound.run(bound.init())[0]), again.models)
+        np.testing.assert_array_equal(bound.model(bound.init(2 * run.models)), 2 * run.models)
+    stacked, axes = Bound.stack(bind_together(system, problem, hyper, seeds=[0, 1], num_ticks=3))
+    assert stacked.start is None
+    assert axes.start is None
+    with pytest.raises(ConfigError, match="start at the model"):
+        bind(system, problem, hyper, **options, start=run.models[:1])
+
+
+def test_events_of_some_ticks_are_stacked(bound: Bound) -> None:
+    """As slices of lists; the facts stay."""
+    for part in (np.s_[:3], np.s_[2:], np.s_[-2:], np.s_[::2]):
+        events = bound.event(part)
+        assert events.facts == bound.events.facts
+        jax.tree.map(
+            lambda found, whole, part=part: np.testing.assert_array_equal(found, whole[part]),
+            events,
+            bound.events,
+        )
 
 
 def test_ticks_that_do_not_exist_are_refused(bound: Bound) -> None:

@@ -29,8 +29,8 @@ from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Schedule
 from fedjax_sim.engine.planning.tables import Ticks, event_at, look_up
-from fedjax_sim.engine.program.bound import Bound, Machine, Opened, learning_key
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
+from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
 from fedjax_sim.results.metric_names import scalars_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
@@ -670,7 +670,7 @@ def _over_lanes(
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
             key = learning_key(seed)
-            opened = Bound.of_lane(program.system, problem, hyper, key, program.plan).opened()
+            opened = open_lane(program.system, problem, hyper, key, program.plan)
             return run(opened, row, tables, *varying)
 
         return map_families(
