@@ -200,6 +200,29 @@ def test_a_backward_pass_keeps_few_states(regression: Callable, small: Callable)
     assert bytes_of[1] < 2.6 * bytes_of[0]
 
 
+def test_blocks_of_ticks_are_the_scan(regression: Callable, small: Callable) -> None:
+    """Models, reports in their order, and derivatives. Neither blocks nor theirs divide 11."""
+    system = fedjax_sim.SYSTEMS["favano"]
+    bound = bind(system, regression(), small(system), num_ticks=11, differentiable=True)
+
+    def in_blocks(model: Any) -> Any:
+        return bound.run(bound.init(model))
+
+    def scanned(model: Any) -> Any:
+        return jax.lax.scan(bound.step, bound.init(model), bound.events)
+
+    start = bound.model(bound.init())
+    (ours, infos), (theirs, expected) = in_blocks(start), scanned(start)
+    np.testing.assert_allclose(bound.model(ours), bound.model(theirs), rtol=1e-5)
+    assert len({int(each) for each in infos.needed}) > 1
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), infos, expected)
+    slopes = (
+        jax.grad(lambda model, run=run: bound.evaluate(run(model)[0])["loss"])(start)
+        for run in (in_blocks, scanned)
+    )
+    np.testing.assert_allclose(*slopes, rtol=1e-4)
+
+
 def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     """Equal values are allowed, others and traced ones are not."""
     assert "rate_slow" in bound.frozen
@@ -216,13 +239,22 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         bound.replace(hyper=bound.hyper.replace(batch_size=1))
 
 
-def test_numbers_that_simplify_a_program_may_be_traced(bound: Bound) -> None:
-    """A server momentum of 0 is no part of the program, and another value or a tracer is."""
-    hyper = bound.hyper.replace(lr_scale=0.5)
-    halved, whole = (
-        each.model(each.run(each.init())[0]) for each in (bound.replace(hyper=hyper), bound)
+def test_numbers_that_simplify_a_program_may_be_changed(
+    bound: Bound, regression: Callable, small: Callable
+) -> None:
+    """A server momentum of 0 is part of the program, and another value or a tracer is not."""
+    hyper = small(fedbuff.system, server_momentum=0.5)
+    anew = bind(fedbuff.system, regression(), hyper, num_ticks=bound.num_ticks)
+
+    def final(bound: Bound) -> Any:
+        return bound.model(bound.run(bound.init())[0])
+
+    assert not np.array_equal(final(anew), final(bound))
+    np.testing.assert_allclose(
+        final(bound.with_settings(server_momentum=0.5)), final(anew), rtol=1e-5
     )
-    assert not np.array_equal(jax.tree.leaves(halved)[0], jax.tree.leaves(whole)[0])
+    traced = jax.jit(lambda value: final(bound.with_settings(server_momentum=value)))(0.5)
+    np.testing.assert_allclose(traced, final(anew), rtol=1e-5)
 
 
 def test_a_run_is_mapped_over_keys_settings_and_partitions(
@@ -277,6 +309,10 @@ def test_budgets_of_time_may_end_after_different_ticks(
     ends = [np.isfinite(bound.time).sum() for bound in together]
     assert min(ends) < max(ends) == together[0].num_ticks
     for hyper, bound in zip(hypers, together, strict=True):
+        is_padding = ~np.isfinite(bound.time)
+        weight = bound.with_settings(exponent=0.1).events.weight
+        np.testing.assert_array_equal(weight[is_padding], 0)
+        assert (weight[~is_padding].sum(axis=1) > 0).all()
         alone = fedjax_sim.simulate(system, problem, hyper, time_budget=20.0, layout=ALONE)
         assert alone.curves["ticks"][-1] == np.isfinite(bound.time).sum()
         model = bound.model(bound.run(bound.init())[0])
@@ -308,6 +344,22 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         bind(system, problem, hyper, timeline=own._replace(clients=clients + 90))
 
 
+def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
+    """Nothing happens at the ticks that shorter ones lack."""
+    system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
+    whole = fedjax_sim.simulate(system, problem, hyper, num_ticks=6, num_evals=1).timelines[0]
+    timelines = [Timeline(*(leaf[:num] for leaf in whole)) for num in (2, 6)]
+    together = bind_together(system, problem, hyper, timelines=timelines)
+    for timeline, bound in zip(timelines, together, strict=True):
+        num = len(timeline.time)
+        np.testing.assert_array_equal(np.isfinite(bound.time), np.arange(6) < num)
+        alone = bind(system, problem, hyper, timeline=timeline)
+        expected, _ = alone.run(alone.init())
+        state, infos = bound.run(bound.init())
+        np.testing.assert_allclose(bound.model(state), alone.model(expected), rtol=1e-5)
+        np.testing.assert_array_equal(infos.needed[num:], 0)
+
+
 def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path) -> None:
     """A run that goes on from saved arrays ends with the same bits; a changed one does not."""
     whole, _ = bound.run(bound.init())
@@ -326,14 +378,24 @@ def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path
     assert not np.array_equal(*(jax.tree.leaves(bound.model(s))[0] for s in (other, whole)))
 
 
-def test_an_event_may_be_changed_before_a_step(bound: Bound) -> None:
-    """Nobody at all leaves the model alone; twice the steps are twice the work."""
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+def test_an_event_may_be_changed_before_a_step(
+    name: str, regression: Callable, small: Callable
+) -> None:
+    """Nobody at all leaves the model alone; twice the steps are twice the work.
+
+    FedAvg's slots are all filled with equally many steps, of which nothing is left then.
+    """
+    system = fedjax_sim.SYSTEMS[name]
+    bound = bind(system, regression(), small(system), num_ticks=2)
     state, event = bound.init(), bound.event(0)
     left, info = bound.step(state, event._replace(clients=-1))
     jax.tree.map(np.testing.assert_array_equal, bound.model(left), bound.model(state))
     assert info.needed == 0
     plain = bound.step(state, event)[1].needed
     assert bound.step(state, event._replace(steps=2 * event.steps))[1].needed == 2 * plain
+    first = event._replace(steps=jnp.where(jnp.arange(len(event.steps)) == 0, event.steps, 0))
+    assert bound.step(state, first)[1].needed == event.steps[0]
 
 
 def test_traced_values_are_refused_where_schedules_are_drawn(
@@ -399,6 +461,8 @@ def test_a_program_may_start_from_a_model(regression: Callable, small: Callable)
         np.testing.assert_array_equal(bound.model(bound.init()), run.models)
         np.testing.assert_array_equal(bound.model(bound.run(bound.init())[0]), again.models)
         np.testing.assert_array_equal(bound.model(bound.init(2 * run.models)), 2 * run.models)
+        slower = bound.with_settings(lr=0.01)
+        np.testing.assert_array_equal(slower.model(slower.init()), run.models)
     stacked, axes = Bound.stack(bind_together(system, problem, hyper, seeds=[0, 1], num_ticks=3))
     assert stacked.start is None
     assert axes.start is None
@@ -443,3 +507,5 @@ def test_problems_of_equal_form_are_told_apart(regression: Callable, small: Call
     )
     with pytest.raises(ConfigError, match="problem"):
         first.replace(problem=other)
+    with pytest.raises(ConfigError, match=r"problem .* shapes; others are bound anew"):
+        first.replace(problem=regression(examples=5))
