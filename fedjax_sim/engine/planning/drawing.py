@@ -139,10 +139,14 @@ def request_timelines(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        field = "time_budget" if num_ticks is None else "num_ticks"
-        value = time_budget if num_ticks is None else num_ticks
+        field, value = _budget_of(time_budget, num_ticks)
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
+
+
+def _budget_of(time_budget: float | None, num_ticks: int | None) -> tuple[str, Any]:
+    """Name the budget that was given, and return its value."""
+    return ("time_budget", time_budget) if num_ticks is None else ("num_ticks", num_ticks)
 
 
 def _with_further(ticks: int) -> int:
@@ -219,8 +223,7 @@ def measure_plan(
     size = PlanSize(ticks * slots, num)
     seconds = SECONDS_OF_A_SLOT * size.slots * num
     if seconds > MOST_SECONDS:
-        field = "time_budget" if num_ticks is None else "num_ticks"
-        value = time_budget if num_ticks is None else num_ticks
+        field, value = _budget_of(time_budget, num_ticks)
         allowed = (
             f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
             f"{system.name} would take about {seconds / 3600:.0f} hours"
