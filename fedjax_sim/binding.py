@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, LaneSeed, checked
+from fedjax_sim.engine import Run
 from fedjax_sim.engine.contract import check_form, check_values
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
@@ -20,7 +21,6 @@ from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.request import Options, Precision, give_starts, grid_of, list_lanes
-from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import AnyProblem, HyperT, InfoT, Params, StateT, System, Timeline

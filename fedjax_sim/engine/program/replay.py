@@ -22,12 +22,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
-from fedjax_sim.engine.machine import known_programs, memory, processes
-from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.planning.held_models import HeldVersions
+from fedjax_sim.engine.machine import memory, processes
+from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Schedule
+from fedjax_sim.engine.planning.store import HeldVersions
 from fedjax_sim.engine.planning.tables import Ticks, event_at, look_up
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
 from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
@@ -348,14 +348,14 @@ class Replay:
 
     def prepare(self, *, begins: bool = True) -> None:
         """Compile the programs, unless those of an equal form are known."""
-        if known_programs.find(self.form) is None:
+        if find_known(self.form) is None:
             self.compile(begins=begins)
             if begins:
-                known_programs.keep(self.form)
+                note_known(self.form)
 
-    def sizes(self) -> tuple[known_programs.Size, ...]:
+    def sizes(self) -> tuple[Size, ...]:
         """Return what the programs take; they are compiled unless that is known."""
-        found = known_programs.find(self.form)
+        found = find_known(self.form)
         if not found:
             described = self.described()
             hyper, problem = described.lanes.hyper, described.lanes.problem
@@ -364,7 +364,7 @@ class Replay:
                 # A single device takes the stacked problems as they are.
                 arguments += memory.count_bytes(problem.varying)
             found = memory.measure_programs(described.compile(), arguments)
-            known_programs.keep(self.form, found)
+            note_known(self.form, found)
         return found
 
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
