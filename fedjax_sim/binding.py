@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, LaneSeed, checked
+from fedjax_sim.engine import Run
 from fedjax_sim.engine.contract import check_form, check_values
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.bound import Bound as Bound
-from fedjax_sim.engine.program.bound import learning_key
+from fedjax_sim.engine.program.bound import Static
+from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
-from fedjax_sim.engine.request import Options, Precision, grid_of, list_lanes
+from fedjax_sim.engine.request import Options, Precision, give_starts, grid_of, list_lanes
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import AnyProblem, HyperT, InfoT, StateT, System, Timeline
+from fedjax_sim.trees import typed_structure
+from fedjax_sim.types import AnyProblem, HyperT, InfoT, Params, StateT, System, Timeline
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
@@ -38,6 +41,7 @@ def bind(
     layout: Layout = Layout(),
     precision: Precision = "float32",
     differentiable: bool = False,
+    start: Run | Params | None = None,
 ) -> Bound[HyperT, StateT, InfoT]:
     """Bind a system to everything that a run of it needs, and hand out its program.
 
@@ -60,6 +64,7 @@ def bind(
       differentiable: Whether reverse mode, such as `jax.grad`, can go through steps. Every slot
         then makes as many trips as the longest slot of the schedule, and backward passes compute
         steps again instead of keeping what happened within them. Forward mode always works.
+      start: The model that `init` starts from, or a run whose model it is, as in `simulate`.
 
     Returns:
       The program.
@@ -70,34 +75,37 @@ def bind(
     return bind_together(
         system,
         [problem],
-        [hyper],
-        seeds=[seed],
+        hyper,
+        seeds=seed,
         num_ticks=num_ticks,
         time_budget=time_budget,
-        timelines=None if timeline is None else [timeline],
+        timelines=timeline,
         layout=layout,
         precision=precision,
         differentiable=differentiable,
+        start=start,
     )[0]
 
 
 @checked
 def bind_together(
     system: System[HyperT, StateT, InfoT],
-    problems: Sequence[ProblemT],
-    hypers: Sequence[HyperT | None],
+    problems: ProblemT | Sequence[ProblemT],
+    hypers: HyperT | Sequence[HyperT | None] | None = None,
     *,
-    seeds: Sequence[LaneSeed],
+    seeds: LaneSeed | Sequence[LaneSeed] = 0,
     num_ticks: Count | None = None,
     time_budget: Above0 | None = None,
-    timelines: Sequence[Timeline] | None = None,
+    timelines: Timeline | Sequence[Timeline] | None = None,
     layout: Layout = Layout(),
     precision: Precision = "float32",
     differentiable: bool = False,
+    start: Run | Params | None = None,
 ) -> list[Bound[HyperT, StateT, InfoT]]:
     """Bind a system several times, to schedules of one shape that can be mapped over.
 
-    Problems, settings, seeds and timelines belong together by position; a list of one serves all.
+    Problems, settings, seeds and timelines belong together by position. One alone, or a list of
+    one, serves all.
     The schedules get common shapes, common rows for old server models, and common facts, so that
     all programs are one and `Bound.stack` can stack them.
 
@@ -112,6 +120,7 @@ def bind_together(
       layout: As in `bind`.
       precision: As in `bind`.
       differentiable: As in `bind`.
+      start: As in `sweep`, of which seeds and settings are the lanes.
 
     Returns:
       As many programs as the longest of the lists has entries.
@@ -123,34 +132,40 @@ def bind_together(
     if sum(value is not None for value in budgets.values()) != 1:
         given = ", ".join(name for name, value in budgets.items() if value is not None)
         raise ConfigError("length of the schedule", given or None, f"one of {', '.join(budgets)}")
-    lists: dict[str, Sequence[Any]] = {"problems": problems, "hypers": hypers, "seeds": seeds}
-    lists |= {"timelines": timelines} if timelines else {}
+    shared = {"problems": problems, "hypers": hypers, "seeds": seeds, "timelines": timelines}
+    lists = {name: _listed(value) for name, value in shared.items()}
     num = max(map(len, lists.values()))
     for name, values in lists.items():
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     options = Options(
         time_budget,
-        len(timelines[0].time) if timelines else num_ticks,
+        num_ticks if timelines is None else len(lists["timelines"][0].time),
         num_evals=1,
         layout=_of_one_lane(layout),
         precision=precision,
     )
     lanes: list[Lane] = []
     for i in range(num):
-        problem, hyper = problems[i % len(problems)], hypers[i % len(hypers)]
-        grid = grid_of([seeds[i % len(seeds)]], None)
-        (lane,) = list_lanes(system, problem, hyper, grid, options)
+        problem, hyper, seed, _ = (values[i % len(values)] for values in lists.values())
+        (lane,) = list_lanes(system, problem, hyper, grid_of([seed], None), options)
         lanes.append(lane._replace(place=i))
+    lanes = give_starts(lanes, start)
     if len(groups_of(lanes)) > 1:
         allowed = "of equal static parts and shapes; bind the others alone"
         raise ConfigError("problems and hypers", f"{num} of several kinds", allowed)
     drawn = row = None
-    if timelines:
+    if timelines is not None:
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
-        drawn, row = _joined(timelines, num, num_clients), np.arange(num)
+        drawn, row = _joined(lists["timelines"], num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
-    return _bounds_of(system, planned, is_drawn=not timelines, differentiable=differentiable)
+    return _bounds_of(system, planned, is_drawn=timelines is None, differentiable=differentiable)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Make a list of one of what is no list."""
+    is_list = isinstance(value, list | tuple | range) and not isinstance(value, Timeline)
+    return value if is_list else [value]
 
 
 def _of_one_lane(layout: Layout) -> Layout:
@@ -233,20 +248,20 @@ def _bounds_of(
         row, end = planned.row[i], planned.ticks[planned.row[i]]
         time = np.full(num_ticks, np.inf)
         time[:end] = planned.timelines.time[row, :end]
-        found[lane.place] = Bound.of_schedule(
+        static = Static(
             system,
-            lane.problem,
-            hypers[i],
-            learning_key(lane.seed),
             plan,
-            facts=facts,
-            ticks=schedule.take(np.array([row])).stored,
-            time=time,
-            frozen=frozen,
+            facts,
+            num_ticks,
+            frozen,
             weighing=tuple(name for name in read if name not in frozen),
             known=lanes.hyper.known,
             machine=program.machine,
             differentiable=differentiable,
+            types=typed_structure((lane.problem, hypers[i])),
             code=program.code,
         )
+        ticks = schedule.take(np.array([row])).stored
+        key = learning_key(lane.seed)
+        found[lane.place] = Bound(lane.problem, hypers[i], key, lane.start, ticks, time, static)
     return [each for each in found if each is not None]

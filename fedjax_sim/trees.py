@@ -27,6 +27,17 @@ def paths_of(model: Params) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
+def is_traced(tree: Any) -> bool:
+    """Tell whether a tree has traced leaves, or a program is being traced that closes over it.
+
+    Args:
+      tree: Any pytree.
+    """
+    # Within `jit` a sum of two constants is traced, too.
+    leaves = (*jax.tree.leaves(tree), jax.lax.add(0, 0))
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
 class TypedStructure(NamedTuple):
     """The structure of a pytree, with the types of its nodes.
 

@@ -15,8 +15,8 @@ A record has an entry for each of these, and an entry has the SHA-256 of every a
 stopped and called again. `--only layouts systems/favano` records a part. `--checkout` records the
 code of another checkout, such as a git worktree of an earlier commit. Each entry is a new process
 that uses the command line and public names alone, so that the file may stay the same while modules
-move. Compiled programs are kept in a folder of their own, and a second record takes a fraction of
-the time of the first.
+move. Compiled programs are kept in a separate folder, and a second record takes a fraction of the
+time of the first.
 
 `compare` names what differs or is in one record only. Records from different versions, flags or
 machines are refused, since their bits may differ for that reason alone. The flags are those of the
@@ -306,7 +306,7 @@ def run_entry(name: str, checkout: Path, cache: Path) -> Any:
         return json.loads(file.read_text()) if done.returncode == 0 else done.stdout[-4000:]
 
 
-# Computing one entry, in a process of its own.
+# Computing one entry, in a separate process.
 
 
 def check_checkout(checkout: Path) -> None:

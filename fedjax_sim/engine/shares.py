@@ -19,7 +19,7 @@ from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
 from fedjax_sim.engine.request import Options, ProblemT, grid_of, list_lanes
-from fedjax_sim.engine.resuming.identities import asked_of
+from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
@@ -142,7 +142,7 @@ class Share(Protocol):
         """Return the whole sweep if all of its lanes have run, otherwise None.
 
         Args:
-          asked: What identifies the sweep, see `fedjax_sim.engine.resuming.identities`.
+          asked: What identifies the sweep, see `asked_of`.
 
         Raises:
           ConfigError: If lanes of another sweep are in its place.

@@ -172,7 +172,7 @@ def sweep(
         watches, and with a checkpoint stretches of ticks that take about ten seconds.
       client_variance: Whether to measure `client_variance`, the sum of squared distances of the
         models that clients hold to the server's. Every server version that a client holds at a
-        later evaluation then stays in memory, see `fedjax_sim.engine.planning.held_models`.
+        later evaluation then stays in memory, see `fedjax_sim.engine.planning.store`.
       keep_models: Whether to keep the model of every evaluation in host memory (a sampler's
         samples).
       checkpoint: Folder for checkpoints; None writes none. One process at a time writes to it.

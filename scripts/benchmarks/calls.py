@@ -72,10 +72,16 @@ def bench_calls(turns: int) -> dict[str, Any]:
             langevin.system, gaussian, chains, seeds=LANES // 5, settings=sizes, num_ticks=300
         ),
     }
-    programs = ("_begin_well", "_begin_soon", "_advance", "_final_models")
-    clocks = [Clock(getattr(replay, name)) for name in programs]
-    for name, clock in zip(programs, clocks, strict=True):
-        setattr(replay, name, clock)
+    begin = replay._begin
+    programs = (
+        (begin, "well"),
+        (begin, "quickly"),
+        (replay, "_advance"),
+        (replay, "_final_models"),
+    )
+    clocks = [Clock(getattr(*program)) for program in programs]
+    for program, clock in zip(programs, clocks, strict=True):
+        setattr(*program, clock)
     drawing = Clock(prepare.request_timelines)
     prepare.request_timelines = drawing  # type: ignore[assignment]
     measured = {}

@@ -1,4 +1,4 @@
-"""A sweep of 2,000 clients and 256 lanes with little address space, as a process of its own.
+"""A sweep of 2,000 clients and 256 lanes with little address space, run as a separate process.
 
 Its words are the bytes of address space that the sweep may add to what the process has, and
 optionally `max_lanes`. It prints the bytes that the sweep added at its peak.

@@ -1,6 +1,9 @@
 """A run in a user's hands: mapped, differentiated, changed, resumed; and what is refused."""
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +31,75 @@ def bound(regression: Callable, small: Callable) -> Bound:
 
 def final_loss(bound: Bound, **settings: Any) -> jax.Array:
     """Run to the end with other settings: the loss, which all problems here measure."""
-    other = bound.replace(hyper=bound.hyper.replace(**settings))
+    other = bound.with_settings(**settings)
     state, _ = other.run(other.init())
     metrics = other.evaluate(state)
     return metrics["loss"] if "loss" in metrics else metrics["objective"]
+
+
+FIRST_MODELS = """
+import jax, jax.numpy as jnp, numpy as np
+from flax import struct
+import fedjax_sim
+from fedjax_sim import bind, bind_together
+from fedjax_sim.systems import fedavg
+
+@struct.dataclass
+class Drawn:
+    target: jax.Array
+
+    @property
+    def counts(self):
+        return jnp.full(3, 4)
+
+    def init(self, key):
+        return jax.random.uniform(key, self.target.shape[1:], minval=-0.3, maxval=0.3)
+
+    def loss(self, params, client, examples, key):
+        return jnp.square(params - self.target[client]).mean()
+
+    def evaluate(self, params):
+        return {"loss": jnp.square(params - self.target).mean()}
+
+hyper = fedavg.Hyper(num_clients=3, num_selected=2)
+layout = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
+for size in (33, 60_000, 200_000):
+    given = fedavg.system, Drawn(jnp.linspace(-1, 1, 3 * size).reshape(3, size))
+    options = dict(num_ticks=2, num_evals=1, layout=layout, keep_models=True)
+    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], num_ticks=2)
+    swept = fedjax_sim.sweep(*given, hyper, seeds=3, **options)
+    for seed in range(3):
+        run = fedjax_sim.simulate(*given, hyper, seed=seed, **options)
+        np.testing.assert_array_equal(swept.models[seed], run.models)
+        for bound in (bind(*given, hyper, seed=seed, num_ticks=2), together[seed]):
+            state = bound.init()
+            np.testing.assert_array_equal(bound.model(state), run.samples[0])
+            np.testing.assert_array_equal(bound.model(bound.run(state)[0]), run.models)
+"""
+
+
+def test_the_first_model_is_that_of_a_sweep() -> None:
+    """Alone and among others, whether programs of the beginning are compiled quickly or well.
+
+    In a process that compiles as usual: these tests compile everything quickly.
+    """
+    environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    root = Path(fedjax_sim.__file__).parents[1]
+    subprocess.run([sys.executable, "-c", FIRST_MODELS], env=environment, cwd=root, check=True)
+
+
+def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
+    """It is compiled as the caller says, whether the program is an argument or closed over."""
+    first = bound.init()
+    for made in (
+        jax.jit(lambda: bound.init())(),
+        jax.jit(lambda bound: bound.init())(bound),
+        jax.tree.map(
+            lambda leaf: leaf[0],
+            jax.vmap(lambda key: bound.replace(key=key).init())(bound.key[None]),
+        ),
+    ):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), made, first)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +179,7 @@ def test_reverse_mode_is_asked_for(bound: Bound) -> None:
         jax.grad(lambda lr: final_loss(bound, lr=lr))(0.1)
 
     def looped(lr: jax.Array) -> jax.Array:
-        other = bound.replace(hyper=bound.hyper.replace(lr=lr))
+        other = bound.with_settings(lr=lr)
         state, _ = jax.lax.scan(other.step, other.init(), other.events)
         return other.evaluate(state)["loss"]
 
@@ -132,6 +200,29 @@ def test_a_backward_pass_keeps_few_states(regression: Callable, small: Callable)
     assert bytes_of[1] < 2.6 * bytes_of[0]
 
 
+def test_blocks_of_ticks_are_the_scan(regression: Callable, small: Callable) -> None:
+    """Models, reports in their order, and derivatives. Neither blocks nor theirs divide 11."""
+    system = fedjax_sim.SYSTEMS["favano"]
+    bound = bind(system, regression(), small(system), num_ticks=11, differentiable=True)
+
+    def in_blocks(model: Any) -> Any:
+        return bound.run(bound.init(model))
+
+    def scanned(model: Any) -> Any:
+        return jax.lax.scan(bound.step, bound.init(model), bound.events)
+
+    start = bound.model(bound.init())
+    (ours, infos), (theirs, expected) = in_blocks(start), scanned(start)
+    np.testing.assert_allclose(bound.model(ours), bound.model(theirs), rtol=1e-5)
+    assert len({int(each) for each in infos.needed}) > 1
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), infos, expected)
+    slopes = (
+        jax.grad(lambda model, run=run: bound.evaluate(run(model)[0])["loss"])(start)
+        for run in (in_blocks, scanned)
+    )
+    np.testing.assert_allclose(*slopes, rtol=1e-4)
+
+
 def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     """Equal values are allowed, others and traced ones are not."""
     assert "rate_slow" in bound.frozen
@@ -140,19 +231,30 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     assert jax.tree.structure(same) == jax.tree.structure(bound)
     with pytest.raises(ConfigError, match=r"rate_slow is 0.9, .* bind again"):
         bound.replace(hyper=bound.hyper.replace(rate_slow=0.9))
+    with pytest.raises(ConfigError, match=r"setting is 'momentum', but must be one of .*rate_slow"):
+        bound.with_settings(momentum=0.9)
     with pytest.raises(ConfigError, match="rate_slow is 'a traced value'"):
         jax.grad(lambda rate: final_loss(bound, rate_slow=rate))(0.5)
     with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
         bound.replace(hyper=bound.hyper.replace(batch_size=1))
 
 
-def test_numbers_that_simplify_a_program_may_be_traced(bound: Bound) -> None:
-    """A server momentum of 0 is no part of the program, and another value or a tracer is."""
-    hyper = bound.hyper.replace(lr_scale=0.5)
-    halved, whole = (
-        each.model(each.run(each.init())[0]) for each in (bound.replace(hyper=hyper), bound)
+def test_numbers_that_simplify_a_program_may_be_changed(
+    bound: Bound, regression: Callable, small: Callable
+) -> None:
+    """A server momentum of 0 is part of the program, and another value or a tracer is not."""
+    hyper = small(fedbuff.system, server_momentum=0.5)
+    anew = bind(fedbuff.system, regression(), hyper, num_ticks=bound.num_ticks)
+
+    def final(bound: Bound) -> Any:
+        return bound.model(bound.run(bound.init())[0])
+
+    assert not np.array_equal(final(anew), final(bound))
+    np.testing.assert_allclose(
+        final(bound.with_settings(server_momentum=0.5)), final(anew), rtol=1e-5
     )
-    assert not np.array_equal(jax.tree.leaves(halved)[0], jax.tree.leaves(whole)[0])
+    traced = jax.jit(lambda value: final(bound.with_settings(server_momentum=value)))(0.5)
+    np.testing.assert_allclose(traced, final(anew), rtol=1e-5)
 
 
 def test_a_run_is_mapped_over_keys_settings_and_partitions(
@@ -173,7 +275,7 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
     found = jax.vmap(lambda lr: final_loss(bound, lr=lr))(rates)
     np.testing.assert_allclose(found, [final_loss(bound, lr=lr) for lr in rates], rtol=1e-5)
     problems = [regression(seed=seed) for seed in (0, 1)]
-    together = bind_together(system, problems, [small(system)], seeds=[0], num_ticks=5)
+    together = bind_together(system, problems, small(system), num_ticks=5)
     stacked, axes = Bound.stack(together)
     found = jax.vmap(loss, in_axes=(axes,))(stacked)
     np.testing.assert_allclose(found, [loss(each) for each in together], rtol=1e-5)
@@ -184,7 +286,7 @@ def test_schedules_that_differ_are_bound_together(regression: Callable, small: C
     """Several delays and seeds: one program, whose events and times are mapped over."""
     system, problem = fedbuff.system, regression()
     hypers = [small(system, rate_slow=rate) for rate in (0.05, 0.5)] + [small(system)]
-    together = bind_together(system, [problem], hypers, seeds=[0, 0, 5], num_ticks=9)
+    together = bind_together(system, problem, hypers, seeds=[0, 0, 5], num_ticks=9)
     stacked, axes = Bound.stack(together)
     losses = jax.vmap(
         lambda bound: bound.evaluate(bound.run(bound.init())[0])["loss"], in_axes=(axes,)
@@ -207,6 +309,10 @@ def test_budgets_of_time_may_end_after_different_ticks(
     ends = [np.isfinite(bound.time).sum() for bound in together]
     assert min(ends) < max(ends) == together[0].num_ticks
     for hyper, bound in zip(hypers, together, strict=True):
+        is_padding = ~np.isfinite(bound.time)
+        weight = bound.with_settings(exponent=0.1).events.weight
+        np.testing.assert_array_equal(weight[is_padding], 0)
+        assert (weight[~is_padding].sum(axis=1) > 0).all()
         alone = fedjax_sim.simulate(system, problem, hyper, time_budget=20.0, layout=ALONE)
         assert alone.curves["ticks"][-1] == np.isfinite(bound.time).sum()
         model = bound.model(bound.run(bound.init())[0])
@@ -238,11 +344,26 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         bind(system, problem, hyper, timeline=own._replace(clients=clients + 90))
 
 
+def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
+    """Nothing happens at the ticks that shorter ones lack."""
+    system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
+    whole = fedjax_sim.simulate(system, problem, hyper, num_ticks=6, num_evals=1).timelines[0]
+    timelines = [Timeline(*(leaf[:num] for leaf in whole)) for num in (2, 6)]
+    together = bind_together(system, problem, hyper, timelines=timelines)
+    for timeline, bound in zip(timelines, together, strict=True):
+        num = len(timeline.time)
+        np.testing.assert_array_equal(np.isfinite(bound.time), np.arange(6) < num)
+        alone = bind(system, problem, hyper, timeline=timeline)
+        expected, _ = alone.run(alone.init())
+        state, infos = bound.run(bound.init())
+        np.testing.assert_allclose(bound.model(state), alone.model(expected), rtol=1e-5)
+        np.testing.assert_array_equal(infos.needed[num:], 0)
+
+
 def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path) -> None:
     """A run that goes on from saved arrays ends with the same bits; a changed one does not."""
     whole, _ = bound.run(bound.init())
-    first = jax.tree.map(lambda leaf: leaf[:3], bound.events)
-    state, _ = bound.run(bound.init(), first)
+    state, _ = bound.run(bound.init(), bound.event(np.s_[:3]))
     leaves, structure = jax.tree.flatten(state)
     np.savez(tmp_path / "state.npz", *leaves)
     with np.load(tmp_path / "state.npz") as kept:
@@ -257,14 +378,24 @@ def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path
     assert not np.array_equal(*(jax.tree.leaves(bound.model(s))[0] for s in (other, whole)))
 
 
-def test_an_event_may_be_changed_before_a_step(bound: Bound) -> None:
-    """Nobody at all leaves the model alone; twice the steps are twice the work."""
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+def test_an_event_may_be_changed_before_a_step(
+    name: str, regression: Callable, small: Callable
+) -> None:
+    """Nobody at all leaves the model alone; twice the steps are twice the work.
+
+    FedAvg's slots are all filled with equally many steps, of which nothing is left then.
+    """
+    system = fedjax_sim.SYSTEMS[name]
+    bound = bind(system, regression(), small(system), num_ticks=2)
     state, event = bound.init(), bound.event(0)
     left, info = bound.step(state, event._replace(clients=-1))
     jax.tree.map(np.testing.assert_array_equal, bound.model(left), bound.model(state))
     assert info.needed == 0
     plain = bound.step(state, event)[1].needed
     assert bound.step(state, event._replace(steps=2 * event.steps))[1].needed == 2 * plain
+    first = event._replace(steps=jnp.where(jnp.arange(len(event.steps)) == 0, event.steps, 0))
+    assert bound.step(state, first)[1].needed == event.steps[0]
 
 
 def test_traced_values_are_refused_where_schedules_are_drawn(
@@ -317,6 +448,40 @@ def test_bad_input_gets_a_sentence(
         bind(fedavg.system, regression(), small(fedavg.system), **changes)
 
 
+def test_a_program_may_start_from_a_model(regression: Callable, small: Callable) -> None:
+    """From a model or from a run, as `simulate`; another model may still be given to `init`."""
+    system, problem, hyper = fedavg.system, regression(), small(fedavg.system)
+    options: dict[str, Any] = {"num_ticks": 3}
+    run = fedjax_sim.simulate(system, problem, hyper, **options, num_evals=1, layout=ALONE)
+    again = fedjax_sim.simulate(
+        system, problem, hyper, **options, num_evals=1, layout=ALONE, start=run
+    )
+    for start in (run, run.models):
+        bound = bind(system, problem, hyper, **options, start=start)
+        np.testing.assert_array_equal(bound.model(bound.init()), run.models)
+        np.testing.assert_array_equal(bound.model(bound.run(bound.init())[0]), again.models)
+        np.testing.assert_array_equal(bound.model(bound.init(2 * run.models)), 2 * run.models)
+        slower = bound.with_settings(lr=0.01)
+        np.testing.assert_array_equal(slower.model(slower.init()), run.models)
+    stacked, axes = Bound.stack(bind_together(system, problem, hyper, seeds=[0, 1], num_ticks=3))
+    assert stacked.start is None
+    assert axes.start is None
+    with pytest.raises(ConfigError, match="start at the model"):
+        bind(system, problem, hyper, **options, start=run.models[:1])
+
+
+def test_events_of_some_ticks_are_stacked(bound: Bound) -> None:
+    """As slices of lists; the facts stay."""
+    for part in (np.s_[:3], np.s_[2:], np.s_[-2:], np.s_[::2]):
+        events = bound.event(part)
+        assert events.facts == bound.events.facts
+        jax.tree.map(
+            lambda found, whole, part=part: np.testing.assert_array_equal(found, whole[part]),
+            events,
+            bound.events,
+        )
+
+
 def test_ticks_that_do_not_exist_are_refused(bound: Bound) -> None:
     """There is no tick -1, unlike in a list."""
     for t in (-1, bound.num_ticks, 1.0, np.arange(2)):
@@ -342,3 +507,5 @@ def test_problems_of_equal_form_are_told_apart(regression: Callable, small: Call
     )
     with pytest.raises(ConfigError, match="problem"):
         first.replace(problem=other)
+    with pytest.raises(ConfigError, match=r"problem .* shapes; others are bound anew"):
+        first.replace(problem=regression(examples=5))

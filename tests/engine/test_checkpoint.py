@@ -26,7 +26,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.compression import BlockQuantization, ScaledSign, TopK
 from fedjax_sim.engine.program import prepare
-from fedjax_sim.engine.resuming import checkpoint, longer_runs
+from fedjax_sim.engine.resuming import checkpoint, files, longer_runs
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.engine.running import groups
 from fedjax_sim.engine.running.chunks import _Pace
@@ -189,7 +189,7 @@ def newest(damage: Callable[[Path], None]) -> Callable[[Path], None]:
 
 def configuration(damage: Callable[[Path], None]) -> Callable[[Path], None]:
     """Damage the configuration."""
-    return lambda folder: damage(folder / checkpoint.CONFIGURATION)
+    return lambda folder: damage(folder / files.CONFIGURATION)
 
 
 def drawn(damage: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -200,7 +200,7 @@ def drawn(damage: Callable[[Path], None]) -> Callable[[Path], None]:
 def everything(folder: Path) -> None:
     """Damage both states, and remove the configuration."""
     both(flip)(folder)
-    (folder / checkpoint.CONFIGURATION).unlink()
+    (folder / files.CONFIGURATION).unlink()
 
 
 EMPTY = partial(Path.write_bytes, data=b"")
@@ -256,12 +256,12 @@ def test_damage_heals_or_is_one_sentence(
 
 
 def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.CONFIGURATION
+    path = tmp_path / files.CONFIGURATION
     others = ("", "[]", "3", '"x"', "null", "{}", "[" * 100_000, "\xff")
     digest = hashlib.sha256(b"{}").hexdigest()[:16]
     for content in (*others, json.dumps({"sha256": digest})):
         path.write_text(content, encoding="latin-1")
-        assert checkpoint.count_lanes(tmp_path) is None
+        assert files.count_lanes(tmp_path) is None
         asked = {"time_budget": 1, "versions": {}}
         known = Checkpoint(tmp_path, asked, resume=True, every=1.0)
         assert known.decided() == {} and known.shorter_budget() is None

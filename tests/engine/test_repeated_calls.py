@@ -16,7 +16,7 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim.engine.machine import known_programs, memory, processes
+from fedjax_sim.engine.machine import compiling, memory, processes
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.program.user_code import number_of_code
@@ -76,7 +76,7 @@ def sweep(problem: Any, settings: Any = None, **options: Any) -> fedjax_sim.Run:
 def afresh(run: Callable[[], fedjax_sim.Run]) -> fedjax_sim.Run:
     """Run with nothing known from earlier calls."""
     jax.clear_caches()
-    known_programs.forget()
+    compiling.forget_known()
     for cached in (step_cost._model_of, step_cost._products_of_loss):
         cached.cache_clear()
     return run()
@@ -243,14 +243,14 @@ def test_code_has_a_number_of_its_own() -> None:
 
 
 def test_few_programs_are_known() -> None:
-    known_programs.forget()
-    for number in range(3 * known_programs.MOST_KNOWN):
-        known_programs.keep(number)
-        known_programs.find(0)
-    assert len(known_programs._known) == known_programs.MOST_KNOWN
-    assert known_programs.find(0) == ()  # It was looked for all the time.
-    assert known_programs.find(1) is None
-    known_programs.forget()
+    compiling.forget_known()
+    for number in range(3 * compiling.MOST_KNOWN):
+        compiling.note_known(number)
+        compiling.find_known(0)
+    assert len(compiling._known) == compiling.MOST_KNOWN
+    assert compiling.find_known(0) == ()  # It was looked for all the time.
+    assert compiling.find_known(1) is None
+    compiling.forget_known()
 
 
 def test_no_data_are_kept_alive() -> None:
@@ -272,7 +272,7 @@ def test_several_threads(asked: list[str]) -> None:
     def run(settings: dict[str, Any]) -> fedjax_sim.Run:
         return sweep(distances(), hyper(**settings))
 
-    known_programs.forget()
+    compiling.forget_known()
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(run, calls))
     for settings, found in zip(calls, together, strict=True):

@@ -211,7 +211,7 @@ def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
     system = SYSTEMS["favano"]
     grid: dict[str, Any] = {"seeds": 3, "settings": {"lr": [0.1, 0.2]}, "num_ticks": 41}
     given = system, regression(), small(system)
-    drawing_program: Any = drawing._draw_soon
+    drawing_program: Any = drawing._draw.quickly
     for checkpoint in (None, tmp_path):
         check_schedules(*given, **grid, goes_on=checkpoint is not None)
         programs = drawing_program._cache_size()

@@ -30,7 +30,7 @@ def table(unit: float = 1.0, **changes: Any) -> ClientTable:
 
 
 def trace(unit: float = 1.0) -> Trace:
-    """Make a trace of seven clients, each of which works for a time of its own again and again."""
+    """Make a trace of seven clients, each always as fast, and each as fast as no other."""
     finish = unit * np.outer(np.arange(1, 9), 1 + np.arange(7) / 8)
     start = np.concatenate([np.zeros((1, 7)), finish[:-1]])
     return Trace(np.tile(np.arange(7), 8), start.ravel(), finish.ravel())

@@ -1,10 +1,18 @@
-"""Compile for this machine: its cores, the programs that are kept, and what compiling takes."""
+"""Compile for this machine: its cores, what compiling takes, and which programs are kept.
+
+JAX keeps the programs themselves, and looks for them at every call. Here is noted which were
+compiled before and what they take, so that equal calls do not ask again. If JAX has dropped one
+that counts as known here, it compiles that program when it is called.
+"""
 
 import contextlib
 import os
 import tempfile
+import threading
 import time
-from typing import Self
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Self
 
 import jax
 
@@ -62,6 +70,27 @@ if jax.__version_info__ < (0, 11):  # Later versions refuse this option.
     COMPILED_QUICKLY["xla_cpu_use_fusion_emitters"] = False
 
 
+class RunsOnce:
+    """A function that runs once, compiled well or, if that takes longer than running it, quickly.
+
+    Results of the two agree to rounding. JAX accepts the options of the second in no other program.
+
+    Attributes:
+      well: The function, compiled as others are.
+      quickly: The function, compiled with `COMPILED_QUICKLY`.
+    """
+
+    def __init__(self, function: Callable[..., Any], **options: Any):
+        """Wrap a function.
+
+        Args:
+          function: The function.
+          options: Further ones of `jax.jit`.
+        """
+        self.well = jax.jit(function, **options)
+        self.quickly = jax.jit(function, **options, compiler_options=COMPILED_QUICKLY)
+
+
 @checked
 def use_cores(num: Count | None = None) -> int:
     """Make every CPU core a device, so that lanes run side by side.
@@ -117,3 +146,59 @@ def keep_by_default() -> None:
     """Keep compiled programs unless that was switched off."""
     if jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
         keep_compiled()
+
+
+MOST_KNOWN = 128
+"""Forms that are kept; the one that was looked for longest ago is dropped first."""
+
+
+class Size(NamedTuple):
+    """What a compiled program takes on one device.
+
+    Attributes:
+      arrays: Bytes of arguments, results and temporary arrays, without arguments that all lanes
+        share.
+      code: Bytes of the program.
+    """
+
+    arrays: int
+    code: int
+
+
+_known: OrderedDict[Hashable, tuple[Size, ...]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def find_known(form: Hashable) -> tuple[Size, ...] | None:
+    """Look up programs.
+
+    Args:
+      form: Static arguments of the programs, and shapes of the others. No arrays.
+
+    Returns:
+      The size of each; () if it was not measured, None if they have not been compiled.
+    """
+    with _lock:
+        if form in _known:
+            _known.move_to_end(form)
+        return _known.get(form)
+
+
+def note_known(form: Hashable, sizes: tuple[Size, ...] = ()) -> None:
+    """Note that programs are compiled.
+
+    Args:
+      form: As in `find_known`.
+      sizes: The size of each; () if it was not measured.
+    """
+    with _lock:
+        _known[form] = sizes
+        _known.move_to_end(form)
+        while len(_known) > MOST_KNOWN:
+            _known.popitem(last=False)
+
+
+def forget_known() -> None:
+    """Forget all programs, as JAX drops them."""
+    with _lock:
+        _known.clear()

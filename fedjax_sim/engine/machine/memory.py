@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from fedjax_sim import lifecycle
-from fedjax_sim.engine.machine import known_programs, processes
-from fedjax_sim.engine.machine.known_programs import Size
+from fedjax_sim.engine.machine import processes
+from fedjax_sim.engine.machine.compiling import Size, forget_known
 from fedjax_sim.lifecycle import free_on_host
 from fedjax_sim.settings import ConfigError
 
@@ -108,7 +108,7 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
         return
     if num > MAPS_SHARE * limit:
         jax.clear_caches()
-        known_programs.forget()
+        forget_known()
 
 
 def measure_programs(programs: Sequence[jax.stages.Compiled], arguments: int) -> tuple[Size, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check_whole
-from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
@@ -139,10 +139,14 @@ def request_timelines(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        field = "time_budget" if num_ticks is None else "num_ticks"
-        value = time_budget if num_ticks is None else num_ticks
+        field, value = _budget_of(time_budget, num_ticks)
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
+
+
+def _budget_of(time_budget: float | None, num_ticks: int | None) -> tuple[str, Any]:
+    """Name the budget that was given, and return its value."""
+    return ("time_budget", time_budget) if num_ticks is None else ("num_ticks", num_ticks)
 
 
 def _with_further(ticks: int) -> int:
@@ -219,8 +223,7 @@ def measure_plan(
     size = PlanSize(ticks * slots, num)
     seconds = SECONDS_OF_A_SLOT * size.slots * num
     if seconds > MOST_SECONDS:
-        field = "time_budget" if num_ticks is None else "num_ticks"
-        value = time_budget if num_ticks is None else num_ticks
+        field, value = _budget_of(time_budget, num_ticks)
         allowed = (
             f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
             f"{system.name} would take about {seconds / 3600:.0f} hours"
@@ -303,7 +306,7 @@ def draw_timelines(
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        draw = partial(_draw_soon if is_small else _draw_well, system.timeline, rounded)
+        draw = partial(_draw.quickly if is_small else _draw.well, system.timeline, rounded)
         whole: list[np.ndarray] = []
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -384,6 +387,7 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
+@partial(RunsOnce, static_argnums=(0, 1))
 def _draw(
     timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
 ) -> tuple[Timeline, dict[str, tuple[Array, Array]]]:
@@ -420,12 +424,6 @@ def _first_fraction(drawn: Timeline, values: Array) -> tuple[Array, Array]:
     at = is_wrong.argmax(axis=1)
     first = jnp.take_along_axis(values.reshape(len(values), -1), at[:, None], axis=1)[:, 0]
     return jnp.where(is_wrong.any(axis=1), first, 0), at
-
-
-_draw_well = jax.jit(_draw, static_argnums=(0, 1))
-
-
-_draw_soon = jax.jit(_draw, static_argnums=(0, 1), compiler_options=COMPILED_QUICKLY)
 
 
 def settings_read(system: System, hyper: Any) -> list[bool]:

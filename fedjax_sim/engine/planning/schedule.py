@@ -1,6 +1,7 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
-The store holds the old server models from which clients still work, see `fedjax_sim.engine.store`.
+The store (`fedjax_sim.engine.planning.store`) holds the old server models from which clients still
+work.
 Everything here is NumPy on the host, before anything is compiled.
 
 Dimension letters: those of `fedjax_sim.types`, `D` schedules, `V` evaluations, `E` ticks between
@@ -12,8 +13,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim.engine.planning.held_models import HeldVersions, held_versions
-from fedjax_sim.engine.planning.store import assign_rows, count_alive, last_reads, round_up
+from fedjax_sim.engine.planning.store import (
+    HeldVersions,
+    assign_rows,
+    count_alive,
+    held_versions,
+    last_reads,
+    round_up,
+)
 from fedjax_sim.engine.planning.tables import Ticks
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Event, Timeline

@@ -1,33 +1,25 @@
-"""The program of one lane: an algorithm with its problem, settings, random key and schedule.
-
-This is what the engine scans, and what `fedjax_sim.bind` gives into a user's hands.
+"""The program of one run in a user's hands, which `fedjax_sim.bind` returns.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.tables import Ticks, event_at
-from fedjax_sim.events import next_trace, noting_changes
+from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.linear import linear_with_transpose
-from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import ConfigError, fields
-from fedjax_sim.streams import stream
-from fedjax_sim.targets import tracing_for
-from fedjax_sim.trees import TypedStructure, in_32_bits, typed_structure
+from fedjax_sim.trees import TypedStructure, is_traced, typed_structure
 from fedjax_sim.types import (
     EMPTY,
-    Algorithm,
-    AnyProblem,
     Array,
     Event,
     Facts,
@@ -44,118 +36,22 @@ LEAST_BLOCKS = 4
 """Ticks from which on a scan is cut into blocks for a backward pass."""
 
 
-class Machine(NamedTuple):
-    """What a program is traced for.
+class Static(NamedTuple):
+    """What is part of the program and no data; see `Bound`.
 
     Attributes:
-      platform: Kind of machine, such as "cpu".
-      precision: Precision of matrix products, one of `PRECISIONS`.
+      system: The system.
+      plan: How the machine is used.
+      facts: What is known of all ticks.
+      num_ticks: Ticks of the schedule, T.
+      frozen: Names of the settings that the schedule has read.
+      weighing: Names of those that only the weights of its slots have read.
+      known: Settings whose values are part of the program, because it is simpler with them.
+      machine: What is traced for.
+      differentiable: Whether reverse mode can go through steps.
+      types: The structure of problem and settings.
+      code: The number of the code of the caller's functions, as in `Program`.
     """
-
-    platform: str = "cpu"
-    precision: str = "float32"
-
-    @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Trace for the machine and in the precision."""
-        # On a CPU, asking for float32 changes no result and makes XLA avoid its fastest products.
-        asked = None if self.platform == "cpu" else self.precision
-        with tracing_for(self.platform), jax.default_matmul_precision(asked):
-            yield
-
-
-class _Starting:
-    """A problem whose initial model is given. It is asked for everything else."""
-
-    def __init__(self, problem: AnyProblem, start: Params):
-        self._problem, self._start = problem, start
-
-    def init(self, key: Key) -> Params:
-        return self._start
-
-    def tree_flatten(self) -> tuple[Any, None]:
-        return (self._problem, self._start), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> Self:
-        return cls(*children)
-
-
-@functools.lru_cache(maxsize=64)
-def _starting(names: frozenset[str]) -> type[_Starting]:
-    """Make the class of such problems that have attributes of these names."""
-
-    def read(name: str) -> property:
-        return property(lambda self: getattr(self._problem, name))
-
-    members = {name: read(name) for name in names if not hasattr(_Starting, name)}
-    return jax.tree_util.register_pytree_node_class(type("Starting", (_Starting,), members))
-
-
-def _with_start(problem: AnyProblem, start: Params) -> _Starting:
-    names = {*dir(problem)} | {*getattr(problem, "__dict__", ())}
-    kind = _starting(frozenset(name for name in names if not name.startswith("_")))
-    return kind(problem, start)
-
-
-class Opened(NamedTuple):
-    """A bound algorithm within one trace, where it is made once.
-
-    Attributes:
-      bound: What is bound.
-      algorithm: The algorithm.
-    """
-
-    bound: "Bound"
-    algorithm: Algorithm
-
-    def init(self, start: Params | None = None) -> Any:
-        """Make the initial state.
-
-        A system draws its first model by `problem.init` and by nothing else, whatever else its
-        state holds. So it starts from a given model if `init` of its problem returns that.
-
-        Args:
-          start: The model to start from; None to draw it.
-        """
-        algorithm = self.algorithm
-        if start is not None:
-            algorithm = self.bound.algorithm(_with_start(self.bound.problem, start))
-        return algorithm.init(stream(self.bound.key, "init"))
-
-    def step(self, state: Any, event: Event) -> tuple[Any, Any]:
-        """Take one tick, and check what it returned."""
-        event = event.within(facts=event.facts._replace(trace=next_trace()))
-        state, event = jax.lax.optimization_barrier((state, event))
-        with noting_changes() as changes:
-            result = self.algorithm.step(self.bound.key, state, event)
-        check_step(state, event, result, changes)
-        return jax.lax.optimization_barrier((keep_narrow(state, result[0]), result[1]))
-
-    def evaluate(
-        self, state: Any, further: Collection[str] = ()
-    ) -> tuple[Params, dict[str, Array]]:
-        """Compute the model and the metrics of a state.
-
-        Args:
-          state: The state.
-          further: Names that no metric may have, besides those of settings.
-        """
-        # What is fused with a step, or what of the model with its metrics, must not depend on where
-        # they are computed: last bits would.
-        state = jax.lax.optimization_barrier(state)
-        model = jax.lax.optimization_barrier(self.algorithm.model(state))
-        found = [
-            read_metrics(self.bound.problem.evaluate(model)),
-            self.algorithm.metrics(state),
-        ]
-        taken = {*fields(self.bound.system.Hyper), *further}
-        check_metrics([pair for each in found for pair in each.items()], taken)
-        return model, in_32_bits({**found[0], **found[1]})
-
-
-class _Static(NamedTuple):
-    """What is part of the program; see `Bound`."""
 
     system: System
     plan: Plan
@@ -166,8 +62,8 @@ class _Static(NamedTuple):
     known: tuple[tuple[str, float], ...]
     machine: Machine
     differentiable: bool
-    types: TypedStructure | None
-    code: int = 0
+    types: TypedStructure
+    code: int
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -185,11 +81,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         print(bound.evaluate(state))
 
     Models, metrics and what steps report have the bits of `simulate` with
-    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)` that starts from the same model,
-    step by step or scanned. A first model that `simulate` draws may differ in its last bits,
-    because on a CPU small programs that run once are compiled quickly instead of well. In
-    expectation maximisation last bits may differ, as XLA fuses its sums in other ways within a
-    loop. Under `jax.disable_jit` all agree to rounding.
+    `Layout(lanes_at_once=False, lane_devices=1, client_devices=1)`, step by step or scanned. Two
+    things may differ in their last bits. On a CPU, small programs that run once are compiled
+    quickly instead of well: the first evaluation of `simulate` is, and `init` is unless it is
+    called within a trace. In expectation maximisation XLA fuses sums in other ways within a loop.
+    Under `jax.disable_jit` all agree to rounding.
 
     Attributes:
       system: The system.
@@ -197,6 +93,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
       hyper: The settings; numbers are arrays.
       key: The random key of learning, a scalar.
       num_ticks: Ticks of the schedule, T.
+      start: The model that `init` starts from by default; None to draw it.
       time: `f64[T]` on the host, virtual time of each tick; infinite after the end of a schedule
         that is shorter than others which were bound together with it.
       frozen: Names of the settings that the schedule has read, and not only for weights of slots
@@ -204,100 +101,37 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     """
 
     def __init__(
-        self, problem: Any, hyper: Any, key: Any, ticks: Any, time: Any, static: _Static
-    ) -> None:
-        """Put a program together; `fedjax_sim.bind` does."""
-        self.problem, self.hyper, self.key = problem, hyper, key
-        self.time, self._ticks, self._static = time, ticks, static
-
-    @classmethod
-    def of_lane(
-        cls,
-        system: System,
+        self,
         problem: Any,
         hyper: Any,
         key: Key,
-        plan: Plan,
-    ) -> Self:
-        """Bind a lane of a batch within a trace. Its events come from elsewhere.
-
-        Args:
-          system: The system.
-          problem: What is learnt.
-          hyper: The settings.
-          key: The random key of learning.
-          plan: How the machine is used.
-
-        Returns:
-          The program, without a schedule.
-        """
-        static = _Static(system, plan, Facts(), 0, (), (), (), Machine(), False, None)
-        return cls(problem, hyper, key, None, None, static)
-
-    @classmethod
-    def of_schedule(
-        cls,
-        system: System,
-        problem: Any,
-        hyper: Any,
-        key: Key,
-        plan: Plan,
-        *,
-        facts: Facts,
+        start: Params | None,
         ticks: Ticks,
         time: np.ndarray,
-        frozen: tuple[str, ...],
-        weighing: tuple[str, ...],
-        known: tuple[tuple[str, float], ...],
-        machine: Machine,
-        differentiable: bool,
-        code: int,
-    ) -> Self:
-        """Bind a lane with its schedule.
+        static: Static,
+    ) -> None:
+        """Put a program together; `fedjax_sim.bind` does.
 
         Args:
-          system: The system.
           problem: What is learnt.
           hyper: The settings, numbers as arrays.
           key: The random key of learning.
-          plan: How the machine is used.
-          facts: What is known of all ticks.
+          start: The model that it starts from; None to draw it.
           ticks: The ticks, of one schedule and one evaluation.
           time: `f64[T]`, their virtual times.
-          frozen: Names of the settings that the schedule has read.
-          weighing: Names of those that only the weights of its slots have read.
-          known: Settings whose values are part of the program, because it is simpler with them.
-          machine: What is traced for.
-          differentiable: Whether reverse mode can go through steps.
-          code: The number of the code of the caller's functions, as in `Program`.
-
-        Returns:
-          The program.
+          static: What is part of the program.
         """
-        types = typed_structure((problem, hyper))
-        static = _Static(
-            system,
-            plan,
-            facts,
-            len(time),
-            frozen,
-            weighing,
-            known,
-            machine,
-            differentiable,
-            types,
-            code,
-        )
-        return cls(problem, hyper, key, ticks, time, static)
+        self.problem, self.hyper, self.key, self.start = problem, hyper, key, start
+        self.time, self._ticks, self._static = time, ticks, static
 
-    def tree_flatten_with_keys(self) -> tuple[Any, _Static]:
+    def tree_flatten_with_keys(self) -> tuple[Any, Static]:
         """Return what is data, with names, and what is part of the program."""
-        names = ("problem", "hyper", "key", "_ticks", "time")
+        names = ("problem", "hyper", "key", "start", "_ticks", "time")
         pairs = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
         return pairs, self._static
 
     @classmethod
-    def tree_unflatten(cls, static: _Static, children: Any) -> Self:
+    def tree_unflatten(cls, static: Static, children: Any) -> Self:
         """Put a program together again.
 
         Args:
@@ -307,8 +141,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           The program.
         """
-        problem, hyper, key, ticks, time = children
-        return cls(problem, hyper, key, ticks, time, static)
+        problem, hyper, key, start, ticks, time = children
+        return cls(problem, hyper, key, start, ticks, time, static)
 
     @property
     def system(self) -> System[HyperT, StateT, InfoT]:
@@ -330,39 +164,29 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Names of the settings that the schedule has read."""
         return self._static.frozen
 
-    def algorithm(self, problem: Any = None) -> Algorithm[StateT, InfoT]:
-        """Make the algorithm.
+    def _opened(self) -> Opened:
+        """Make the algorithm for the trace that is under way."""
+        hyper: Any = dataclasses.replace(self.hyper, **dict(self._static.known))
+        return open_lane(self.system, self.problem, hyper, self.key, self.plan)
+
+    def event(self, t: int | Array | slice) -> Event:
+        """Return the event of a tick, or of some ticks.
 
         Args:
-          problem: A problem to bind in place of one's own.
+          t: The tick's number, from 0; may be traced. Or a slice of ticks, such as `np.s_[:5]`.
 
         Returns:
-          The algorithm, bound to problem, settings and plan.
-        """
-        hyper: Any = self.hyper
-        if self._static.known:
-            hyper = dataclasses.replace(hyper, **dict(self._static.known))
-        problem = self.problem if problem is None else problem
-        found = self.system.algorithm(problem, hyper, self.plan)
-        check_algorithm(found)
-        return found
-
-    def opened(self) -> Opened:
-        """Make the algorithm for the trace that is under way."""
-        return Opened(self, self.algorithm())
-
-    def event(self, t: int | Array) -> Event:
-        """Return the event of a tick.
-
-        Args:
-          t: The tick's number, from 0; may be traced.
+          The event; for a slice of T' ticks their events, leaves `[T', ...]`.
 
         Raises:
           ConfigError: If there is no such tick.
         """
+        if isinstance(t, slice):
+            numbers = jnp.asarray(np.arange(self.num_ticks, dtype="int32")[t])
+            return jax.vmap(functools.partial(_event, self))(numbers)
         is_known = not isinstance(t, jax.core.Tracer)
         if is_known and (np.ndim(t) or jnp.result_type(t).kind not in "iu"):
-            raise ConfigError("t", t, "the number of a tick, one whole number")
+            raise ConfigError("t", t, "the number of a tick, one whole number, or a slice")
         if is_known and not 0 <= int(t) < self.num_ticks:
             raise ConfigError("t", int(t), f"from 0 to {self.num_ticks - 1}")
         return _event(self, jnp.asarray(t, "int32"))
@@ -370,15 +194,22 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     @property
     def events(self) -> Event:
         """The events of all ticks, leaves `[T, ...]`."""
-        return jax.vmap(functools.partial(_event, self))(jnp.arange(self.num_ticks, dtype="int32"))
+        return self.event(slice(None))
 
     def init(self, start: Params | None = None) -> StateT:
         """Make the initial state.
 
+        A model that is drawn has the bits of the one that `simulate` draws, because it is compiled
+        with the same options. Within a caller's own `jit`, `vmap` or `grad` the caller's options
+        hold; on a CPU it may then differ from that by rounding.
+
         Args:
-          start: The model to start from; by default it is drawn.
+          start: The model to start from; by default `bound.start`, and where that is None a drawn
+            one.
         """
-        return _init(self, start)
+        start = self.start if start is None else start
+        is_quick = self._static.machine.begins_quickly and not is_traced((self, start))
+        return (_init.quickly if is_quick else _init.well)(self, start)
 
     def step(self, state: StateT, event: Event) -> tuple[StateT, InfoT]:
         """Take one tick.
@@ -438,7 +269,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Args:
           problem: Another problem of equal shapes, such as another partition. Settings that were
             completed from the old one, such as weights by numbers of examples, stay.
-          hyper: Other settings, usually `bound.hyper.replace(lr=...)`.
+          hyper: Other settings; see also `with_settings`.
           key: Another random key of learning.
 
         Raises:
@@ -449,7 +280,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if hyper is None:
             hyper = self.hyper
         else:
-            hyper, changed = self._with_settings(hyper)
+            hyper, changed = self._changed(hyper)
             known = tuple(pair for pair in static.known if pair[0] not in changed)
             static = static._replace(known=known)
             if changed & {*static.weighing}:
@@ -461,9 +292,23 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
-        return type(self)(problem, hyper, key, ticks, self.time, static)
+        return type(self)(problem, hyper, key, self.start, ticks, self.time, static)
 
-    def _with_settings(self, hyper: Any) -> tuple[Any, set[str]]:
+    def with_settings(self, **settings: Any) -> Self:
+        """Return the same program with other settings: `bound.with_settings(lr=0.1)`.
+
+        Args:
+          settings: New values by name, as in `replace`.
+
+        Raises:
+          ConfigError: If there is no such setting, or as in `replace`.
+        """
+        if unknown := settings.keys() - {*fields(type(self.hyper))}:
+            allowed = f"one of {', '.join(fields(type(self.hyper)))}"
+            raise ConfigError("setting", min(unknown), allowed)
+        return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
+
+    def _changed(self, hyper: Any) -> tuple[Any, set[str]]:
         """Check new settings, give them the types of the old ones, and name those that differ."""
         ours, theirs = typed_structure(self.hyper), typed_structure(hyper)
         if ours != theirs:
@@ -512,9 +357,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def stack(bounds: "Sequence[Bound]") -> "tuple[Bound, Bound]":
         """Stack programs that were bound together, to map over them.
 
-            bounds = fedjax_sim.bind_together(
-                system, [problem], [hyper], seeds=[0, 1, 2], num_ticks=20
-            )
+            bounds = fedjax_sim.bind_together(system, problem, hyper, seeds=[0, 1, 2], num_ticks=20)
             stacked, axes = Bound.stack(bounds)
             jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
 
@@ -540,11 +383,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         ]
         axes = [None if shared else 0 for shared in is_shared]
         return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(structure, axes)
-
-
-def learning_key(seed: int | Array) -> Key:
-    """Return the random key of learning of a lane, by its seed."""
-    return stream(jax.random.key(seed), "learning")
 
 
 def _stacked(leaves: Sequence[Any]) -> Any:
@@ -577,34 +415,33 @@ def _event(bound: Bound, t: Array) -> Event:
 _event = jax.jit(_event)
 
 
-@jax.jit
+@RunsOnce
 def _init(bound: Bound, start: Params | None) -> Any:
     with bound._static.machine.tracing():
-        return bound.opened().init(start)
+        return bound._opened().init(start)
 
 
-def _step_within(opened: Opened, state: Any, event: Event) -> tuple[Any, Any]:
-    """Take one tick, so that a backward pass computes it again, or says why it cannot."""
-    if opened.bound._static.differentiable:
-        return jax.checkpoint(opened.step)(state, event)
-    return opened.step(state, event)
+def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
+    """Return the algorithm's step. Where the run is differentiable, a backward pass repeats it."""
+    step = bound._opened().step
+    return jax.checkpoint(step) if bound._static.differentiable else step
 
 
 @jax.jit
 def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
     with bound._static.machine.tracing():
-        state, info = _step_within(bound.opened(), state, event)
+        state, info = _step_of(bound)(state, event)
         return _guarded(bound, state), info
 
 
 @jax.jit
 def _run(bound: Bound, state: Any, events: Event | None) -> tuple[Any, Any]:
     with bound._static.machine.tracing():
-        opened = bound.opened()
+        step = _step_of(bound)
 
         def tick(state: Any, given: Any) -> tuple[Any, Any]:
             event = _event(bound, given) if events is None else given
-            return _step_within(opened, state, event)
+            return step(state, event)
 
         numbers = jnp.arange(bound.num_ticks, dtype="int32")
         given: Any = numbers if events is None else events
@@ -646,13 +483,13 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
 @jax.jit
 def _model(bound: Bound, state: Any) -> Params:
     with bound._static.machine.tracing():
-        return bound.opened().algorithm.model(state)
+        return bound._opened().algorithm.model(state)
 
 
 @jax.jit
 def _evaluate(bound: Bound, state: Any) -> dict[str, Array]:
     with bound._static.machine.tracing():
-        return bound.opened().evaluate(state)[1]
+        return bound._opened().evaluate(state)[1]
 
 
 def _guarded(bound: Bound, state: Any) -> Any:

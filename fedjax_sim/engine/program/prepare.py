@@ -51,8 +51,9 @@ def stack_starts(lanes: Sequence[Lane]) -> Params | None:
 
 
 SMALL = 1e6
-"""Operations of one example of a local step, of all lanes together, up to which the program of the
-first evaluation is compiled quickly: in a quarter of the time."""
+"""Operations of one example of a local step up to which the program of the first evaluation is
+compiled quickly: in a quarter of the time. They are those of one lane, so that its bits do not
+depend on how many others run."""
 
 
 LARGEST_BLOCK = 32
@@ -187,7 +188,7 @@ def plan_group(
     is_stepwise = is_saved or options.is_watched
     chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
     facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
-    is_small = cost.operations * len(group) <= SMALL * num_examples
+    is_small = cost.operations <= SMALL * num_examples
     program = Program(
         system,
         _plan_of(schedule, placement),

@@ -22,15 +22,15 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim.batching import map_families, map_lanes
-from fedjax_sim.engine.machine import known_programs, memory, processes
-from fedjax_sim.engine.machine.compiling import COMPILED_QUICKLY
-from fedjax_sim.engine.planning.held_models import HeldVersions
+from fedjax_sim.engine.machine import memory, processes
+from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Schedule
+from fedjax_sim.engine.planning.store import HeldVersions
 from fedjax_sim.engine.planning.tables import Ticks, event_at, look_up
-from fedjax_sim.engine.program.bound import Bound, Machine, Opened, learning_key
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
+from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
 from fedjax_sim.results.metric_names import scalars_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
@@ -80,8 +80,7 @@ class Program(NamedTuple):
       keep_models: Whether the model of every evaluation is returned.
       block: Where a call replays a stretch of ticks, they are a multiple of this number; 0 where it
         replays whole evaluations.
-      begins_quickly: Whether the program of the first evaluation is compiled quickly instead of
-        well, because it has little to do.
+      begins_quickly: As in `Machine`.
       precision: Precision of matrix products, one of `PRECISIONS`.
       can_stop: Whether single lanes may be stopped, and then cost nothing where lanes run one after
         another.
@@ -103,7 +102,7 @@ class Program(NamedTuple):
     @property
     def machine(self) -> Machine:
         """What the program is traced for."""
-        return Machine(self.placement.platform, self.precision)
+        return Machine(self.placement.platform, self.precision, self.begins_quickly)
 
 
 class Tables(NamedTuple):
@@ -169,7 +168,7 @@ class Replay:
         self._is_described = is_described or program.placement.is_described
         self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
         self._lowered: dict[str, jax.stages.Lowered] = {}
-        self._begin = _begin_soon if program.begins_quickly else _begin_well
+        self._begin = _begin.quickly if program.begins_quickly else _begin.well
         placement, row = program.placement, np.asarray(lanes.row)
         lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
         self.place_of = np.unique(lane_of, return_index=True)[1]
@@ -349,14 +348,14 @@ class Replay:
 
     def prepare(self, *, begins: bool = True) -> None:
         """Compile the programs, unless those of an equal form are known."""
-        if known_programs.find(self.form) is None:
+        if find_known(self.form) is None:
             self.compile(begins=begins)
             if begins:
-                known_programs.keep(self.form)
+                note_known(self.form)
 
-    def sizes(self) -> tuple[known_programs.Size, ...]:
+    def sizes(self) -> tuple[Size, ...]:
         """Return what the programs take; they are compiled unless that is known."""
-        found = known_programs.find(self.form)
+        found = find_known(self.form)
         if not found:
             described = self.described()
             hyper, problem = described.lanes.hyper, described.lanes.problem
@@ -365,7 +364,7 @@ class Replay:
                 # A single device takes the stacked problems as they are.
                 arguments += memory.count_bytes(problem.varying)
             found = memory.measure_programs(described.compile(), arguments)
-            known_programs.keep(self.form, found)
+            note_known(self.form, found)
         return found
 
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
@@ -459,6 +458,7 @@ def _is_small(leaf: Any) -> bool:
     return not isinstance(leaf, jax.Array) and np.size(leaf) <= MOST_TOGETHER
 
 
+@partial(RunsOnce, static_argnums=0, keep_unused=True)
 def _begin(
     program: Program, lanes: Lanes, holders: Array | None, starts: Params | None = None
 ) -> Any:
@@ -486,12 +486,6 @@ def _begin(
 def _received(algorithm: Algorithm, state: Any) -> Params:
     """Return the model that clients receive of the server's version, for `client_variance`."""
     return (algorithm.received or algorithm.model)(state)
-
-
-_begin_well = jax.jit(_begin, static_argnums=0, keep_unused=True)
-
-
-_begin_soon = jax.jit(_begin, static_argnums=0, keep_unused=True, compiler_options=COMPILED_QUICKLY)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
@@ -676,7 +670,7 @@ def _over_lanes(
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
             key = learning_key(seed)
-            opened = Bound.of_lane(program.system, problem, hyper, key, program.plan).opened()
+            opened = open_lane(program.system, problem, hyper, key, program.plan)
             return run(opened, row, tables, *varying)
 
         return map_families(

@@ -22,7 +22,6 @@ it and saying so would need more code around Orbax than the files themselves nee
 takes a second of every resumed run.
 """
 
-import contextlib
 import hashlib
 import json
 import re
@@ -35,23 +34,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.planning.drawing import timeline_digest
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
+from fedjax_sim.engine.request import ANY_JAX, Options
+from fedjax_sim.engine.resuming.files import (
+    ANY,
+    CONFIGURATION,
+    files_in,
+    read_configuration,
+    ticks_of,
+)
 from fedjax_sim.lifecycle import (
     InputError,
-    read_record,
     remove_scratch,
     say,
     write_record,
     write_whole,
 )
-from fedjax_sim.results.records import JAX
-from fedjax_sim.settings import ConfigError
-
-CONFIGURATION = "configuration.json"
-
-
-ANY = "state|drawn|plan|result"
-"""The kinds of array files."""
-
+from fedjax_sim.results.records import JAX, digest_of_array, text_of, versions
+from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.types import System
 
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
@@ -86,46 +88,59 @@ class Saved(NamedTuple):
     curves: dict[str, Arrays]
 
 
-def count_lanes(folder: Path) -> int | None:
-    """Count the lanes of an unfinished run in a folder; None if there is none, or it is damaged."""
-    known = _read_configuration(folder)
-    return None if known is None else len(known["asked"]["seeds"])
+def checkpoint_of(system: System, group: list[Lane], options: Options) -> "Checkpoint":
+    """Describe the checkpoints of a group by what must not change until it is resumed.
 
-
-def folder_of_part(folder: Path, number: int) -> Path:
-    """Name the folder of the checkpoints of one of the groups of lanes that share a folder.
-
-    Args:
-      folder: Their folder.
-      number: The group's number, from 0.
+    The rest of it, such as the digest of the program, is known after planning only.
     """
-    return folder / f"part_{number}"
+    assert options.checkpoint is not None
+    return Checkpoint(
+        options.checkpoint,
+        asked_of(system, group, options),
+        resume=bool(options.resume),
+        any_jax=options.resume == ANY_JAX,
+        every=options.checkpoint_every,
+    )
 
 
-def has_states(folder: Path) -> bool:
-    """Tell whether a group of lanes has written a state."""
-    return bool(_files_in(folder, "state"))
+def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, Any]:
+    """Collect every input that affects the results of lanes, apart from the program itself."""
+    distinct = {id(lane.problem): lane.problem for lane in group}
+    problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
+    configuration = {
+        "versions": versions(),
+        "system": system.name,
+        TIMELINE: [timeline_digest(system, each[0].hyper) for each in groups_of(group)],
+        "overshoot": system.overshoot,
+        "seeds": [lane.seed for lane in group],
+        "settings": [
+            {name: text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
+            for lane in group
+        ],
+        "problems": [problems[id(lane.problem)] for lane in group],
+        "time_budget": options.time_budget,
+        "num_ticks": options.num_ticks,
+        "num_evals": options.num_evals,
+        "evals_per_chunk": options.evals_per_chunk,
+        "keep_models": options.keep_models,
+        "client_variance": options.client_variance,
+        "layout": options.layout._asdict(),
+        "precision": options.precision,
+    }
+    if options.on_evaluation is not None:
+        configuration["on_evaluation"] = "given"
+    if group[0].start is not None:
+        configuration["start"] = [_digest_of_tree(lane.start) for lane in group]
+    return configuration
 
 
-def remove_parts(folder: Path) -> None:
-    """Remove the checkpoints of all groups of lanes in a folder."""
-    for part in folder.glob("part_*"):
-        remove_checkpoints(part)
-
-
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a group of lanes, and their folder if nothing else is in it.
-
-    Args:
-      folder: The folder, which need not exist.
-    """
-    found = [*_files_in(folder), *folder.glob(CONFIGURATION)]
-    for path in found:
-        path.unlink(missing_ok=True)
-    remove_scratch(folder)
-    if found:
-        with contextlib.suppress(OSError):  # raised if it is a link, or not empty
-            folder.rmdir()
+def _digest_of_tree(tree: Any) -> str:
+    """Hash a problem or model: its class, static fields as far as they have a text, and arrays."""
+    leaves, structure = jax.tree.flatten(tree)
+    digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
+    for leaf in leaves:
+        digest.update(digest_of_array(leaf))
+    return digest.hexdigest()[:16]
 
 
 class Checkpoint:
@@ -327,7 +342,7 @@ class Checkpoint:
         for kind, named in curves.items():
             arrays |= {f"{kind}:{name}": values for name, values in named.items()}
         self._write("state", done, self._identity, arrays)
-        known = [path for path in self._files("state") if _ticks_of(path) <= done]
+        known = [path for path in self._files("state") if ticks_of(path) <= done]
         kept = {*known[:2], *self._for_a_longer_run()}
         self._remove(path for path in self._files("state") if path not in kept)
         self._last = time.monotonic()
@@ -378,7 +393,7 @@ class Checkpoint:
 
     def _for_a_longer_run(self) -> list[Path]:
         """Find the newest state up to which every lane was running."""
-        return [path for path in self._files("state") if _ticks_of(path) <= self._all_run][:1]
+        return [path for path in self._files("state") if ticks_of(path) <= self._all_run][:1]
 
     def _remove(self, paths: Iterable[Path]) -> None:
         """Remove array files: older ones, and newer ones that were damaged."""
@@ -387,7 +402,7 @@ class Checkpoint:
 
     def _files(self, kind: str = ANY) -> list[Path]:
         """List the array files of a kind, the newest first."""
-        return _files_in(self._folder, kind)
+        return files_in(self._folder, kind)
 
     def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
         """Write an array file. Its content says to which run it belongs, its name its digest."""
@@ -428,11 +443,11 @@ class Checkpoint:
                     for entry, values in entries.items():
                         name, at, dtype = entry.partition("@")
                         arrays[name] = values.view(dtype) if at else values
-                    yield _ticks_of(path), arrays
+                    yield ticks_of(path), arrays
 
     def _read_configuration(self) -> dict[str, Any] | None:
         """Read the configuration; None if it is missing or damaged."""
-        return _read_configuration(self._folder)
+        return read_configuration(self._folder)
 
     def _compare(
         self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()
@@ -466,19 +481,6 @@ class Checkpoint:
         raise ConfigError("checkpoint", str(self._folder), allowed)
 
 
-def _ticks_of(path: Path) -> int:
-    """Read the ticks in the name of an array file."""
-    return int(path.stem.split("-")[1])
-
-
-def _files_in(folder: Path, kind: str = ANY) -> list[Path]:
-    """List the array files of a kind in a folder, the newest first, and none of other programs."""
-    named = re.compile(rf"(?:{kind})-\d{{12,}}-[0-9a-f]+\.npz")
-    return sorted(
-        (path for path in folder.glob("*.npz") if named.fullmatch(path.name)), reverse=True
-    )
-
-
 def _digest_of(content: Any) -> str:
     """Hash a file, or a value as JSON: 16 hexadecimal digits of SHA-256."""
     if isinstance(content, Path):
@@ -502,9 +504,3 @@ def _placed(values: np.ndarray, like: Any) -> Any:
             like.sharding,
         )
     return jax.device_put(values, like.sharding)
-
-
-def _read_configuration(folder: Path) -> dict[str, Any] | None:
-    """Read the configuration of a folder; None if it is missing or damaged."""
-    content = read_record(folder / CONFIGURATION)
-    return content if content is not None and content.keys() == {"asked", "planned"} else None

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.planning.schedule import Schedule
 from fedjax_sim.types import EMPTY, AnyProblem, Plan, System
 
@@ -86,12 +85,15 @@ def _versions_in_store(schedule: Schedule, number: int, ticks: int) -> list[int]
     return versions.tolist()
 
 
-def store_axes(system: System, lane: Lane, num_leaves: int) -> list[int | None]:
+def store_axes(
+    system: System, problem: AnyProblem, hyper: Any, num_leaves: int
+) -> list[int | None]:
     """Find the axis of each leaf of a system's state that has the rows of the store.
 
     Args:
       system: The system.
-      lane: A lane.
+      problem: What a lane learns.
+      hyper: Its settings.
       num_leaves: How many leaves a lane carries: the state's are the first of them.
     """
 
@@ -99,8 +101,7 @@ def store_axes(system: System, lane: Lane, num_leaves: int) -> list[int | None]:
         return system.algorithm(problem, hyper, Plan(rows=rows)).init(jax.random.key(0))
 
     one, two = (
-        jax.tree.leaves(jax.eval_shape(partial(init, rows), lane.problem, lane.hyper))
-        for rows in (1, 2)
+        jax.tree.leaves(jax.eval_shape(partial(init, rows), problem, hyper)) for rows in (1, 2)
     )
     axes: list[int | None] = [
         next((axis for axis in range(a.ndim) if a.shape[axis] != b.shape[axis]), None)

@@ -1,16 +1,13 @@
 """Timelines and curves as arrays by name, for a file, and back."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.types import Timeline
-
-if TYPE_CHECKING:
-    pass
 
 
 def pack_timelines(timelines: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:

@@ -22,8 +22,7 @@ from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import HAPPENED, Replay
 from fedjax_sim.engine.request import Options
-from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.engine.resuming.identities import checkpoint_of
+from fedjax_sim.engine.resuming.checkpoint import Checkpoint, checkpoint_of
 from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.resuming.packing import (
     pack_curves,
@@ -178,7 +177,7 @@ def _go_on(
     elif planned.with_rows(before.schedule.rows).program_digest() != old.program_digest():
         reason = "its program depends on how long it runs"
     carried = jax.tree.leaves(new.carries())
-    axes = store_axes(system, group[0], len(carried))
+    axes = store_axes(system, group[0].problem, group[0].hyper, len(carried))
 
     @functools.cache
     def rows_at(done: int) -> np.ndarray | None:

@@ -26,7 +26,7 @@ from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
-from fedjax_sim.engine.resuming.checkpoint import (
+from fedjax_sim.engine.resuming.files import (
     count_lanes,
     folder_of_part,
     has_states,

@@ -1,4 +1,4 @@
-"""FedOpt (arXiv 2003.00295): federated averaging whose server has an optimizer of its own.
+"""FedOpt (arXiv 2003.00295): federated averaging whose server applies an optimizer.
 
 - `fedopt`: Algorithm 1, and the five systems that differ in the server's optimizer.
 - `adaptive`: the optimizers of Algorithm 2, and SGD with momentum, with their settings.

@@ -1,0 +1,173 @@
+"""A lane's algorithm within a trace: its first state, its steps and its evaluations, checked.
+
+`replay` scans it for every lane of a group, and `Bound` gives it into a user's hands.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple, Self
+
+import jax
+
+from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
+from fedjax_sim.events import next_trace, noting_changes
+from fedjax_sim.results.metric_names import check_metrics
+from fedjax_sim.settings import fields
+from fedjax_sim.streams import stream
+from fedjax_sim.targets import tracing_for
+from fedjax_sim.trees import in_32_bits
+from fedjax_sim.types import (
+    Algorithm,
+    AnyProblem,
+    Array,
+    Event,
+    Key,
+    Params,
+    Plan,
+    System,
+)
+
+
+class Machine(NamedTuple):
+    """What a program is traced for.
+
+    Attributes:
+      platform: Kind of machine, such as "cpu".
+      precision: Precision of matrix products, one of `PRECISIONS`.
+      begins_quickly: Whether programs of the first state are compiled quickly instead of well,
+        because they have little to do.
+    """
+
+    platform: str = "cpu"
+    precision: str = "float32"
+    begins_quickly: bool = False
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace for the machine and in the precision."""
+        # On a CPU, asking for float32 changes no result and makes XLA avoid its fastest products.
+        asked = None if self.platform == "cpu" else self.precision
+        with tracing_for(self.platform), jax.default_matmul_precision(asked):
+            yield
+
+
+class _Starting:
+    """A problem whose initial model is given. It is asked for everything else."""
+
+    def __init__(self, problem: AnyProblem, start: Params):
+        self._problem, self._start = problem, start
+
+    def init(self, key: Key) -> Params:
+        return self._start
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self._problem, self._start), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> Self:
+        return cls(*children)
+
+
+@functools.lru_cache(maxsize=64)
+def _starting(names: frozenset[str]) -> type[_Starting]:
+    """Make the class of such problems that have attributes of these names."""
+
+    def read(name: str) -> property:
+        return property(lambda self: getattr(self._problem, name))
+
+    members = {name: read(name) for name in names if not hasattr(_Starting, name)}
+    return jax.tree_util.register_pytree_node_class(type("Starting", (_Starting,), members))
+
+
+def _with_start(problem: AnyProblem, start: Params) -> _Starting:
+    names = {*dir(problem)} | {*getattr(problem, "__dict__", ())}
+    kind = _starting(frozenset(name for name in names if not name.startswith("_")))
+    return kind(problem, start)
+
+
+class Opened(NamedTuple):
+    """A system's algorithm, made once for the trace that is under way.
+
+    Attributes:
+      system: The system.
+      problem: What is learnt.
+      hyper: The settings.
+      key: The random key of learning.
+      plan: How the machine is used.
+      algorithm: The algorithm.
+    """
+
+    system: System
+    problem: Any
+    hyper: Any
+    key: Key
+    plan: Plan
+    algorithm: Algorithm
+
+    def init(self, start: Params | None = None) -> Any:
+        """Make the initial state.
+
+        A system draws its first model by `problem.init` and by nothing else, whatever else its
+        state holds. So it starts from a given model if `init` of its problem returns that.
+
+        Args:
+          start: The model to start from; None to draw it.
+        """
+        algorithm = self.algorithm
+        if start is not None:
+            problem = _with_start(self.problem, start)
+            algorithm = self.system.algorithm(problem, self.hyper, self.plan)
+        return algorithm.init(stream(self.key, "init"))
+
+    def step(self, state: Any, event: Event) -> tuple[Any, Any]:
+        """Take one tick, and check what it returned."""
+        event = event.within(facts=event.facts._replace(trace=next_trace()))
+        state, event = jax.lax.optimization_barrier((state, event))
+        with noting_changes() as changes:
+            result = self.algorithm.step(self.key, state, event)
+        check_step(state, event, result, changes)
+        return jax.lax.optimization_barrier((keep_narrow(state, result[0]), result[1]))
+
+    def evaluate(
+        self, state: Any, further: Collection[str] = ()
+    ) -> tuple[Params, dict[str, Array]]:
+        """Compute the model and the metrics of a state.
+
+        Args:
+          state: The state.
+          further: Names that no metric may have, besides those of settings.
+        """
+        # What is fused with a step, or what of the model with its metrics, must not depend on where
+        # they are computed: last bits would.
+        state = jax.lax.optimization_barrier(state)
+        model = jax.lax.optimization_barrier(self.algorithm.model(state))
+        found = [
+            read_metrics(self.problem.evaluate(model)),
+            self.algorithm.metrics(state),
+        ]
+        taken = {*fields(self.system.Hyper), *further}
+        check_metrics([pair for each in found for pair in each.items()], taken)
+        return model, in_32_bits({**found[0], **found[1]})
+
+
+def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> Opened:
+    """Make the algorithm of a lane and check it.
+
+    Args:
+      system: The system.
+      problem: What is learnt.
+      hyper: The settings.
+      key: The random key of learning.
+      plan: How the machine is used.
+    """
+    algorithm = system.algorithm(problem, hyper, plan)
+    check_algorithm(algorithm)
+    return Opened(system, problem, hyper, key, plan, algorithm)
+
+
+def learning_key(seed: int | Array) -> Key:
+    """Return the random key of learning of a lane, by its seed."""
+    return stream(jax.random.key(seed), "learning")
