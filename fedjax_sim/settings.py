@@ -338,9 +338,24 @@ class Checked:
 def struct(cls: type[HyperT]) -> type[HyperT]:
     """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields.
 
-    Settings are given by name only, because their order says nothing.
+    Settings are given by name only, because their order says nothing. A name that there is not ends
+    in a `ConfigError` with the nearest one.
     """
     made = flax_struct.dataclass(cls, kw_only=True)
+    init = made.__init__
+
+    @functools.wraps(init)
+    def with_known_names(self: Any, *args: Any, **settings: Any) -> None:
+        try:
+            init(self, *args, **settings)
+        except TypeError:
+            known = {field.name for field in dataclasses.fields(made)}  # type: ignore[arg-type]
+            if unknown := settings.keys() - known:
+                allowed = f"one of {', '.join(sorted(known))}"
+                raise ConfigError("setting name", min(unknown), allowed) from None
+            raise
+
+    made.__init__ = with_known_names  # type: ignore[method-assign]
     lines = [f"  {line}" for line in describe(made)]
     if lines:
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])

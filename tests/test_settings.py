@@ -2,6 +2,7 @@
 
 import dataclasses
 import pydoc
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -99,6 +100,15 @@ def test_settings_are_given_by_name() -> None:
     """A number without a name is refused: it would set whichever setting comes first."""
     with pytest.raises(TypeError, match="takes 1 positional argument"):
         fedjax_sim.SYSTEMS["fedavg"].Hyper(4)
+
+
+FEDAVG: Any = fedjax_sim.SYSTEMS["fedavg"].Hyper
+
+
+@pytest.mark.parametrize("change", [FEDAVG, FEDAVG(num_clients=30).replace])
+def test_a_misspelt_setting_is_named_with_the_nearest(change: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"setting name is 'num_clints'.*'num_clients'\?\)\.$"):
+        change(num_clints=3, lr=0.1)
 
 
 def test_a_new_default_keeps_the_meaning() -> None:
