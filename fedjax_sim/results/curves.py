@@ -1,8 +1,4 @@
-"""Phase two: replay schedules through an algorithm.
-
-In every lane a scan over evaluations contains a scan over the ticks between two of them. One call
-of the compiled program replays a chunk of all lanes: one or more evaluations or, where checkpoints
-are written, a stretch of any number of ticks up to the next evaluation. `chunks` calls it.
+"""Label what lanes returned: one dataset over settings, seeds and evaluations.
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.

@@ -5,9 +5,9 @@
     samples.nc     models of all evaluations, if they were kept
     timelines.nc   schedules, one after another; lanes of one schedule share it
     settings.json  each lane's settings, and of what containers its models consist, see
-                   `fedjax_sim.engine.plain_values`
+                   `fedjax_sim.results.plain_values`
     config.json    settings, seeds, versions, commit, device, and these files with their SHA-256
-    summary.json   final values, see `fedjax_sim.engine.summaries.summary`
+    summary.json   final values, see `fedjax_sim.results.summaries.summary`
 
 The first four are netCDF with one group for each system, labelled by the swept settings and the
 seed, for any program that reads netCDF: `xarray.open_datatree(path)["fedavg"]`. `fedjax-sim run`

@@ -5,7 +5,7 @@ runs slots one after another, each with its own trip count, and each lane on one
 
 The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layout` and
 `scripts/benchmark.py sweep`; "operations" are those of one local step, see
-`fedjax_sim.engine.step_cost`.
+`fedjax_sim.engine.planning.step_cost`.
 """
 
 import math
