@@ -364,6 +364,15 @@ def test_steps_before_each_slot_where_all_ticks_have_the_same_clients(
     """Equal to looking at one lane after the other, even if a client has two slots in a tick."""
     steps = np.random.default_rng(0).integers(0, 9, (2, 20, 3))
     clients = np.broadcast_to(np.array(slots)[:, None], steps.shape)
+    # Nobody takes part at the second and the last tick, as where evaluations are filled up.
+    clients = np.where(np.isin(np.arange(20), [1, 19])[:, None], EMPTY, clients)
     steps = np.where(clients == EMPTY, 0, steps)
     expected = [steps_before(*lane) for lane in zip(clients, steps, strict=True)]
     np.testing.assert_array_equal(_steps_before_of_all(clients, steps, 3, steps.shape), expected)
+
+
+def test_a_slot_that_is_filled_later_is_no_other_clients_slot() -> None:
+    clients = np.array([[[0, EMPTY], [0, 1], [EMPTY, 0]]])
+    steps = np.array([[[3, 0], [4, 5], [0, 6]]])
+    found = _steps_before_of_all(clients, steps, 2, steps.shape)
+    assert found.tolist() == [[[0, 0], [3, 0], [0, 7]]]

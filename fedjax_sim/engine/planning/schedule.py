@@ -352,10 +352,13 @@ def _steps_before_of_all(
     """Count the steps that each slot's client delivered before: `i32[D, T, S]`."""
     clients, steps = np.broadcast_to(clients, shape), np.broadcast_to(steps, shape)
     slots = np.sort(clients[:, 0], axis=-1)
-    is_constant = (clients == clients[:, :1]).all()
+    is_empty = clients == EMPTY
+    is_constant = (is_empty | (clients == clients[:, :1])).all()
     if is_constant and ((slots[:, 1:] > slots[:, :-1]) | (slots[:, 1:] == EMPTY)).all():
-        # The same clients stand in the same slots at all ticks, as in full participation.
-        return (np.cumsum(steps, axis=1, dtype=np.int64) - steps).astype(np.int32)
+        # The same clients stand in the same slots at all ticks, as in full participation, or nobody
+        # does, as where evaluations are filled up to equal lengths.
+        before = np.cumsum(steps, axis=1, dtype=np.int64) - steps
+        return np.where(is_empty, 0, before).astype(np.int32)
     # The sort takes about forty bytes for each slot.
     rows = max(1, SORTED_TOGETHER // max(1, shape[1] * shape[2]))
     pieces = (slice(first, first + rows) for first in range(0, len(clients), rows))
