@@ -16,7 +16,6 @@ import numpy as np
 from fedjax_sim.checking import Above0, Count, LaneSeed, Whole, checked
 from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
 from fedjax_sim.engine.request import Options, ProblemT, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
@@ -26,6 +25,7 @@ from fedjax_sim.types import (
     EMPTY,
     HyperT,
     InfoT,
+    Layout,
     StateT,
     System,
 )

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.request import (
     Options,
     Precision,
@@ -32,7 +31,7 @@ from fedjax_sim.results.curves import label_curves, label_lanes
 from fedjax_sim.results.metric_names import describe_metrics
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import HyperT, InfoT, Params, StateT, System, Tracker
+from fedjax_sim.types import HyperT, InfoT, Layout, Params, StateT, System, Tracker
 
 
 @checked

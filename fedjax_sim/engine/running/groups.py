@@ -17,7 +17,6 @@ import numpy as np
 from fedjax_sim.engine.contract import check_values
 from fedjax_sim.engine.machine.processes import is_first
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import HAPPENED, Replay
@@ -38,6 +37,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     EMPTY,
     GuessableProblem,
+    Layout,
     Messages,
     System,
     Timeline,
