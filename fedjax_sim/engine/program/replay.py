@@ -310,8 +310,10 @@ class Replay:
         return 1 + self._schedule.work.sum(axis=0, dtype=np.int64)
 
     def begin(self) -> Any:
-        """Compute initial carries and the first evaluation of all lanes."""
-        return self._begin(self.program, self.lanes, self.first_holders(), self._starts)
+        """Compute initial carries and fetch the first evaluation of all lanes."""
+        holders = self.first_holders()
+        carries, first = self._begin(self.program, self.lanes, holders, self._starts)
+        return carries, processes.fetch(first)
 
     def carries(self) -> Any:
         """Describe the carries: shapes, dtypes and devices."""
@@ -375,14 +377,16 @@ class Replay:
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> Any:
-        """Replay the ticks from `begin` to `end`, a chunk. The carries are given away.
+        """Replay the ticks from `begin` to `end`, a chunk, and fetch what evaluations return.
 
-        If the chunk ends between two evaluations, its metrics and models are zeros. If lanes can be
-        stopped, those that do not run (`bool[L]`) keep their carries and return zeros.
+        The carries are given away. If the chunk ends between two evaluations, its metrics and
+        models are zeros. If lanes can be stopped, those that do not run (`bool[L]`) keep their
+        carries and return zeros.
         """
         first = begin // self.program.chunk[1]
         inputs = self.tables(first), self._place(begin, end), self._running(is_running)
-        return _advance(self.program, self.lanes, carries, *inputs)
+        carries, returned = _advance(self.program, self.lanes, carries, *inputs)
+        return carries, processes.fetch(returned)
 
     def _running(self, is_running: np.ndarray | None) -> Any:
         """Put on the devices which lanes run, all for None; None if no lane can be stopped."""
