@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked, unchecked
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.request import (
     Options,
@@ -87,7 +87,7 @@ def simulate(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
     """
-    run = sweep(
+    run = unchecked(sweep)(
         system,
         problem,
         hyper,

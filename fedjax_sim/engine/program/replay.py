@@ -645,8 +645,8 @@ def _over_lanes(
     """
 
     def on_device(lanes: Lanes, tables: Any, varying: Any) -> Any:
-        def lane(of_family: Any, of_lane: Any) -> Any:
-            (seed, row, problem_leaves), (hyper_leaves, varying) = of_family, of_lane
+        def lane(inputs: Any) -> Any:
+            (seed, row, problem_leaves), (hyper_leaves, varying) = inputs
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
             key = learning_key(seed)
