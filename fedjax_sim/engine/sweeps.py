@@ -25,7 +25,7 @@ from fedjax_sim.engine.request import (
     list_lanes,
 )
 from fedjax_sim.engine.running.pieces import locked, run_in_pieces
-from fedjax_sim.engine.shares import Share, asked_of_all, places_to_run, units_of_all
+from fedjax_sim.engine.shares import Share, asked_of_all, divide, units_of_all
 from fedjax_sim.engine.watching import OnEvaluation
 from fedjax_sim.results.curves import label_curves, label_lanes
 from fedjax_sim.results.metric_names import describe_metrics
@@ -249,7 +249,10 @@ def sweep(
         lanes = share.choose(units_of_all(system, whole, options))
         if not lanes:
             return share.exchange(None, asked)
-    places = places_to_run(system, whole, options, part, lanes)
+    places = None if lanes is None else sorted({int(place) for place in lanes})
+    if part is not None:
+        number, num_parts = map(int, part)
+        places = sorted(divide(units_of_all(system, whole, options), num_parts)[number])
     chosen = set(range(len(whole)) if places is None else places)
     with CompileMeter() as meter, locked(options):
         parts = run_in_pieces(system, whole, options, chosen)
