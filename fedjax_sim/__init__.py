@@ -62,13 +62,12 @@ if TYPE_CHECKING:
     from fedjax_sim import types as types
     from fedjax_sim.binding import Bound, bind, bind_together
     from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
-    from fedjax_sim.engine.planning.placement import Layout
     from fedjax_sim.engine.sweeps import simulate, sweep
     from fedjax_sim.engine.watching import Progress
     from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
     from fedjax_sim.settings import ConfigError
     from fedjax_sim.systems import SYSTEMS
-    from fedjax_sim.types import Algorithm, Event, Plan, Problem, System, Timeline
+    from fedjax_sim.types import Algorithm, Event, Layout, Plan, Problem, System, Timeline
 
 __all__ = [
     "SYSTEMS",
@@ -132,7 +131,6 @@ _ROOMS = (
 _HOMES = {
     "fedjax_sim.binding": ("Bound", "bind", "bind_together"),
     "fedjax_sim.engine.machine.compiling": ("keep_compiled", "use_cores"),
-    "fedjax_sim.engine.planning.placement": ("Layout",),
     "fedjax_sim.results.runs": (
         "CollapsedWarning",
         "DivergedWarning",
@@ -144,7 +142,7 @@ _HOMES = {
     "fedjax_sim.engine.watching": ("Progress",),
     "fedjax_sim.settings": ("ConfigError",),
     "fedjax_sim.systems": ("SYSTEMS",),
-    "fedjax_sim.types": ("Algorithm", "Event", "Plan", "Problem", "System", "Timeline"),
+    "fedjax_sim.types": ("Algorithm", "Event", "Layout", "Plan", "Problem", "System", "Timeline"),
 }
 """The module of each public name."""
 

@@ -9,6 +9,7 @@ Systems do not know which is used; `fedjax_sim.engine.planning.placement` decide
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chex
@@ -49,7 +50,7 @@ def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: in
 
 
 def map_families(
-    run: Callable[[Any, Any], Any],
+    run: Callable[[tuple[Any, Any]], Any],
     shared: Any,
     varying: Any,
     *,
@@ -62,7 +63,7 @@ def map_families(
     such as mini-batches and noise, is computed once.
 
     Args:
-      run: From a lane's shared and varying inputs to its results.
+      run: From the pair of a lane's shared and varying inputs to its results.
       shared: Pytree with leading axis L, equal within each family.
       varying: Pytree with leading axis L.
       size: Members of a family, adjacent in the leading axis; it divides L. 1: no families.
@@ -72,12 +73,12 @@ def map_families(
       The results with leading axis L.
     """
     if size == 1:
-        return map_over(lambda inputs: run(*inputs), (shared, varying))
+        return map_over(run, (shared, varying))
 
     def family(inputs: Any) -> Any:
         of_family, of_members = inputs
         members = jax.vmap(
-            lambda member: run(of_family, member), axis_name=FAMILY_AXIS, axis_size=size
+            lambda member: run((of_family, member)), axis_name=FAMILY_AXIS, axis_size=size
         )
         return members(of_members)
 
@@ -128,7 +129,7 @@ def map_slots(
     def at_once(inputs: Any) -> tuple[Any, Array]:
         steps, weights, slots = inputs
         taken = enough(steps)
-        results = jax.vmap(lambda *slot: work(taken, *slot))(*slots)
+        results = jax.vmap(partial(work, taken))(*slots)
         if weights is not None:
             results = weighted_sum(weights, results[0]), results[1]
         return results, jnp.asarray(taken * steps.shape[0])

@@ -15,7 +15,6 @@ from fedjax_sim.engine import Run
 from fedjax_sim.engine.contract import check_form, check_values
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
@@ -23,7 +22,7 @@ from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.request import Options, Precision, give_starts, grid_of, list_lanes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
-from fedjax_sim.types import AnyProblem, HyperT, InfoT, Params, StateT, System, Timeline
+from fedjax_sim.types import AnyProblem, HyperT, InfoT, Layout, Params, StateT, System, Timeline
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 

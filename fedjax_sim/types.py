@@ -18,6 +18,7 @@ from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar,
 
 import jax
 
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.events import EMPTY as EMPTY
 from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
@@ -64,6 +65,33 @@ class Timeline(NamedTuple):
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 """Precisions of matrix products on accelerators; CPUs always compute in the type of the arrays."""
+
+
+@checked
+class Layout(NamedTuple):
+    """How lanes and slots are laid out; None leaves a choice to a measured rule.
+
+    With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
+    families either, so that a lane's bits do not depend on which other lanes run.
+
+    Attributes:
+      slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
+      lanes_at_once: Whether the lanes on a device are batched, or run one after another.
+      lane_devices: Devices over which lanes are split.
+      client_devices: Devices over which the slots of each tick are split.
+      lane_batches: Batches into which a device's lanes are sorted by their work, if they are
+        batched.
+      packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
+        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
+        differ enough in their steps.
+    """
+
+    slots_at_once: Count | None = None
+    lanes_at_once: bool | None = None
+    lane_devices: Count | None = None
+    client_devices: Count | None = None
+    lane_batches: Count | None = None
+    packed: bool | None = None
 
 
 class Plan(NamedTuple):

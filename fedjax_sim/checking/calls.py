@@ -73,6 +73,11 @@ def checked(target: TargetT) -> TargetT:
     return target
 
 
+def unchecked(function: TargetT) -> TargetT:
+    """Return a checked function without its checks, for arguments that were checked before."""
+    return function.__wrapped__  # type: ignore[attr-defined]
+
+
 def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`."""
     read = functools.cache(lambda: _signature_of(function, owner))

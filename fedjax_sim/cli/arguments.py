@@ -9,10 +9,10 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from fedjax_sim.cli.parser import PARTITION_FLAGS
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.lifecycle import nearest
 from fedjax_sim.reporting.results import AXES, UNFINISHED
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Layout
 
 MOST_SEEDS = 10_000
 GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")

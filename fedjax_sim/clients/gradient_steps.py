@@ -18,7 +18,7 @@ import optax
 from flax import struct as pytrees
 
 from fedjax_sim.batching import map_slots, replicate, split_over_devices, weighted_sum
-from fedjax_sim.checking import checked
+from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
 from fedjax_sim.clients.packing import Rows, run_in_rows
@@ -131,7 +131,7 @@ def local_training(
       A function from key, event, starting models and extras to the models that the slots' clients
       reach, leaves `[S, ...]`, and the work done.
     """
-    training = training_of(
+    training = unchecked(training_of)(
         problem, hyper, plan, gradient=gradient, direction=direction, proximal=proximal
     )
 
@@ -144,9 +144,9 @@ def local_training(
         extras: Any = (),
         total: Total | None = None,
     ) -> tuple[Params, Work]:
-        of_slot = partial(training, key, event.facts)
-        models = {"start": start, "starts": starts}
-        return local_steps(plan, event, of_slot, **models, extras=extras, total=total)
+        of_slot, models = partial(training, key, event.facts), {"start": start, "starts": starts}
+        ends, _, work = lasting_steps(plan, event, of_slot, **models, extras=extras, total=total)
+        return ends, work
 
     return train
 
@@ -187,7 +187,7 @@ def training_of(
         if gradient is not None:
             slope = gradient(problem, hyper, key, client, offset, *extras)
         else:
-            slope = batch_gradient(
+            slope = unchecked(batch_gradient)(
                 problem,
                 hyper,
                 key,
@@ -232,9 +232,7 @@ def local_steps(
       As in `Train`.
     """
     models = {"start": start, "starts": starts}
-    ends, _, work = lasting_steps(
-        plan, event, training, **models, extras=extras, states=None, total=total
-    )
+    ends, _, work = lasting_steps(plan, event, training, **models, extras=extras, total=total)
     return ends, work
 
 
@@ -246,7 +244,7 @@ def lasting_steps(
     start: Params | None = None,
     starts: Params | None = None,
     extras: Any = (),
-    states: Any,
+    states: Any = None,
     total: Total | None = None,
 ) -> tuple[Params, Any, Work]:
     """Run every slot's local steps with an optimizer whose state has been kept.

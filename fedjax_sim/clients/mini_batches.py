@@ -48,10 +48,11 @@ def batch_gradient(
     Returns:
       A function from a model and the number q of a local step to the gradient.
     """
-    batches = (problem, hyper, key, client, offset)
+    losses, drawn = _draw_batches(
+        problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
+    )
     if hyper.example_clip == 0:
-        return jax.grad(batch_loss(*batches, most_steps=most_steps, is_alone=is_alone))
-    losses, drawn = _draw_batches(*batches, most_steps=most_steps, is_alone=is_alone)
+        return jax.grad(lambda model, q: losses.loss(model, client, *drawn(q)))
     bound = hyper.example_clip
 
     def gradient(model: Params, q: Array) -> Params:

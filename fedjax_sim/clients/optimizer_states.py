@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.checking import checked
+from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.gradient_steps import (
     Direction,
     Total,
     lasting_steps,
-    local_steps,
     training_of,
 )
 from fedjax_sim.clients.local_settings import LocalTraining
@@ -102,7 +101,7 @@ def lasting_training(
       A function like that of `local_training`, which also takes and returns the states of all
       clients' optimizers.
     """
-    training = training_of(problem, hyper, plan, direction=direction, proximal=proximal)
+    training = unchecked(training_of)(problem, hyper, plan, direction=direction, proximal=proximal)
 
     def train(
         key: Key,
@@ -113,14 +112,16 @@ def lasting_training(
         extras: Any = (),
         total: Total | None = None,
     ) -> tuple[Params, Any, Work]:
-        of_slot = partial(training, key, event.facts)
-        if hyper.optimizer_state == "fresh":
-            ends, work = local_steps(plan, event, of_slot, start=start, extras=extras, total=total)
-            return ends, (), work
-        states = read_clients(optimizers, event.clients)
+        is_kept = hyper.optimizer_state == "kept"
         ends, states, work = lasting_steps(
-            plan, event, of_slot, start=start, extras=extras, states=states, total=total
+            plan,
+            event,
+            partial(training, key, event.facts),
+            start=start,
+            extras=extras,
+            states=read_clients(optimizers, event.clients) if is_kept else None,
+            total=total,
         )
-        return ends, write_clients(optimizers, event.clients, states), work
+        return ends, write_clients(optimizers, event.clients, states) if is_kept else (), work
 
     return train

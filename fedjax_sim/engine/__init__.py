@@ -26,10 +26,10 @@ records.
 """
 
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.sweeps import simulate, sweep
 from fedjax_sim.engine.watching import Progress
 from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
+from fedjax_sim.types import Layout
 
 __all__ = [
     "CollapsedWarning",

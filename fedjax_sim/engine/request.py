@@ -20,14 +20,23 @@ import numpy as np
 from fedjax_sim.checking import OneOf
 from fedjax_sim.engine.contract import check_known, check_problem
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
-from fedjax_sim.engine.planning.placement import Layout, check_layout
+from fedjax_sim.engine.planning.placement import check_layout
 from fedjax_sim.engine.watching import OnEvaluation, Shown, check_file, is_shown
 from fedjax_sim.results.curves import Grid, label_of_value
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, lane_labels
 from fedjax_sim.settings import ConfigError, check, fields, plain
 from fedjax_sim.trees import typed_structure
-from fedjax_sim.types import PRECISIONS, AnyProblem, HyperT, LatentProblem, Params, System, Tracker
+from fedjax_sim.types import (
+    PRECISIONS,
+    AnyProblem,
+    HyperT,
+    LatentProblem,
+    Layout,
+    Params,
+    System,
+    Tracker,
+)
 
 Precision = Annotated[str, OneOf(PRECISIONS)]
 """How exact matrix products are on accelerators."""

@@ -13,10 +13,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, LaneSeed, Whole, checked
+from fedjax_sim.checking import Above0, Count, LaneSeed, checked
 from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
 from fedjax_sim.engine.request import Options, ProblemT, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
@@ -26,6 +25,7 @@ from fedjax_sim.types import (
     EMPTY,
     HyperT,
     InfoT,
+    Layout,
     StateT,
     System,
 )
@@ -279,19 +279,3 @@ def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[i
 def units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:
     """List the units of all groups."""
     return [unit for group in groups_of(lanes) for unit in units_of(system, group, options)]
-
-
-def places_to_run(
-    system: System,
-    lanes: list[Lane],
-    options: Options,
-    part: tuple[Whole, Count] | None,
-    chosen: Collection[int] | None,
-) -> list[int] | None:
-    """List the places of the lanes to run, ascending; None for all lanes."""
-    if part is not None:
-        number, num_parts = map(int, part)
-        return sorted(divide(units_of_all(system, lanes, options), num_parts)[number])
-    if chosen is None:
-        return None
-    return sorted({int(place) for place in chosen})

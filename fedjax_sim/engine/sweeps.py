@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, Whole, checked, unchecked
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.request import (
     Options,
     Precision,
@@ -26,13 +25,13 @@ from fedjax_sim.engine.request import (
     list_lanes,
 )
 from fedjax_sim.engine.running.pieces import locked, run_in_pieces
-from fedjax_sim.engine.shares import Share, asked_of_all, places_to_run, units_of_all
+from fedjax_sim.engine.shares import Share, asked_of_all, divide, units_of_all
 from fedjax_sim.engine.watching import OnEvaluation
 from fedjax_sim.results.curves import label_curves, label_lanes
 from fedjax_sim.results.metric_names import describe_metrics
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import HyperT, InfoT, Params, StateT, System, Tracker
+from fedjax_sim.types import HyperT, InfoT, Layout, Params, StateT, System, Tracker
 
 
 @checked
@@ -88,7 +87,7 @@ def simulate(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
     """
-    run = sweep(
+    run = unchecked(sweep)(
         system,
         problem,
         hyper,
@@ -250,7 +249,10 @@ def sweep(
         lanes = share.choose(units_of_all(system, whole, options))
         if not lanes:
             return share.exchange(None, asked)
-    places = places_to_run(system, whole, options, part, lanes)
+    places = None if lanes is None else sorted({int(place) for place in lanes})
+    if part is not None:
+        number, num_parts = map(int, part)
+        places = sorted(divide(units_of_all(system, whole, options), num_parts)[number])
     chosen = set(range(len(whole)) if places is None else places)
     with CompileMeter() as meter, locked(options):
         parts = run_in_pieces(system, whole, options, chosen)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from fedjax_sim.checking import Count, Whole, checked
@@ -223,7 +224,7 @@ class Watch:
         on_evaluation: OnEvaluation | None = None,
         is_batched: bool = False,
     ):
-        """Prepare the display.
+        """Prepare the display. Of several processes only the first one shows and tracks anything.
 
         Args:
           system: Name of the system.
@@ -236,8 +237,9 @@ class Watch:
           is_batched: Whether lanes are computed together, so that a stopped one still costs time.
         """
         self._system, self._group, self._ticks, self._time = system, group, ticks, time
-        self._display = Display(system, ticks, time, shown=shown)
-        self._trackers, self._on_evaluation = trackers, on_evaluation
+        is_first = jax.process_index() == 0
+        self._display = Display(system, ticks, time, shown=shown if is_first else False)
+        self._trackers, self._on_evaluation = trackers if is_first else (), on_evaluation
         self._is_batched, self._tracked = is_batched, 0
         self._order = np.argsort([lane.place for lane in group])
 

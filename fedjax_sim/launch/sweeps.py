@@ -12,11 +12,10 @@ from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
-    from fedjax_sim.engine.planning.placement import Layout
     from fedjax_sim.engine.request import Precision, ProblemT, Resume
     from fedjax_sim.engine.watching import OnEvaluation
     from fedjax_sim.results.runs import Run
-    from fedjax_sim.types import HyperT, InfoT, Params, StateT, System
+    from fedjax_sim.types import HyperT, InfoT, Layout, Params, StateT, System
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
@@ -97,12 +96,12 @@ def sweep(
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
     """
-    from fedjax_sim.engine.planning.placement import Layout
     from fedjax_sim.engine.request import Options, check_call, grid_of, list_lanes
     from fedjax_sim.launch.parts import parts_in
     from fedjax_sim.lifecycle import read_record, write_record
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
     from fedjax_sim.settings import ConfigError, plain
+    from fedjax_sim.types import Layout
 
     launcher.check()
     where = Path(folder).absolute()

@@ -174,8 +174,8 @@ def test_families(size: int, at_once: bool) -> None:
     shared, varying = jnp.repeat(jnp.arange(6 // size) * 100.0, size), jnp.arange(6.0)
     plan = Plan(family_size=size, lanes_at_once=at_once)
 
-    def lane(start: jax.Array, of_lane: Any) -> Any:
-        step, value = of_lane
+    def lane(inputs: Any) -> Any:
+        start, (step, value) = inputs
         begin = (start + value)[None]
         return map_slots(count, plan, step[None], begin, step[None])
 
@@ -193,7 +193,8 @@ def test_what_a_family_shares_is_computed_once() -> None:
     """Two families of three lanes with one key each: a loop of two draws of one lane's size."""
     keys = jnp.repeat(jax.random.split(jax.random.key(0), 2), 3)
 
-    def lane(key: jax.Array, scale: jax.Array) -> jax.Array:
+    def lane(inputs: Any) -> jax.Array:
+        key, scale = inputs
         return scale * jax.random.normal(key, (4,))
 
     def families(size: int) -> Any:
@@ -211,11 +212,12 @@ def test_what_a_family_shares_is_computed_once() -> None:
 def test_a_cond_on_what_a_family_shares_stays_a_cond() -> None:
     """Only one branch runs. A predicate that varies within a family needs both branches."""
 
-    def lane(is_evaluated: jax.Array, value: jax.Array) -> jax.Array:
+    def lane(inputs: Any) -> jax.Array:
+        is_evaluated, value = inputs
         return jax.lax.cond(is_evaluated, jnp.sin, lambda x: x, value)
 
-    def swapped(value: jax.Array, is_evaluated: jax.Array) -> jax.Array:
-        return lane(is_evaluated, value)
+    def swapped(inputs: Any) -> jax.Array:
+        return lane(inputs[::-1])
 
     flags, values = jnp.array([True] * 3 + [False] * 3), jnp.arange(6.0)
     family = partial(map_families, size=3, map_over=one_after_another)

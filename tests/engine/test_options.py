@@ -13,6 +13,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
+from fedjax_sim.checking import checked
 from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.types import Hints
@@ -141,7 +142,7 @@ def test_simulate_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> Non
         seen.update(dict(zip(theirs, inputs, strict=False)) | given)
         raise StopError
 
-    monkeypatch.setattr("fedjax_sim.engine.sweeps.sweep", sweep)
+    monkeypatch.setattr("fedjax_sim.engine.sweeps.sweep", checked(sweep))
     values = {name: object() for name in options}
     with pytest.raises(StopError):
         simulate = inspect.unwrap(fedjax_sim.simulate)  # Values of these types are not allowed.

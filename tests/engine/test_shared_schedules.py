@@ -16,8 +16,7 @@ from fedjax_sim.clients import local_training
 from fedjax_sim.engine.machine.processes import hash_traced
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
-from fedjax_sim.engine.planning.schedule import lay_out, without_repetition
-from fedjax_sim.engine.planning.tables import event_at
+from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.engine.shares import check_schedules
 from fedjax_sim.settings import fields

@@ -1,6 +1,6 @@
 """Phase one, on the host: what will happen when, and what runs where.
 
-`drawing` draws the schedules of `lanes`; `schedule` cuts them to their budgets and lays them out as
-`tables`, with rows of a `store` for old server models; `placement` decides
-what runs together and on which device, by what a local step costs (`step_cost`).
+`drawing` draws the schedules of `lanes`; `schedule` cuts them to their budgets and lays them out,
+with rows of a `store` for old server models; `placement` decides what runs together and on which
+device, by what a local step costs (`step_cost`).
 """

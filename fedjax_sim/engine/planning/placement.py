@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Count, checked
 from fedjax_sim.engine.planning.step_cost import StepCost
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import PRECISIONS
+from fedjax_sim.types import PRECISIONS, Layout
 
 TINY = 1e4
 """Operations below which a CPU batches lanes.
@@ -95,33 +94,6 @@ DEVICES = "layout devices (lane_devices x client_devices)"
 
 MOST_PADDED = 1.5
 """Trips run over trips needed, beyond which batched lanes are split into batches."""
-
-
-@checked
-class Layout(NamedTuple):
-    """What a caller may fix; `None` leaves a choice to the measured rule of `choose`.
-
-    With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
-    families either, so that a lane's bits do not depend on which other lanes run.
-
-    Attributes:
-      slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
-      lanes_at_once: Whether the lanes on a device are batched, or run one after another.
-      lane_devices: Devices over which lanes are split.
-      client_devices: Devices over which the slots of each tick are split.
-      lane_batches: Batches into which a device's lanes are sorted by their work, if they are
-        batched.
-      packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
-        end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
-        differ enough in their steps.
-    """
-
-    slots_at_once: Count | None = None
-    lanes_at_once: bool | None = None
-    lane_devices: Count | None = None
-    client_devices: Count | None = None
-    lane_batches: Count | None = None
-    packed: bool | None = None
 
 
 class Placement(NamedTuple):

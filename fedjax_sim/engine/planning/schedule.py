@@ -1,8 +1,8 @@
 """Lay out timelines for replay: cut them to their budgets and assign rows of the model store.
 
 The store (`fedjax_sim.engine.planning.store`) holds the old server models from which clients still
-work.
-Everything here is NumPy on the host, before anything is compiled.
+work. Everything here is NumPy on the host, before anything is compiled, but `event_at` and
+`look_up`, by which a compiled program reads what was laid out.
 
 Dimension letters: those of `fedjax_sim.types`, `D` schedules, `V` evaluations, `E` ticks between
 two evaluations.
@@ -11,6 +11,7 @@ two evaluations.
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.planning.store import (
@@ -21,12 +22,50 @@ from fedjax_sim.engine.planning.store import (
     last_reads,
     round_up,
 )
-from fedjax_sim.engine.planning.tables import Ticks
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Event, Timeline
+from fedjax_sim.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
 SORTED_TOGETHER = 2**22
 """Slots of schedules whose clients are sorted at the same time."""
+
+
+class Ticks(NamedTuple):
+    """What a device keeps of schedules, to build the event of a tick.
+
+    The leading axes of every leaf are schedules D, evaluations V and ticks between two evaluations
+    E. An axis along which nothing changes has length 1: with full participation no leaf has a tick
+    axis and a slot axis.
+
+    Attributes:
+      clients: `i32[D, V, E, S]`, as in `Event`.
+      steps: `i32[D, V, E, S]`, as in `Event`.
+      staleness: `i32[D, V, E, S]`, tick - version.
+      weight: `f[D, V, E, S]`, as in `Event`.
+      offset: `i32[D, V, E, S]`, as in `Event`; None if it is tick * steps.
+      read: `i32[D, V, E, S]`, as in `Event`.
+      write: `i32[D, V, E]`, as in `Event`.
+    """
+
+    clients: Leaf
+    steps: Leaf
+    staleness: Leaf
+    weight: Leaf
+    offset: Leaf | None
+    read: Leaf
+    write: Leaf
+
+
+class Tables(NamedTuple):
+    """What a program reads of the schedules of some evaluations.
+
+    Attributes:
+      ticks: The ticks, leaves `[D, V, E, ...]`.
+      held: Versions that clients hold, leaves `[D, V, ...]`; None unless `client_variance` is
+        measured.
+    """
+
+    ticks: Ticks
+    held: HeldVersions | None
 
 
 class Schedule(NamedTuple):
@@ -87,6 +126,16 @@ class Schedule(NamedTuple):
         names = ("stored", "time", "ticks", "local_steps", "messages", "held")
         kept = {name: jax.tree.map(some, getattr(self, name)) for name in names}
         return self._replace(shape=(len(rows), *self.shape[1:]), **kept)
+
+    def between(self, first: int, last: int) -> Tables:
+        """Cut out the ticks of the evaluations from `first` to before `last`."""
+        ticks = jax.tree.map(
+            lambda leaf: leaf[:, first:last] if leaf.shape[1] > 1 else leaf, self.stored
+        )
+        held = self.held
+        if held is not None:
+            held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
+        return Tables(ticks, held)
 
     @property
     def work(self) -> np.ndarray:
@@ -417,3 +466,44 @@ def pad_evaluations(schedule: Schedule, num: int) -> Schedule:
         held = HeldVersions(pad(held.write, scratch), np.concatenate([held.holders, last], axis=1))
     shape = (num_schedules, num_evals + num, per_eval)
     return schedule._replace(stored=stored, shape=shape, held=held)
+
+
+def event_at(
+    stored: Ticks,
+    row: Array,
+    tick: Array,
+    place: tuple[Array, Array],
+    *,
+    facts: Facts = Facts(),
+) -> Event:
+    """Build the event of one tick on the device.
+
+    Args:
+      stored: The ticks.
+      row: `i32[]`, which of the schedules.
+      tick: `i32[]`, number of the tick since the start of the run.
+      place: Where the tick stands in the axes of evaluations and of ticks, `i32[]` each.
+      facts: What is known of all ticks.
+    """
+
+    def pick(leaf: Array) -> Array:
+        return look_up(leaf, (row, *place))
+
+    steps, staleness = pick(stored.steps), pick(stored.staleness)
+    return Event(
+        tick=tick,
+        clients=pick(stored.clients),
+        steps=steps,
+        version=tick - staleness,
+        weight=pick(stored.weight),
+        offset=tick * steps if stored.offset is None else pick(stored.offset),
+        read=pick(stored.read),
+        write=pick(stored.write),
+        facts=facts,
+    )
+
+
+def look_up(leaf: Array, index: tuple) -> Array:
+    """Index the leading axes of an array, except those of length 1, whose entry is for all."""
+    places = tuple(i if length > 1 else 0 for i, length in zip(index, leaf.shape, strict=False))
+    return jnp.asarray(leaf).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)

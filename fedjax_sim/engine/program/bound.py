@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.planning.tables import Ticks, event_at
+from fedjax_sim.engine.planning.schedule import Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, fields

@@ -24,7 +24,7 @@ from fedjax_sim.engine.planning.lanes import (
     stack_problems,
     stack_settings,
 )
-from fedjax_sim.engine.planning.placement import Layout, Placement, choose
+from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.program.user_code import number_of_code
@@ -35,6 +35,7 @@ from fedjax_sim.types import (
     HyperT,
     InfoT,
     LatentProblem,
+    Layout,
     Params,
     Plan,
     StateT,

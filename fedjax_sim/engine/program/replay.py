@@ -26,9 +26,7 @@ from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
-from fedjax_sim.engine.planning.schedule import Schedule
-from fedjax_sim.engine.planning.store import HeldVersions
-from fedjax_sim.engine.planning.tables import Ticks, event_at, look_up
+from fedjax_sim.engine.planning.schedule import Schedule, Tables, event_at, look_up
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
 from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
 from fedjax_sim.results.metric_names import scalars_of
@@ -103,21 +101,6 @@ class Program(NamedTuple):
     def machine(self) -> Machine:
         """What the program is traced for."""
         return Machine(self.placement.platform, self.precision, self.begins_quickly)
-
-
-class Tables(NamedTuple):
-    """The schedules of a chunk as the devices hold them.
-
-    Each device has its own rows D. Leading axes of length 1 hold what is equal along them.
-
-    Attributes:
-      ticks: The ticks, leaves `[D, C, E, ...]`.
-      held: Versions that clients hold, leaves `[D, C, ...]`; None unless `client_variance` is
-        measured.
-    """
-
-    ticks: Ticks
-    held: HeldVersions | None
 
 
 class _Carry(NamedTuple):
@@ -288,14 +271,7 @@ class Replay:
 
     def tables(self, first: int) -> Tables:
         """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
-        last = first + self.program.chunk[0]
-        held = self._schedule.held
-        if held is not None:
-            held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
-        ticks = jax.tree.map(
-            lambda leaf: leaf[:, first:last] if leaf.shape[1] > 1 else leaf, self._schedule.stored
-        )
-        return self._of_devices(Tables(ticks, held))
+        return self._of_devices(self._schedule.between(first, first + self.program.chunk[0]))
 
     def first_holders(self) -> Array | None:
         """Put the holders of the initial model on the devices: `i32[D, H]`."""
@@ -334,8 +310,10 @@ class Replay:
         return 1 + self._schedule.work.sum(axis=0, dtype=np.int64)
 
     def begin(self) -> Any:
-        """Compute initial carries and the first evaluation of all lanes."""
-        return self._begin(self.program, self.lanes, self.first_holders(), self._starts)
+        """Compute initial carries and fetch the first evaluation of all lanes."""
+        holders = self.first_holders()
+        carries, first = self._begin(self.program, self.lanes, holders, self._starts)
+        return carries, processes.fetch(first)
 
     def carries(self) -> Any:
         """Describe the carries: shapes, dtypes and devices."""
@@ -399,14 +377,16 @@ class Replay:
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> Any:
-        """Replay the ticks from `begin` to `end`, a chunk. The carries are given away.
+        """Replay the ticks from `begin` to `end`, a chunk, and fetch what evaluations return.
 
-        If the chunk ends between two evaluations, its metrics and models are zeros. If lanes can be
-        stopped, those that do not run (`bool[L]`) keep their carries and return zeros.
+        The carries are given away. If the chunk ends between two evaluations, its metrics and
+        models are zeros. If lanes can be stopped, those that do not run (`bool[L]`) keep their
+        carries and return zeros.
         """
         first = begin // self.program.chunk[1]
         inputs = self.tables(first), self._place(begin, end), self._running(is_running)
-        return _advance(self.program, self.lanes, carries, *inputs)
+        carries, returned = _advance(self.program, self.lanes, carries, *inputs)
+        return carries, processes.fetch(returned)
 
     def _running(self, is_running: np.ndarray | None) -> Any:
         """Put on the devices which lanes run, all for None; None if no lane can be stopped."""
@@ -665,8 +645,8 @@ def _over_lanes(
     """
 
     def on_device(lanes: Lanes, tables: Any, varying: Any) -> Any:
-        def lane(of_family: Any, of_lane: Any) -> Any:
-            (seed, row, problem_leaves), (hyper_leaves, varying) = of_family, of_lane
+        def lane(inputs: Any) -> Any:
+            (seed, row, problem_leaves), (hyper_leaves, varying) = inputs
             problem = lanes.problem.of_lane(problem_leaves)
             hyper = lanes.hyper.of_lane(hyper_leaves)
             key = learning_key(seed)

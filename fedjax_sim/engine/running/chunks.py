@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.engine.machine import processes
 from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
@@ -45,7 +44,7 @@ def replay_schedule(
     per_eval, done = replay.program.chunk[1], 0
     if saved is None:
         carries, first = replay.begin()
-        seen.put(jax.tree.map(lambda leaf: leaf[:, None], processes.fetch(first)), 0)
+        seen.put(jax.tree.map(lambda leaf: leaf[:, None], first), 0)
     else:
         done, carries = saved.done, saved.states
         seen.restore(saved.curves, 1 + done // per_eval)
@@ -53,8 +52,7 @@ def replay_schedule(
     with contextlib.nullcontext() if checkpoint is None else deferring_stops():
         while done < replay.num_evals * per_eval and seen.is_running.any():
             end, began = pace.end_after(done), time.monotonic()
-            carries, returned = replay.advance(carries, done, end, seen.is_running)
-            observed, counted = processes.fetch(returned)
+            carries, (observed, counted) = replay.advance(carries, done, end, seen.is_running)
             seen.add(counted, done // per_eval)
             if end % per_eval == 0:
                 seen.put(observed, 1 + done // per_eval)

@@ -9,27 +9,26 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_sim.engine.contract import check_values
-from fedjax_sim.engine.machine.processes import is_first
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.placement import Layout
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import HAPPENED, Replay
 from fedjax_sim.engine.request import Options
-from fedjax_sim.engine.resuming.checkpoint import Checkpoint, checkpoint_of
-from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
-from fedjax_sim.engine.resuming.packing import (
+from fedjax_sim.engine.resuming.checkpoint import (
+    Checkpoint,
+    checkpoint_of,
     pack_curves,
     pack_timelines,
     unpack_curves,
     unpack_timelines,
 )
+from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.results.curves import NEVER, Curves, Part, collapsed_at
@@ -38,6 +37,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
     EMPTY,
     GuessableProblem,
+    Layout,
     Messages,
     System,
     Timeline,
@@ -47,55 +47,63 @@ BITS = COORDINATES[3:]
 """Up to the server and down to clients."""
 
 
-def run_group(
-    system: System,
-    group: list[Lane],
-    options: Options,
-    *,
-    longest: Callable[[], int] = lambda: 0,
-    accept: Callable[[Planned, Replay], bool] = lambda planned, replay: True,
-) -> Part | None:
-    """Plan a group and replay it, or load what its replay returned if it is finished.
+class Ready(NamedTuple):
+    """A group that is planned and not finished.
+
+    Attributes:
+      planned: The group.
+      replay: Its program, before anything is on the devices.
+      options: The options of the sweep.
+      saved: Its checkpoints, which are not open yet; None if none are written.
+      is_drawn: Whether its timelines were drawn now, so that they are to be saved.
+    """
+
+    planned: Planned
+    replay: Replay
+    options: Options
+    saved: Checkpoint | None = None
+    is_drawn: bool = True
+
+    def run(self) -> Part:
+        """Replay the group and collect what its lanes return."""
+        planned, replay, options, saved, _ = self
+        if saved is not None:
+            drawn = pack_timelines(planned.timelines, planned.ticks) if self.is_drawn else None
+            saved.open(planned.decided(replay), all_run=replay.all_run, drawn=drawn)
+        return replay_group(planned, replay, options, saved)
+
+
+def plan_or_load(
+    system: System, group: list[Lane], options: Options, *, longest: Callable[[], int]
+) -> Ready | Part:
+    """Plan a group, or load what its replay returned if it is finished.
 
     Args:
       system: The system.
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`; called if the group is planned.
-      accept: Called with the plan of a group that is not finished, to decide whether it is run.
-
-    Returns:
-      What the lanes returned; None if the plan was not accepted.
     """
     if options.checkpoint is None:
         planned = plan_group(system, group, options, longest=longest())
-        replay = planned.on_devices()
-        if not accept(planned, replay):
-            return None
-        return replay_group(planned, replay, options, None)
+        return Ready(planned, planned.on_devices(), options)
     saved = checkpoint_of(system, group, options)
     shorter = saved.shorter_budget()
-    if shorter is None:
-        found, decided = saved.drawn(), saved.decided()
-        drawn = None if found is None else unpack_timelines(found)
-        most = 0 if decided else longest()
-        planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
-        if saved.has_result():
-            same = planned.decided(planned.on_devices(is_described=True))
-            if (known := saved.finished(same)) is not None:
-                part = _part_of(planned, unpack_curves(known, planned.model), options)
-                if options.trackers and is_first():
-                    _track_finished(system, planned.group, part, options)
-                return part
-        replay = planned.on_devices()
-        if not accept(planned, replay):
-            return None
-        new = pack_timelines(planned.timelines, planned.ticks) if found is None else None
-        saved.open(planned.decided(replay), all_run=replay.all_run, drawn=new)
-    else:
+    if shorter is not None:
         earlier = dataclasses.replace(options, **shorter)
-        planned, replay = _go_on(system, group, earlier, options, saved, longest())
-    return replay_group(planned, replay, options, saved)
+        return _go_on(system, group, earlier, options, saved, longest())
+    found, decided = saved.drawn(), saved.decided()
+    drawn = None if found is None else unpack_timelines(found)
+    most = 0 if decided else longest()
+    planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
+    if saved.has_result():
+        same = planned.decided(planned.on_devices(is_described=True))
+        if (known := saved.finished(same)) is not None:
+            part = _part_of(planned, unpack_curves(known, planned.model), options)
+            if options.trackers:
+                _track_finished(system, planned.group, part, options)
+            return part
+    return Ready(planned, planned.on_devices(), options, saved, is_drawn=found is None)
 
 
 def _plan_again(
@@ -141,7 +149,7 @@ def _go_on(
     options: Options,
     saved: Checkpoint,
     longest: int,
-) -> tuple[Planned, Replay]:
+) -> Ready:
     """Plan a run that goes on from the end of a shorter one.
 
     Its evaluations are as far apart as those of the shorter run.
@@ -201,11 +209,8 @@ def _go_on(
         rows = rows_at(done)
         return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
 
-    found = planned.decided(new)
-    known.go_on(saved, found, old.all_run, turn)
-    drawn = pack_timelines(planned.timelines, planned.ticks)
-    saved.open(found, all_run=new.all_run, drawn=drawn)
-    return planned, new
+    known.go_on(saved, planned.decided(new), old.all_run, turn)
+    return Ready(planned, new, options, saved)
 
 
 def replay_group(
@@ -220,8 +225,8 @@ def replay_group(
         group,
         schedule.ticks[row],
         schedule.time[row],
-        shown=options.progress if is_first() else False,
-        trackers=options.trackers if is_first() else (),
+        shown=options.progress,
+        trackers=options.trackers,
         on_evaluation=options.on_evaluation,
         is_batched=plan.lanes_at_once or plan.family_size > 1,
     )

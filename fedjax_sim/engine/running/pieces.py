@@ -24,7 +24,6 @@ from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_byte
 from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
-from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.engine.resuming.files import (
     count_lanes,
@@ -33,7 +32,7 @@ from fedjax_sim.engine.resuming.files import (
     remove_checkpoints,
     remove_parts,
 )
-from fedjax_sim.engine.running.groups import run_group
+from fedjax_sim.engine.running.groups import Ready, plan_or_load
 from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Part
 from fedjax_sim.settings import ConfigError
@@ -128,29 +127,30 @@ class _Pieces:
         Returns:
           What the lanes returned, or None if they do not fit; and how many fit.
         """
-        num = fits = len(lanes)
-
-        def accept(planned: Planned, replay: Replay) -> bool:
-            nonlocal fits
-            if num == len(self._whole):
-                self._longest = int(planned.ticks.max())
-            if not self._is_decided(num):
-                fits = self._lanes_that_fit(planned, replay, num_left)
-                self._accepted = num if fits == num else self._accepted
-            return fits == num
-
+        num = len(lanes)
         folder = self._options.checkpoint and self._folder()
         options = dataclasses.replace(self._options, checkpoint=folder)
         longest = partial(self._longest_of_all, num)
+        found: Ready | Part | None = None
         try:
-            part = run_group(self._system, lanes, options, longest=longest, accept=accept)
-            return part, fits
+            found = plan_or_load(self._system, lanes, options, longest=longest)
+            if isinstance(found, Part):
+                return found, num
+            if num == len(self._whole):
+                self._longest = int(found.planned.ticks.max())
+            if not self._is_decided(num):
+                fits = self._lanes_that_fit(found, num_left)
+                if fits != num:
+                    return None, fits
+                self._accepted = num
+            return found.run(), num
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not memory.is_out_of_memory(error):
                 raise
             if num == 1 or jax.process_count() > 1 or self._has_states():
                 raise self._refusal(error, num) from None
-        # Only now, without the error, does nothing hold the arrays of the failed attempt.
+        # Only without the error and the plan does nothing hold the arrays of the failed attempt.
+        found = None
         gc.collect()
         if self._options.checkpoint is not None:
             remove_checkpoints(self._folder())
@@ -206,14 +206,14 @@ class _Pieces:
         most = min(num * max(0.0, has) / needs if needs > has else num for has, needs in limits)
         return num if most >= num else memory.even_pieces(num, int(most))
 
-    def _lanes_that_fit(self, planned: Planned, replay: Replay, num_left: int) -> int:
+    def _lanes_that_fit(self, ready: Ready, num_left: int) -> int:
         """Count the lanes that fit, from their compiled programs.
 
         Args:
-          planned: Some lanes, planned.
-          replay: Their program, before anything is on the devices.
+          ready: Some lanes.
           num_left: Lanes that have not run yet, these included.
         """
+        planned = ready.planned
         num, placement = len(planned.group), planned.program.placement
         shared = planned.lanes.hyper.shared, planned.lanes.problem.shared
         devices = list(placement.mesh.devices.flat)
@@ -223,7 +223,7 @@ class _Pieces:
             places = [device.process_index for device in devices]
             here = places.count(jax.process_index())
         added = memory.bytes_to_share(shared, devices)
-        needs = memory.program_needs(replay.sizes(), added, here)
+        needs = memory.program_needs(ready.replay.sizes(), added, here)
         if self._free is None or needs.total > FEW * self._free:
             self._free = memory.free_memory().device
         free = memory.SHARE * self._free
@@ -232,7 +232,7 @@ class _Pieces:
         if needs.total > free and num > 1:
             self._too_large.append((num, needs.total))
             return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
-        self._say_what_is_chosen(planned, replay, needs, free)
+        self._say_what_is_chosen(ready, needs, free)
         return num
 
     def _bytes_to_keep(self, planned: Planned, num_left: int) -> float:
@@ -257,11 +257,9 @@ class _Pieces:
         slope = (larger - smaller) / (other - num)
         return int(num - (smaller - free) / max(1.0, slope))
 
-    def _say_what_is_chosen(
-        self, planned: Planned, replay: Replay, needs: Needs, free: float
-    ) -> None:
+    def _say_what_is_chosen(self, ready: Ready, needs: Needs, free: float) -> None:
         """Say how many lanes run at a time, if not all do, and name a large store of models."""
-        num, num_all, name = len(planned.group), len(self._group), self._system.name
+        num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
         if num < num_all:
             of_all = needs.fixed + needs.lanes * num_all / num
             memory.say(
@@ -274,7 +272,7 @@ class _Pieces:
                 f"one lane of {name} takes about {write_bytes(needs.total)}, but only "
                 f"{write_bytes(max(0.0, free))} are free."
             )
-        for sentence in _large_stores(planned, replay, free):
+        for sentence in _large_stores(ready, free):
             memory.say(sentence)
 
     def _refusal(self, error: Exception, num: int) -> OutOfMemoryError:
@@ -303,14 +301,14 @@ def _bytes_that_differ(trees: list[Any]) -> int:
     )
 
 
-def _large_stores(planned: Planned, replay: Replay, free: float) -> list[str]:
+def _large_stores(ready: Ready, free: float) -> list[str]:
     """Name the stores of old server models that take a large share of the memory.
 
     Args:
-      planned: Lanes that will run at a time.
-      replay: Their program.
+      ready: Lanes that will run at a time.
       free: Bytes that are free on a device.
     """
+    planned = ready.planned
     schedule, program, lane = planned.schedule, planned.program, planned.group[0]
     num, of_model = len(planned.group), count_bytes(planned.model)
     least = memory.STORE_SHARE * max(0.0, free)
@@ -340,7 +338,7 @@ def _large_stores(planned: Planned, replay: Replay, free: float) -> list[str]:
             f"of {write_bytes(of_model)} {cause}; clients of more equal speed, a larger buffer, "
             "fewer clients or a smaller max_lanes make it smaller."
         )
-    if (store := count_bytes(replay.described().carries().versions)) > least:
+    if (store := count_bytes(ready.replay.described().carries().versions)) > least:
         sentences.append(
             f"client_variance takes {write_bytes(store)}: it keeps "
             f"{store // (num * of_model)} models of {write_bytes(of_model)} {cause}; leave it "
