@@ -26,6 +26,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.reporting import results
+from fedjax_sim.reporting.plots import style
 from fedjax_sim.settings import known_values
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
@@ -60,8 +61,9 @@ for name, value in (
 # Threads of NumPy's linear algebra wait for each other if workers of pytest-xdist take all cores.
 threadpool_limits(1, user_api="blas")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Coarse pictures of results folders take less time.
+# Coarse pictures of results folders take less time, and so do pictures that are not laid out.
 results.DPI = 60
+style.SHEET["figure.constrained_layout.use"] = False
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")

@@ -37,11 +37,9 @@ def final_loss(bound: Bound, **settings: Any) -> jax.Array:
 @pytest.mark.parametrize(
     ("name", "setting", "changes"),
     [
-        ("fedavg", "lr", {}),
         ("fedprox", "proximal", {"proximal": 0.3}),
         ("fedbuff", "exponent", {"weighting": "polynomial", "exponent": 0.4}),
         ("favano", "lr", {}),
-        ("quafl", "lr", {}),
         ("fedem", "gamma", {"compression": Identity()}),
         ("hierarchical", "lr", {}),
     ],
@@ -122,7 +120,7 @@ def test_reverse_mode_is_asked_for(bound: Bound) -> None:
 
 def test_a_backward_pass_keeps_few_states(regression: Callable, small: Callable) -> None:
     """Four times the ticks take about twice the memory, not four times."""
-    system = fedbuff.system
+    system = fedavg.system
     bytes_of = []
     for num_ticks in (64, 256):
         bound = bind(system, regression(), small(system), num_ticks=num_ticks, differentiable=True)
