@@ -54,9 +54,11 @@ for name, value in (
     ("jax_compilation_cache_dir", str(CACHE)),
     ("jax_persistent_cache_min_compile_time_secs", 0),
     ("jax_persistent_cache_min_entry_size_bytes", -1),
+    # Operations do not say which lines of Python they come from, a tenth of the time to compile.
+    ("jax_traceback_in_locations_limit", 0),
 ):
     jax.config.update(name, value)
-    # Processes that tests start keep theirs there too.
+    # Processes that tests start do the same.
     os.environ[name.upper()] = str(value)
 # Threads of NumPy's linear algebra wait for each other if workers of pytest-xdist take all cores.
 threadpool_limits(1, user_api="blas")
