@@ -190,7 +190,6 @@ def assert_same(packed: fedjax_sim.Run, wide: fedjax_sim.Run) -> None:
 LAYOUTS = {
     "lanes one after another": Layout(None, False, 1, 1, packed=True),
     "one device of two": Layout(None, True, 1, 1, packed=True),
-    "lanes batched over two devices": Layout(None, True, 2, 1, packed=True),
     "lanes over two devices and slots over three": Layout(None, True, 2, 3, packed=True),
 }
 WIDEST = "lanes over two devices and slots over three"
