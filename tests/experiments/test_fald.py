@@ -18,7 +18,7 @@ from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from tests.experiments.running import FILES, Ran, claims, run, summary
+from tests.experiments.running import FILES, Ran, claims, run, slow_but, summary
 
 VERDICTS: dict[str, dict[int, str]] = {
     "fald/laws": dict.fromkeys((1, 2, 10, 11, 17, 18, 19, 20), HOLDS) | {9: PARTLY},
@@ -31,6 +31,7 @@ VERDICTS: dict[str, dict[int, str]] = {
     "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
     "fald/privacy": {16: HOLDS},
 }
+QUICK = ("fald/bounds", "fald/fig1_unequal", "fald/fig2", "fald/fig2_unequal", "fald/privacy")
 PICTURES = {
     name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"
 } | {"fald/fig3_4": ["fig3.png", "fig4.png"]}
@@ -47,7 +48,7 @@ def check(name: str, verdicts: dict[int, str], done: Ran, folder: Path) -> None:
     assert summary(folder)["failed_lanes"] == 0
 
 
-@pytest.mark.parametrize("name", VERDICTS)
+@pytest.mark.parametrize("name", slow_but(QUICK, VERDICTS))
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
     check(name, VERDICTS[name], done, tmp_path / "out")
@@ -498,8 +499,9 @@ def test_verdict_on_the_best_number_of_local_steps() -> None:
     assert best_of(made_up(noise=0.05)).holds is None
 
 
-def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
-    """Seeds differ by errors only: no differences are found in 100 studies.
+@pytest.mark.parametrize("studies", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_the_best_number_of_local_steps_does_not_differ_by_chance(studies: int) -> None:
+    """Seeds differ by errors only: no differences are found in many studies.
 
     A rule that is too lenient would find a few.
     """
@@ -510,7 +512,7 @@ def test_the_best_number_of_local_steps_does_not_differ_by_chance() -> None:
         for curves in study.curves.values()
         for leaf in curves.data_vars.values()
     ]
-    for seed in range(100):
+    for seed in range(studies):
         random = np.random.default_rng(seed)
         for values, end in ends:
             values[0, :, -1] = end + 1e-3 * random.normal(size=10)

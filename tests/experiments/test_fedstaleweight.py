@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.fedstaleweight import influence
-from tests.experiments.running import FILES, claims, judged, run
+from tests.experiments.running import FILES, claims, judged, run, slow_but
 
 JUDGED = {
     "fedstaleweight/influence": [*range(1, 8), *range(12, 18), 19, 20],
@@ -24,7 +24,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", slow_but(["fedstaleweight/fig2"], JUDGED))
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
