@@ -31,7 +31,7 @@ VERDICTS: dict[str, dict[int, str]] = {
     "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
     "fald/privacy": {16: HOLDS},
 }
-QUICK = ("fald/bounds", "fald/fig1_unequal", "fald/fig2", "fald/fig2_unequal", "fald/privacy")
+QUICK = ("fald/bounds", "fald/fig2", "fald/fig2_unequal", "fald/privacy")
 PICTURES = {
     name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"
 } | {"fald/fig3_4": ["fig3.png", "fig4.png"]}

@@ -47,11 +47,18 @@ def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture
 
 
 def test_the_command_line_in_a_process(tmp_path: Path) -> None:
-    """Called outside of the repository: it runs, and writes its folder."""
-    done = run_process("run", "fald/bounds", "--smoke", "--out", "out", cwd=tmp_path)
+    """Called outside of the repository."""
+    done = run_process("list", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(claims(tmp_path / "out")) == {"fald-3", "fald-4", "fald-5"}
-    assert "| fald-3 " in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines()] == registry.names()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_writes_its_folder(tmp_path: Path) -> None:
+    done = run("fald/privacy", "--smoke", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(claims(tmp_path / "out")) == {"fald-16"}
+    assert "| fald-16 " in done.stdout
     assert done.stdout.endswith("written to out\n")
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
