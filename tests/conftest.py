@@ -8,7 +8,7 @@ import gc
 import getpass
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(
                     pytest.mark.skip(reason="slow; set FEDJAX_SIM_SLOW_TESTS to run it")
                 )
+
+
+def slow_but(quick: Container[Any], values: Iterable[Any]) -> list[Any]:
+    """Return values as parameters of a test, of which all but the quick ones are slow."""
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
 
 
 def pytest_collection_finish() -> None:

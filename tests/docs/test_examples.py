@@ -51,6 +51,7 @@ def test_an_lstm() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.slow
 def test_low_rank_changes() -> None:
     """The second run starts at the loss of the first one's end, lowers it, and sends less."""
     scope = run_example("lora")

@@ -40,9 +40,11 @@ def final_loss(bound: Bound, **settings: Any) -> jax.Array:
     [
         ("fedprox", "proximal", {"proximal": 0.3}),
         ("fedbuff", "exponent", {"weighting": "polynomial", "exponent": 0.4}),
-        ("favano", "lr", {}),
         ("fedem", "gamma", {"compression": Identity()}),
-        ("hierarchical", "lr", {}),
+        *(
+            pytest.param(name, "lr", {}, marks=pytest.mark.slow)
+            for name in ("fedavg", "favano", "quafl", "hierarchical")
+        ),
     ],
 )
 def test_derivatives_of_a_run_are_those_of_finite_differences(

@@ -182,7 +182,10 @@ def test_a_system_by_name_is_refused(regression: Callable) -> None:
         fedjax_sim.sweep(name, regression(), num_ticks=2)
 
 
-@pytest.mark.parametrize(("name", "budget"), [("fedbuff", 2500.0), ("quafl", 1400.0)])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [pytest.param("fedbuff", 2500.0, marks=pytest.mark.slow), ("quafl", 1400.0)],
+)
 def test_without_a_hint_the_ticks_of_a_budget_are_found(
     name: str, budget: float, small: Callable
 ) -> None:

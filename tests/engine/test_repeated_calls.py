@@ -137,14 +137,19 @@ def fresh() -> fedjax_sim.Run:
     ("settings", "options"),
     [
         ({"drop_rate": 0.5}, {}),  # Slots that are not filled.
-        ({"local_steps": 3}, {}),
-        ({"weighting": "examples"}, {}),
-        ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
         ({}, {"layout": fedjax_sim.Layout(packed=True, lane_devices=1)}),
-        ({}, {"client_variance": True}),
-        ({}, {"keep_models": True}),
         ({}, {"num_ticks": 5}),
-        ({}, {"evals_per_chunk": 2}),
+        *(
+            pytest.param(*facts, marks=pytest.mark.slow)
+            for facts in (
+                ({"local_steps": 3}, {}),
+                ({"weighting": "examples"}, {}),
+                ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
+                ({}, {"client_variance": True}),
+                ({}, {"keep_models": True}),
+                ({}, {"evals_per_chunk": 2}),
+            )
+        ),
     ],
 )
 def test_other_facts_give_the_results_of_a_fresh_call(

@@ -10,12 +10,10 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import pytest
 
 from experiments.harness import Verdict, main
 from experiments.harness.claims import KINDS
@@ -26,14 +24,6 @@ FIELDS = set(Verdict._fields)
 """What `claims.json` says about each claim."""
 FILES = {"claims.json", "config.json", "entry.json", "results.nc", "summary.json"}
 """What every results folder holds, next to pictures."""
-
-
-def slow_but(quick: Container[Any], studies: Iterable[Any]) -> list[Any]:
-    """Return studies as parameters of a test, of which all but the quick ones are slow."""
-    return [
-        study if study in quick else pytest.param(study, marks=pytest.mark.slow)
-        for study in studies
-    ]
 
 
 class Ran(NamedTuple):

@@ -18,7 +18,8 @@ from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.theory.langevin import exact_laws as oracle
-from tests.experiments.running import FILES, Ran, claims, run, slow_but, summary
+from tests.conftest import slow_but
+from tests.experiments.running import FILES, Ran, claims, run, summary
 
 VERDICTS: dict[str, dict[int, str]] = {
     "fald/laws": dict.fromkeys((1, 2, 10, 11, 17, 18, 19, 20), HOLDS) | {9: PARTLY},

@@ -15,7 +15,8 @@ from experiments.harness import Arguments, Interval, Outcome
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.problems import latent
 from fedjax_sim.settings import ConfigError
-from tests.experiments.running import FILES, judged, run, slow_but
+from tests.conftest import slow_but
+from tests.experiments.running import FILES, judged, run
 
 SMOKE = Arguments(smoke=True)
 EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, str]] = {

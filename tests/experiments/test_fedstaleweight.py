@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.fedstaleweight import influence
-from tests.experiments.running import FILES, claims, judged, run, slow_but
+from tests.conftest import slow_but
+from tests.experiments.running import FILES, claims, judged, run
 
 JUDGED = {
     "fedstaleweight/influence": [*range(1, 8), *range(12, 18), 19, 20],

@@ -20,7 +20,8 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.grouped.groups import paper_delays
 from fedjax_sim.types import Timeline
-from tests.experiments.running import FILES, claims, judged, run, slow_but, summary
+from tests.conftest import slow_but
+from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED: dict[str, dict[int, bool | None]] = {
     "clock": {**dict.fromkeys((1, 2, 3), True), 17: None},
@@ -48,10 +49,7 @@ def test_every_claim_is_judged_somewhere() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow_but(QUICK, JUDGED),
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, JUDGED))
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(f"hierarchical/{name}", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -254,9 +254,7 @@ def test_parts_that_failed_are_named_and_run_again(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """First no part finds its device. Then one is run alone as the message says, then the rest.
-
-    """
+    """First no part finds its device. Then one is run alone as the message says, then the rest."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
     command = ["run", *STUDY, "--parts", "2", "--out", str(tmp_path / "out")]
