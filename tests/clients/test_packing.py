@@ -216,11 +216,12 @@ def in_layout(regression: Callable, small: Callable) -> Callable[[str, Layout], 
     ("name", "layouts"),
     [
         ("favano", LAYOUTS),
-        ("langevin", ["lanes one after another", WIDEST]),
         ("hierarchical", ["lanes one after another", WIDEST]),
-        ("fedbuff", [WIDEST]),
-        ("fedavg", [WIDEST]),
-        ("fedasync", [WIDEST]),
+        pytest.param("langevin", ["lanes one after another", WIDEST], marks=pytest.mark.slow),
+        *(
+            pytest.param(name, [WIDEST], marks=pytest.mark.slow)
+            for name in ("fedbuff", "fedavg", "fedasync")
+        ),
     ],
 )
 def test_systems(name: str, layouts: Iterable[str], in_layout: Callable) -> None:

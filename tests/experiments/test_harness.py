@@ -1,7 +1,11 @@
 """The harness that all experiments share: command line, registry, sizes, claims, statistics."""
 
 import importlib
+import inspect
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,6 +26,7 @@ from experiments.harness import (
     run_experiment,
 )
 from experiments.harness.claims import KINDS
+from experiments.harness.command import parser
 from fedjax_sim.lifecycle import Stopped
 from fedjax_sim.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
@@ -37,6 +42,38 @@ def test_every_module_with_a_run_is_listed() -> None:
         if "\ndef run(arguments: Arguments)" in path.read_text()
     }
     assert set(registry.names()) == found
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_experiment_is_ready_to_run(name: str) -> None:
+    """It is imported, its command line is read, and its small size is made; nothing is run."""
+    given = parser().parse_args(["run", name, "--smoke", "--seeds", "2", "--out", "out"])
+    assert (given.name, given.smoke, given.seeds, given.out) == (name, True, 2, "out")
+    run = registry.find(name)
+    assert [*inspect.signature(run).parameters] == ["arguments"]
+    module = sys.modules[run.__module__]
+    assert (module.__doc__ or "").split("\n")[0].endswith((".", ")", ":"))
+    for study in studies(module):
+        small = study.choose(Arguments(smoke=True))
+        assert study.choose(Arguments()) == study.full and small == study.smoke
+        assert small.extras.keys() <= study.full.extras.keys()
+        assert small.dataset in ("", "digits", "a made-up play")
+        if small.seeds:
+            assert study.choose(Arguments(smoke=True, seeds=3)).seeds == 3
+        if "network" in small.extras:
+            assert callable(small.network(10).apply)
+        json.dumps(small.config(), default=str)
+
+
+def studies(module: ModuleType) -> list[Study]:
+    """Find the studies of an experiment among the names of its module."""
+    found = [each for name in vars(module) if isinstance(each := getattr(module, name), Study)]
+    for each in vars(module).values():
+        if isinstance(each, dict):
+            found += [study for study in each.values() if isinstance(study, Study)]
+        if isinstance(getattr(each, "study", None), Study):
+            found.append(each.study)
+    return found
 
 
 def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

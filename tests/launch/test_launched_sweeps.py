@@ -71,7 +71,7 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
 ) -> None:
     """In 64 bits, as here, with a problem that is a function of this test.
 
-    The parts are other processes, and may go on to a longer budget in this one.
+    The parts are other processes, and are resumed, or go on to a longer budget, in this one.
     """
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     centers = np.arange(21.0).reshape(7, 3)
@@ -93,10 +93,10 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
     with jax.enable_x64(True):
         whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
         run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
-        again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, **RESUMED)
+        here: dict[str, Any] = given | {"launcher": Here(2), **RESUMED}
+        again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **here)
         if is_longer:
             longer = options | {"num_ticks": 10}
-            here: dict[str, Any] = given | {"launcher": Here(2), **RESUMED}
             further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **here)
             with pytest.raises(ConfigError, match="is 6, but must be at least 10, as in "):
                 launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, **RESUMED)

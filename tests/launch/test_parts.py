@@ -275,6 +275,7 @@ def test_parts_that_failed_are_named_and_run_again(
     assert_equal_folders(tmp_path / "out", whole)
 
 
+@pytest.mark.slow
 def test_a_launched_study_goes_on_to_a_longer_budget(
     whole: Path,
     tmp_path: Path,
