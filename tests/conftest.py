@@ -8,7 +8,7 @@ import gc
 import getpass
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.reporting import results
+from fedjax_sim.reporting.plots import style
 from fedjax_sim.settings import known_values
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
@@ -53,15 +54,18 @@ for name, value in (
     ("jax_compilation_cache_dir", str(CACHE)),
     ("jax_persistent_cache_min_compile_time_secs", 0),
     ("jax_persistent_cache_min_entry_size_bytes", -1),
+    # Operations do not say which lines of Python they come from, a tenth of the time to compile.
+    ("jax_traceback_in_locations_limit", 0),
 ):
     jax.config.update(name, value)
-    # Processes that tests start keep theirs there too.
+    # Processes that tests start do the same.
     os.environ[name.upper()] = str(value)
 # Threads of NumPy's linear algebra wait for each other if workers of pytest-xdist take all cores.
 threadpool_limits(1, user_api="blas")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Coarse pictures of results folders take less time.
+# Coarse pictures of results folders take less time, and so do pictures that are not laid out.
 results.DPI = 60
+style.SHEET["figure.constrained_layout.use"] = False
 
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
@@ -95,6 +99,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(
                     pytest.mark.skip(reason="slow; set FEDJAX_SIM_SLOW_TESTS to run it")
                 )
+
+
+def slow_but(quick: Container[Any], values: Iterable[Any]) -> list[Any]:
+    """Return values as parameters of a test, of which all but the quick ones are slow."""
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
 
 
 def pytest_collection_finish() -> None:

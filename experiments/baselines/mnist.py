@@ -23,7 +23,7 @@ COMPARISON = Comparison(
         smoke=Sizes(
             2,
             dataset="digits",
-            time_budget=600.0,
+            time_budget=200.0,
             clients=20,
             tuning_seeds=1,
             batch=8,

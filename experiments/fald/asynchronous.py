@@ -62,7 +62,7 @@ STUDY = Study(
     full=Sizes(
         seeds=200, ticks=300, buffers=(1, 2, 4, 8), step_sizes=(0.005, 0.01, 0.02, 0.04, 0.08)
     ),
-    smoke=Sizes(seeds=300, ticks=50, buffers=(2,), step_sizes=(0.02, 0.04)),
+    smoke=Sizes(seeds=100, ticks=30, buffers=(2,), step_sizes=(0.02, 0.04)),
 )
 """Seeds are chains. Each chain draws another schedule."""
 

@@ -71,7 +71,7 @@ SCHEMES = {
 
 STUDY = Study(
     full=Sizes(seeds=300, sets=10, runs={1: 400, 10: 80, 100: 20}, tuned=20, counted=COUNTED),
-    smoke=Sizes(seeds=100, sets=2, runs={10: 3, 100: 3}, tuned=3, counted=(1, 10, 100)),
+    smoke=Sizes(seeds=100, sets=2, runs={10: 3}, tuned=3, counted=(1, 10, 100)),
 )
 """Seeds are chains per set, at least three to fit a law. `runs` has the number of rounds by number
 of local steps, for rho = 0 and 1 and alpha = 0 and 1; `tuned` is the number of rounds at the best

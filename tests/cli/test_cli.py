@@ -214,6 +214,7 @@ def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out) == named["experiments"]
 
 
+@pytest.mark.slow
 def test_run_without_a_system_is_the_main_job(call, tmp_path):
     out = call("run", *QUICK, *BUFFER, "--client-variance", "--per-client")
     names = {"fedavg", "quafl", "fedbuff", "favano"}
@@ -264,6 +265,7 @@ def test_run_without_a_system_is_the_main_job(call, tmp_path):
     assert config["seeds"] == [0, 1]
 
 
+@pytest.mark.slow
 def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_path):
     sizes = [
         "--components",
@@ -450,6 +452,7 @@ def test_a_users_data_with_partition_and_trace(call, tmp_path):
     assert out.startswith("own, partition dirichlet")
 
 
+@pytest.mark.slow
 def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (60, 10, 10, 3)).astype(np.uint8), np.arange(60) % 3

@@ -190,7 +190,6 @@ def assert_same(packed: fedjax_sim.Run, wide: fedjax_sim.Run) -> None:
 LAYOUTS = {
     "lanes one after another": Layout(None, False, 1, 1, packed=True),
     "one device of two": Layout(None, True, 1, 1, packed=True),
-    "lanes batched over two devices": Layout(None, True, 2, 1, packed=True),
     "lanes over two devices and slots over three": Layout(None, True, 2, 3, packed=True),
 }
 WIDEST = "lanes over two devices and slots over three"
@@ -217,11 +216,12 @@ def in_layout(regression: Callable, small: Callable) -> Callable[[str, Layout], 
     ("name", "layouts"),
     [
         ("favano", LAYOUTS),
-        ("langevin", ["lanes one after another", WIDEST]),
         ("hierarchical", ["lanes one after another", WIDEST]),
-        ("fedbuff", [WIDEST]),
-        ("fedavg", [WIDEST]),
-        ("fedasync", [WIDEST]),
+        pytest.param("langevin", ["lanes one after another", WIDEST], marks=pytest.mark.slow),
+        *(
+            pytest.param(name, [WIDEST], marks=pytest.mark.slow)
+            for name in ("fedbuff", "fedavg", "fedasync")
+        ),
     ],
 )
 def test_systems(name: str, layouts: Iterable[str], in_layout: Callable) -> None:

@@ -46,11 +46,13 @@ def test_an_equinox_network() -> None:
     assert float(run_example("equinox_network")["run"].curves.accuracy[-1]) > 0.8
 
 
+@pytest.mark.slow
 def test_an_lstm() -> None:
     losses = run_example("lstm_sequences")["run"].curves.loss.values
     assert losses[-1] < 0.6 * losses[0]
 
 
+@pytest.mark.slow
 def test_low_rank_changes() -> None:
     """The second run starts at the loss of the first one's end, lowers it, and sends less."""
     scope = run_example("lora")

@@ -13,6 +13,7 @@ from fedjax_sim.cli.parser import make_parser
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+SLOW = ("fair_comparisons", "from_other_simulators", "own_loop", "patterns")
 PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
 COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)
 
@@ -23,7 +24,13 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what a page shows on purpose
-@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
+        for page in GUIDES
+    ],
+)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page share one namespace, as if typed one after the other."""
     monkeypatch.chdir(tmp_path)

@@ -42,6 +42,7 @@ def execute() -> Iterator[Callable[[Path, Path], tuple[Any, Any]]]:
         yield run
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the notebook's packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, execute: Callable) -> None:

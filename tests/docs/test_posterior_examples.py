@@ -53,6 +53,7 @@ def test_logistic_posterior(ran: Any, capsys: pytest.CaptureFixture) -> None:
     assert loo.good_k > loo.pareto_k.max() and loo.elpd < inside and 3 < loo.p < 12
 
 
+@pytest.mark.slow
 def test_neural_posterior(ran: Any) -> None:
     """Chains agree in the log-density, and predictions beat the frequency of the classes."""
     found = ran("neural_posterior.py")

@@ -68,6 +68,7 @@ def test_models_are_saved_loaded_and_continued(scope: Any) -> None:
     np.testing.assert_allclose(scope["found"]["accuracy"], one.curves.accuracy[-1], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of pandas and seaborn
 @example("rates_in_seaborn")
 def test_a_sweep_becomes_a_figure(scope: Any) -> None:

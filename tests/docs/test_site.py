@@ -59,7 +59,13 @@ def run_command(line: str) -> None:
         assert (ROOT / words[0]).stat().st_mode & 0o100
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem == "tour"))
+        for page in PAGES
+    ],
+)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a page run one after the other; a text after a block is what the block prints."""
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,7 @@ from fedjax_sim.engine.program.client_variance import client_variance
 from fedjax_sim.problems.losses import is_right
 from fedjax_sim.server.aggregation import mean_with_server
 from fedjax_sim.types import Work
+from tests.conftest import slow_but
 from tests.systems.test_minimal_system import Hyper, timeline
 
 KEY = jax.random.key(0)
@@ -211,7 +212,11 @@ def test_a_run_in_bfloat16_can_be_saved(
 
 
 @pytest.mark.parametrize(
-    "name", ["scaffold", "feddyn", "fedadam", "fedbuff", "gen_async", "async_hierarchical"]
+    "name",
+    [
+        *("scaffold", "fedbuff"),
+        *slow_but([], ["feddyn", "fedadam", "gen_async", "async_hierarchical"]),
+    ],
 )
 def test_settings_of_32_bits_leave_models_narrow(name: str, small: Callable) -> None:
     """These systems multiply what clients send by settings, and add that to models."""

@@ -1,10 +1,7 @@
 """Options of `sweep` and `simulate`: what is not allowed is refused before anything is compiled."""
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +15,6 @@ from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.types import Hints
 
-ROOT = Path(fedjax_sim.__file__).parents[1]
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
 
@@ -187,7 +183,10 @@ def test_a_system_by_name_is_refused(regression: Callable) -> None:
         fedjax_sim.sweep(name, regression(), num_ticks=2)
 
 
-@pytest.mark.parametrize(("name", "budget"), [("fedbuff", 2500.0), ("quafl", 1400.0)])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [pytest.param("fedbuff", 2500.0, marks=pytest.mark.slow), ("quafl", 1400.0)],
+)
 def test_without_a_hint_the_ticks_of_a_budget_are_found(
     name: str, budget: float, small: Callable
 ) -> None:
@@ -234,58 +233,3 @@ def test_a_sweep_leaves_no_listener(regression: Callable, small: Callable) -> No
     with pytest.raises(ConfigError):
         fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), time_budget=1e15)
     assert listeners() == before
-
-
-MISTAKES = """
-import jax
-import fedjax_sim
-from fedjax_sim import Layout, Plan, System, Timeline
-from fedjax_sim.systems import fedavg
-from fedjax_sim.types import LatentProblem, Problem
-
-
-def correct(
-    problem: Problem, latent: LatentProblem, system: System, timeline: Timeline
-) -> jax.Array:
-    run = fedjax_sim.sweep(
-        fedavg.system,
-        problem,
-        fedavg.Hyper(num_clients=20, lr=0.1),
-        seeds=3,
-        settings={"lr": [0.1, 0.2]},
-        num_ticks=5,
-        layout=Layout(slots_at_once=1),
-    )
-    fedjax_sim.sweep(system, [problem, problem], seeds=[1, 2], num_ticks=5)
-    fedjax_sim.sweep(system, lambda seed: latent, seeds=(1, 2), num_ticks=5)
-    return run.hypers[0].lr * run.timelines[0].time
-
-
-def wrong(problem: Problem, system: System, timeline: Timeline) -> None:
-    fedjax_sim.sweep(system, problem, num_tick=5)  # misspelt option
-    fedjax_sim.sweep(system, problem, num_ticks=5, layout="wide")  # string for a layout
-    fedjax_sim.sweep(system, problem, num_ticks=5, seeds=2.5)  # float for seeds
-    fedjax_sim.sweep("fedzip", problem, num_ticks=5)  # unknown system
-    fedjax_sim.sweep(fedjax_sim.systems.fedzip.system, problem)  # unknown system
-    fedjax_sim.sweep(system, timeline, num_ticks=5)  # timeline for a problem
-"""
-NAMED = ("misspelt option", "string for a layout", "float for seeds", "unknown system")
-NAMED += ("timeline for a problem",)
-
-
-def test_mypy_finds_mistakes_in_calls(tmp_path: Path) -> None:
-    """Every line with a planted mistake has an error, and no other line."""
-    path = tmp_path / "calls.py"
-    path.write_text(MISTAKES)
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    found = [line for line in done.stdout.splitlines() if f"{path.name}:" in line]
-    reported = {int(line.split(":")[1]) for line in found if ": error: " in line}
-    lines = MISTAKES.splitlines()
-    planted = {i for i, line in enumerate(lines, start=1) if line.endswith(NAMED)}
-    assert len(planted) == 6
-    assert reported == planted, done.stdout + done.stderr

@@ -127,28 +127,39 @@ def test_a_repeated_call_asks_nothing(asked: list[str]) -> None:
     assert loss_of(other) != loss_of(first)
 
 
+@pytest.fixture(scope="module")
+def fresh() -> fedjax_sim.Run:
+    """The first call of the tests that make another one after it, with nothing known before."""
+    return afresh(lambda: sweep(distances()))
+
+
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
         ({"drop_rate": 0.5}, {}),  # Slots that are not filled.
-        ({"local_steps": 3}, {}),
-        ({"weighting": "examples"}, {}),
-        ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
         ({}, {"layout": fedjax_sim.Layout(packed=True, lane_devices=1)}),
-        ({}, {"client_variance": True}),
-        ({}, {"keep_models": True}),
         ({}, {"num_ticks": 5}),
-        ({}, {"evals_per_chunk": 2}),
+        *(
+            pytest.param(*facts, marks=pytest.mark.slow)
+            for facts in (
+                ({"local_steps": 3}, {}),
+                ({"weighting": "examples"}, {}),
+                ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
+                ({}, {"client_variance": True}),
+                ({}, {"keep_models": True}),
+                ({}, {"evals_per_chunk": 2}),
+            )
+        ),
     ],
 )
 def test_other_facts_give_the_results_of_a_fresh_call(
-    settings: dict[str, Any], options: dict[str, Any]
+    settings: dict[str, Any], options: dict[str, Any], fresh: fedjax_sim.Run
 ) -> None:
-    """After a call of equal shapes the other one is what it is alone."""
+    """After a call of equal shapes the other one is what it is alone, and so is the first again."""
     sweep(distances())
     after = sweep(distances(), hyper(**settings), **options)
+    assert_same(sweep(distances()), fresh)
     assert_same(after, afresh(lambda: sweep(distances(), hyper(**settings), **options)))
-    assert_same(sweep(distances()), afresh(lambda: sweep(distances())))
 
 
 def test_other_rows_and_steps_of_an_asynchronous_schedule() -> None:

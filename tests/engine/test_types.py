@@ -10,6 +10,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim.privacy import AdaptiveClipping
 from fedjax_sim.problems import Quadratic
+from tests.conftest import slow_but
 from tests.systems.conftest import LIKE_FEDAVGM
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
@@ -20,7 +21,7 @@ def models_of(system: Any, problem: Any, hyper: Any) -> np.ndarray:
     return np.asarray(fedjax_sim.simulate(system, problem, hyper, num_ticks=2).models)
 
 
-@pytest.mark.parametrize("name", LIKE_FEDAVGM)
+@pytest.mark.parametrize("name", slow_but(["fedadam"], LIKE_FEDAVGM))
 def test_optimizers_of_the_server_keep_32_bits(
     name: str, regression: Callable, small: Callable
 ) -> None:

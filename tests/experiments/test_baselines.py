@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.baselines import cifar10
+from experiments.baselines import cifar10, setup
 from experiments.baselines.cifar10 import PatchNet
 from experiments.baselines.mnist import COMPARISON
 from experiments.baselines.setup import (
@@ -16,6 +16,7 @@ from experiments.baselines.setup import (
     CLOCK,
     FAMILIES,
     GRIDS,
+    SMOKE,
     families_figure,
     standard_algorithms,
 )
@@ -28,19 +29,23 @@ from tests.experiments.running import REPOSITORY, run
 RESULTS = REPOSITORY / "experiments" / "baselines" / "results"
 
 
-def test_every_method_is_tuned_and_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("systems", [SMOKE[:1], pytest.param(SMOKE, marks=pytest.mark.slow)])
+def test_every_method_is_tuned_and_compared(
+    systems: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Choices are points of the grids, and the table has a row for each method."""
+    monkeypatch.setattr(setup, "SMOKE", systems)
     done = run("baselines/mnist", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     methods = set(config["grids"])
-    assert len(config["chosen"]) == len(methods) == 2
+    assert len(config["chosen"]) == len(methods) == len(systems)
     for key, found in config["chosen"].items():
         grid = config["grids"][key.split(", ")[-1]]
         assert all(value in grid[name] for name, value in found["choice"].items())
         assert set(found["choice"]) == set(grid)
     lines = [line for line in done.stdout.splitlines() if line.startswith("| fed")]
-    assert {line.split()[1] for line in lines} == methods and len(lines) == 2
+    assert {line.split()[1] for line in lines} == methods and len(lines) == len(systems)
     assert (tmp_path / "out" / "accuracy_0.png").exists()
     assert (tmp_path / "out" / "sensitivity_0.png").exists()
     # A second run takes over what the first one chose and ran.

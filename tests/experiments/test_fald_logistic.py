@@ -15,6 +15,7 @@ from fedjax_sim.reporting.results import load
 from tests.experiments.running import FILES, claims, run
 
 
+@pytest.mark.slow
 def test_smoke_run(tmp_path: Path) -> None:
     """It has too few chains to judge; K = 1 compared with itself changes nothing."""
     done = run("fald/logistic", "--smoke", "--out", "out", cwd=tmp_path)

@@ -43,6 +43,7 @@ def test_fig7_compares_bits_on_a_file_of_images(tmp_path: Path) -> None:
     assert set(claims(tmp_path / "fig7")) == {"favano-15"}
 
 
+@pytest.mark.slow
 def test_fedavg_on_many_clients(tmp_path: Path) -> None:
     done = run("fedavg/cifar10", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

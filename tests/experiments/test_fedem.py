@@ -15,6 +15,7 @@ from experiments.harness import Arguments, Interval, Outcome
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.problems import latent
 from fedjax_sim.settings import ConfigError
+from tests.conftest import slow_but
 from tests.experiments.running import FILES, judged, run
 
 SMOKE = Arguments(smoke=True)
@@ -33,11 +34,7 @@ def test_every_claim_is_judged_somewhere() -> None:
     assert {number for claims in EXPERIMENTS.values() for number in claims} == set(CLAIMS)
 
 
-SLOW = (theory.run, ablations.run)
-RUNS = [
-    pytest.param(study, marks=pytest.mark.slow) if study in SLOW else study
-    for study in list(EXPERIMENTS)[:-1]
-]
+RUNS = slow_but([fig3.run], list(EXPERIMENTS)[:-1])
 
 
 @pytest.mark.parametrize("study", RUNS, ids=lambda study: study.__module__.rpartition(".")[2])
@@ -58,8 +55,13 @@ def test_one_client_without_compression_is_spider_em() -> None:
     assert theory.judge_spider(theory.measure_spider(loops=2, inner=4)).verdict == HOLDS
 
 
-def test_from_the_command_line(tmp_path: Path) -> None:
-    """FedMissEM as a whole: the folder, the verdict, the text."""
+@pytest.mark.parametrize("has_variants", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_from_the_command_line(
+    has_variants: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedMissEM as a whole: the folder, the verdict, the text; and on counts of other kinds."""
+    if not has_variants:
+        monkeypatch.setattr(fig2, "variants_study", lambda _: ("", {}, {}))
     done = run("fedem/fig2", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert judged(tmp_path / "out") == {"fedem-20": None}
@@ -70,6 +72,11 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert abs(found["ours"]["F"] - found["EM, to its end"]["F"]) < 0.01 * abs(
         found["EM, to its end"]["F"]
     )
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    pictures = {"fig2_papers.png", "fig2_ours.png", "fig2_objective.png"}
+    assert written == FILES | pictures
+    if not has_variants:
+        return
     variants = json.loads((tmp_path / "out" / "config.json").read_text())["variants"]
     poisson, regional, sparse = (
         variants[name]
@@ -81,9 +88,6 @@ def test_from_the_command_line(tmp_path: Path) -> None:
         assert own["trend"]["FedMissEM"] > 0.95
     # With a visit and a half for a site there is nothing to find that means do not say.
     assert sparse["RMSE"]["FedMissEM"] > sparse["RMSE"]["site and time means"]
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    pictures = {"fig2_papers.png", "fig2_ours.png", "fig2_objective.png"}
-    assert written == FILES | pictures
 
 
 def test_verdict_on_counts_without_a_truth() -> None:

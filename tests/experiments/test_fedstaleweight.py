@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.fedstaleweight import influence
+from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run
 
 JUDGED = {
@@ -24,7 +25,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", slow_but(["fedstaleweight/fig2"], JUDGED))
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,11 @@
 """The harness that all experiments share: command line, registry, sizes, claims, statistics."""
 
 import importlib
+import inspect
+import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,6 +26,7 @@ from experiments.harness import (
     run_experiment,
 )
 from experiments.harness.claims import KINDS
+from experiments.harness.command import parser
 from fedjax_sim.lifecycle import Stopped
 from fedjax_sim.settings import ConfigError
 from tests.experiments.running import claims, run, run_process
@@ -39,6 +44,38 @@ def test_every_module_with_a_run_is_listed() -> None:
     assert set(registry.names()) == found
 
 
+@pytest.mark.parametrize("name", registry.names())
+def test_every_experiment_is_ready_to_run(name: str) -> None:
+    """It is imported, its command line is read, and its small size is made; nothing is run."""
+    given = parser().parse_args(["run", name, "--smoke", "--seeds", "2", "--out", "out"])
+    assert (given.name, given.smoke, given.seeds, given.out) == (name, True, 2, "out")
+    run = registry.find(name)
+    assert [*inspect.signature(run).parameters] == ["arguments"]
+    module = sys.modules[run.__module__]
+    assert (module.__doc__ or "").split("\n")[0].endswith((".", ")", ":"))
+    for study in studies(module):
+        small = study.choose(Arguments(smoke=True))
+        assert study.choose(Arguments()) == study.full and small == study.smoke
+        assert small.extras.keys() <= study.full.extras.keys()
+        assert small.dataset in ("", "digits", "a made-up play")
+        if small.seeds:
+            assert study.choose(Arguments(smoke=True, seeds=3)).seeds == 3
+        if "network" in small.extras:
+            assert callable(small.network(10).apply)
+        json.dumps(small.config(), default=str)
+
+
+def studies(module: ModuleType) -> list[Study]:
+    """Find the studies of an experiment among the names of its module."""
+    found = [each for name in vars(module) if isinstance(each := getattr(module, name), Study)]
+    for each in vars(module).values():
+        if isinstance(each, dict):
+            found += [study for study in each.values() if isinstance(study, Study)]
+        if isinstance(getattr(each, "study", None), Study):
+            found.append(each.study)
+    return found
+
+
 def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -47,16 +84,27 @@ def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture
 
 
 def test_the_command_line_in_a_process(tmp_path: Path) -> None:
-    """Called outside of the repository: it runs, writes its folder, and names what is misspelt."""
-    done = run_process("run", "fald/bounds", "--smoke", "--out", "out", cwd=tmp_path)
+    """Called outside of the repository."""
+    done = run_process("list", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert set(claims(tmp_path / "out")) == {"fald-3", "fald-4", "fald-5"}
-    assert "| fald-3 " in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines()] == registry.names()
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_run_writes_its_folder(tmp_path: Path) -> None:
+    done = run("fald/privacy", "--smoke", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(claims(tmp_path / "out")) == {"fald-16"}
+    assert "| fald-16 " in done.stdout
     assert done.stdout.endswith("written to out\n")
-    done = run_process("run", "fald/bound", cwd=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_a_misspelt_experiment_is_named(tmp_path: Path) -> None:
+    done = run("fald/bound", cwd=tmp_path)
     assert done.returncode == 2 and "fald/bounds" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_finished_run_is_replaced_and_an_unknown_size_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.timelines.grouped.groups import paper_delays
 from fedjax_sim.types import Timeline
+from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED: dict[str, dict[int, bool | None]] = {
@@ -37,7 +38,7 @@ JUDGED: dict[str, dict[int, bool | None]] = {
     "fig13": {23: None},
     "own_rates": dict.fromkeys((14, 18, 19, 20, 22)),
 }
-QUICK = ("clock", "fig6", "fig11")
+QUICK = ("clock", "fig6")
 
 
 def test_every_claim_is_judged_somewhere() -> None:
@@ -48,10 +49,7 @@ def test_every_claim_is_judged_somewhere() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in JUDGED],
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, JUDGED))
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(f"hierarchical/{name}", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -141,6 +141,7 @@ def test_a_larger_exchange_delay_only_delays_the_rounds() -> None:
     assert near.time[0, 0] == delayed(curves, DELAY).time[0]
 
 
+@pytest.mark.slow
 def test_the_map_runs_and_reads_off_every_delay(tmp_path: Path) -> None:
     done = run("hierarchical/map", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def tuned(small: Callable) -> Callable[[Arguments], Outcome]:
             )
 
         first = sweep("one lane/", [0.1], 1)
-        tried = sweep("tuning", [0.01, 0.2, 0.1], 3)
+        tried = sweep("tuning", [0.01, 0.2], 2)
         last = tried.curves.loss.isel(eval=-1).mean("seed") + float(first.models.sum()) * 0
         best = float(tried.curves.lr[int(np.argmin(last.values))])
         final = sweep("final", [best], 4)

@@ -20,6 +20,7 @@ from fedjax_sim import Event, Layout, Plan
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import langevin
+from tests.conftest import slow_but
 
 CHAINS, FULL, PARTIAL = 10_000, 250, 1000
 """Chains, and lanes with everyone and under partial participation."""
@@ -98,11 +99,18 @@ def assert_moments(samples: np.ndarray, mean: float, variances: tuple[float, ...
 
 @pytest.mark.parametrize(
     ("participation", "local_steps"),
-    [("full", local_steps) for local_steps in UNEQUAL_HESSIANS]
-    + [
-        (f"{which}_replacement", local_steps)
-        for which in ("with", "without")
-        for local_steps in (1, 20)
+    [
+        ("full", 5),
+        ("with_replacement", 1),
+        *(
+            pytest.param(*given, marks=pytest.mark.slow)
+            for given in (
+                *(("full", local_steps) for local_steps in UNEQUAL_HESSIANS if local_steps != 5),
+                ("with_replacement", 20),
+                ("without_replacement", 1),
+                ("without_replacement", 20),
+            )
+        ),
     ],
 )
 def test_unequal_hessians(participation: str, local_steps: int) -> None:
@@ -120,7 +128,9 @@ def test_unequal_hessians(participation: str, local_steps: int) -> None:
     )
 
 
-@pytest.mark.parametrize("case", SHARED_HESSIAN)
+@pytest.mark.parametrize(
+    "case", slow_but([("full", 5, RISING), ("without_replacement", 2, EQUAL)], SHARED_HESSIAN)
+)
 def test_shared_hessian(case: tuple[str, int, tuple[int, ...]]) -> None:
     """Five clients with equal Hessians, and equal or rising numbers of examples."""
     participation, selected, counts = case

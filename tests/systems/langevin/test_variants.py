@@ -70,6 +70,7 @@ def assert_law(models: np.ndarray, law: Gaussian) -> None:
     np.testing.assert_array_less(np.abs(products.mean(axis=0) - covariance) / errors, 5)
 
 
+@pytest.mark.slow
 def test_sparse_messages_at_rest() -> None:
     """QLSD (one step, the server's noise, no memory), and with three steps and memories.
 

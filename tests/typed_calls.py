@@ -1,0 +1,40 @@
+"""Calls for mypy, which checks this file with the package: mistakes in arguments are found.
+
+Nothing runs this. mypy is told to ignore the lines with a planted mistake, and as
+`warn_unused_ignores` is set, it fails if it finds nothing there, or anything elsewhere.
+"""
+
+import jax
+
+import fedjax_sim
+from fedjax_sim import Layout, System, Timeline
+from fedjax_sim.systems import fedavg
+from fedjax_sim.types import LatentProblem, Problem
+
+
+def correct(
+    problem: Problem, latent: LatentProblem, system: System, timeline: Timeline
+) -> jax.Array:
+    """Call sweeps as they are meant to be called."""
+    run = fedjax_sim.sweep(
+        fedavg.system,
+        problem,
+        fedavg.Hyper(num_clients=20, lr=0.1),
+        seeds=3,
+        settings={"lr": [0.1, 0.2]},
+        num_ticks=5,
+        layout=Layout(slots_at_once=1),
+    )
+    fedjax_sim.sweep(system, [problem, problem], seeds=[1, 2], num_ticks=5)
+    fedjax_sim.sweep(system, lambda seed: latent, seeds=(1, 2), num_ticks=5)
+    return run.hypers[0].lr * run.timelines[0].time
+
+
+def wrong(problem: Problem, system: System, timeline: Timeline) -> None:
+    """Misspell an option, and give other types and systems than there are."""
+    fedjax_sim.sweep(system, problem, num_tick=5)  # type: ignore[call-arg]
+    fedjax_sim.sweep(system, problem, num_ticks=5, layout="wide")  # type: ignore[arg-type]
+    fedjax_sim.sweep(system, problem, num_ticks=5, seeds=2.5)  # type: ignore[arg-type]
+    fedjax_sim.sweep("fedzip", problem, num_ticks=5)  # type: ignore[arg-type]
+    fedjax_sim.sweep(fedjax_sim.systems.fedzip.system, problem)  # type: ignore[attr-defined]
+    fedjax_sim.sweep(system, timeline, num_ticks=5)  # type: ignore[arg-type]
