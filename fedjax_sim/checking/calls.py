@@ -74,7 +74,11 @@ def checked(target: TargetT) -> TargetT:
 
 
 def unchecked(function: TargetT) -> TargetT:
-    """Return a checked function without its checks, for arguments that were checked before."""
+    """Return a checked function without its checks, for arguments that were checked before.
+
+    Args:
+      function: A function that `checked` returned.
+    """
     return function.__wrapped__  # type: ignore[attr-defined]
 
 
