@@ -7,7 +7,7 @@ it cuts the input into patches by shifted slices and makes one matrix product. W
 has many channels, Winograd's convolution (`fedjax_sim.models.winograd`) is up to 2.6 times as fast
 again on a CPU (`scripts/benchmark.py convolution` prints the timings).
 
-On an accelerator patches win too where each client has weights of its own. On an H200 a FedAvg
+On an accelerator patches win too where clients train different weights. On an H200 a FedAvg
 round of pfl's CIFAR-10 network in plain JAX took 0.30 of the time that it takes with the library's
 convolution, and in the engine one of ResNet-20 0.39 (`scripts/benchmark.py accelerator`). For lanes
 with different learning rates the library's convolution fails there.

@@ -67,7 +67,7 @@ def same_precision(work: str, precision: str = "float32") -> list[Task]:
 
 
 def fedavg(hidden: int, batch: int, lanes: int, ticks: int) -> Task:
-    """Make the task of a sweep of FedAvg; a quarter of the lanes have seeds of their own."""
+    """Make the task of a sweep of FedAvg over four rates, or over one for a single lane."""
     rates = [0.1] if lanes == 1 else [0.05, 0.1, 0.15, 0.2]
     problem = {"make": "perceptron", "hidden": hidden, "batch": batch}
     request = {
@@ -336,9 +336,9 @@ class Record:
             "agreement with the CPU": self.agreement,
             "tasks": self.done,
         }
-        beside = self._out.with_suffix(".part")
-        beside.write_text(json.dumps(results, indent=1, default=float) + "\n")
-        beside.replace(self._out)
+        scratch = self._out.with_suffix(".part")
+        scratch.write_text(json.dumps(results, indent=1, default=float) + "\n")
+        scratch.replace(self._out)
 
 
 def measured_before(file: Path) -> dict[str, dict[str, Any]]:

@@ -122,8 +122,8 @@ def measure(
         return started[-1]
 
     try:
-        beside = [start(task) for task in background]
-        for worker in beside:
+        untimed = [start(task) for task in background]
+        for worker in untimed:
             worker.go()
         for batch in batches:
             if time.monotonic() > end - LEAST:
@@ -131,16 +131,16 @@ def measure(
                     report(task, {"not run": "no time was left"})
                 continue
             ready = _prepared([start(task) for task in batch], end, report)
-            for worker in beside:
+            for worker in untimed:
                 worker.pause(True)
             for worker, facts in ready:
                 worker.go()
                 answer = worker.answer(min(time.monotonic() + worker.task.measure, end))
                 worker.stop()
                 report(worker.task, facts | (answer or {"failed": "did not end in time"}))
-            for worker in beside:
+            for worker in untimed:
                 worker.pause(False)
-        for worker in beside:
+        for worker in untimed:
             answer = worker.answer(end)
             if answer is not None and "ready" in answer:
                 answer = worker.answer(end)

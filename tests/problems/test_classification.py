@@ -142,13 +142,13 @@ def test_a_bayesian_perceptron_on_digits() -> None:
 
 
 def test_patches_count_as_activations() -> None:
-    """Those of three channels and a 3x3 window are 27 numbers a place, more than 4 outputs."""
-    network = nn.Conv(4, (3, 3), conv_general_dilated=CONVOLUTIONS["patches"])
-    example = jnp.zeros((1, 8, 8, 3))
+    """Those of 16 channels and a 3x3 window are 144 numbers a place, far more than 16 outputs."""
+    network = nn.Conv(16, (3, 3), conv_general_dilated=CONVOLUTIONS["patches"])
+    example = jnp.zeros((1, 8, 8, 16))
     params = network.init(jax.random.key(0), example)
     with tracing_for("gpu"):
         at_once = evaluation.evaluated_at_once(network.apply, params, example, on_cpu=7)
-    assert at_once < evaluation.LARGEST // (4 * 64 * (27 + 4))
+    assert at_once < evaluation.LARGEST // (4 * 64 * 144)
 
 
 def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
