@@ -5,12 +5,18 @@ A system's `Hyper` is a frozen pytree built by `struct`. Fields made by `real`, 
 `choice`, `switch` and `static` are part of the static structure. A field made by `part` is itself a
 settings struct. `check` turns a bad value into one sentence before anything is compiled.
 
+A field made by `group` holds settings that belong together, such as the clients' delays. Its
+settings have dotted names, such as `delays.rate_fast`. Wherever a setting is named, the last part
+of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
+`Hyper(delays=ClientDelays(rate_fast=1.0))` with the other delays at the defaults of `Hyper`.
+
 `help(SomeHyper)` ends with a table of its settings: meaning, default and allowed values.
 """
 
 import contextvars
 import dataclasses
 import functools
+import inspect
 import math
 import re
 import stat
@@ -48,6 +54,7 @@ class ConfigError(InputError):
         if isinstance(value, str) and known != allowed:
             allowed += nearest(value, re.split(", (?:or )?", known))
         super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
+        self.parts = field, value, allowed
 
 
 class DefaultTime(float):
@@ -123,14 +130,14 @@ def real(
 
 
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
-    """Iterate over names and values of settings that make the program simpler.
+    """Iterate over full names and values of settings that make the program simpler.
 
     Args:
       hyper: The settings.
     """
     if dataclasses.is_dataclass(hyper):
         for name, field in fields(type(hyper)).items():
-            value = getattr(hyper, name)
+            value = value_of(hyper, name)
             for simple in field.metadata.get("simpler_at", ()):
                 if is_known(value, simple):
                     yield name, simple
@@ -285,14 +292,33 @@ def part(
     return _field(default, meaning, True, accepts, allowed, parse)
 
 
+def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
+    """Declare a group: a settings struct whose settings belong to those of the owner.
+
+    Args:
+      default: The group with the owner's defaults. Other values must be of its class.
+      meaning: What the group is about, in a few words.
+      without: Names of settings of the group that the owner leaves at their defaults and hides.
+    """
+    defaults = {
+        name: _with_default(value_of(default, name), field.metadata).default
+        for name, field in fields(type(default)).items()
+    }
+    metadata = {"group": meaning, "without": without, "pytree_node": True}
+    return dataclasses.field(default=default.replace(**defaults), metadata=metadata)
+
+
 def redefault(owner: type, name: str, default: Any) -> Any:
-    """Declare a field inherited from `owner` again, with another default.
+    """Declare a field or a group inherited from `owner` again, with another default.
 
     Args:
       owner: The class that declares the field.
       name: Name of the field.
       default: The new default.
     """
+    for held in groups(owner):
+        if held.name == name:
+            return group(default, held.metadata["group"], without=held.metadata["without"])
     return _with_default(default, fields(owner)[name].metadata)
 
 
@@ -338,44 +364,117 @@ class Checked:
 def struct(cls: type[HyperT]) -> type[HyperT]:
     """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields.
 
-    Settings are given by name only, because their order says nothing. A name that there is not ends
-    in a `ConfigError` with the nearest one.
+    Settings are given by name only, because their order says nothing. Settings of groups may be
+    given by their full names, or by short ones. A name that there is not ends in a `ConfigError`
+    with the nearest one. `replace` takes the same names.
     """
     made = flax_struct.dataclass(cls, kw_only=True)
     init = made.__init__
+    own = frozenset(field.name for field in dataclasses.fields(made))  # type: ignore[arg-type]
 
     @functools.wraps(init)
-    def with_known_names(self: Any, *args: Any, **settings: Any) -> None:
-        try:
-            init(self, *args, **settings)
-        except TypeError:
-            known = {field.name for field in dataclasses.fields(made)}  # type: ignore[arg-type]
-            if unknown := settings.keys() - known:
-                allowed = f"one of {', '.join(sorted(known))}"
-                raise ConfigError("setting name", min(unknown), allowed) from None
-            raise
+    def with_short_names(self: Any, *args: Any, **settings: Any) -> None:
+        if not settings.keys() <= own:
+            settings = _in_groups(made, settings, own)
+        init(self, *args, **settings)
 
-    made.__init__ = with_known_names  # type: ignore[method-assign]
+    made.__init__ = with_short_names  # type: ignore[method-assign]
     lines = [f"  {line}" for line in describe(made)]
     if lines:
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])
     return made
 
 
+def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:
+    """Put settings that are given by full or short names into their groups."""
+    sorted_in = {name: value for name, value in settings.items() if name in own}
+    defaults = {field.name: field.default for field in groups(hyper_type)}
+    for name in settings.keys() - own:
+        owner, _, rest = full_name(hyper_type, name).partition(".")
+        inside = sorted_in.get(owner, defaults[owner])
+        sorted_in[owner] = inside.replace(**{rest: settings[name]})
+    return sorted_in
+
+
+def full_name(hyper_type: type, name: str) -> str:
+    """Return the full name of a setting, such as `delays.rate_fast`.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The full name, or its last part if no other setting ends in it.
+
+    Raises:
+      ConfigError: If there is no such setting, or several.
+    """
+    known = names_of(hyper_type)
+    if name in known:
+        return known[name]
+    ends = [each for each in fields(hyper_type) if each.rpartition(".")[2] == name]
+    raise ConfigError("setting name", name, f"one of {', '.join(ends or known_names(hyper_type))}")
+
+
+@functools.lru_cache(maxsize=256)
+def names_of(hyper_type: type) -> Mapping[str, str]:
+    """Return the full name of every setting by each of its names, short ones and full ones.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    known = fields(hyper_type)
+    shorts = {short_name(hyper_type, name): name for name in known}
+    return MappingProxyType(shorts | {name: name for name in known})
+
+
+def short_name(hyper_type: type, name: str) -> str:
+    """Return the shortest name of a setting.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The setting's full name.
+    """
+    end = name.rpartition(".")[2]
+    is_only = sum(each.rpartition(".")[2] == end for each in fields(hyper_type)) == 1
+    return end if is_only else name
+
+
+def known_names(hyper_type: type) -> list[str]:
+    """Return the shortest names of all settings, in order of the alphabet, for error messages.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return sorted(short_name(hyper_type, name) for name in fields(hyper_type))
+
+
+def value_of(hyper: Any, name: str) -> Any:
+    """Return the value of a setting.
+
+    Args:
+      hyper: The settings.
+      name: The setting's full name.
+    """
+    return functools.reduce(getattr, name.split("."), hyper)
+
+
 def describe(hyper_type: type) -> list[str]:
-    """Describe every setting in one line: name, meaning, default and allowed values.
+    """Describe every setting: name, meaning, default and allowed values; groups come last.
 
     Args:
       hyper_type: A settings struct's class.
 
     Returns:
-      One line for each setting.
+      One line for each setting, and one before each group.
     """
-    return [
-        f"{name}: {field.metadata['meaning']} Default {default_text(field)}; "
-        f"{field.metadata['allowed']}."
-        for name, field in fields(hyper_type).items()
-    ]
+    lines, owner = [], ""
+    meanings = {field.name: field for field in groups(hyper_type)}
+    for name, field in fields(hyper_type).items():
+        inside, _, last = name.rpartition(".")
+        if inside != owner:
+            owner, kind = inside, type(meanings[inside].default).__name__
+            lines += [f"{owner}: {meanings[inside].metadata['group']} (`{kind}`):"]
+        about = f"{field.metadata['meaning']} Default {default_text(field)}; "
+        lines += [f"{'  ' if inside else ''}{last}: {about}{field.metadata['allowed']}."]
+    return lines
 
 
 def default_text(field: dataclasses.Field) -> str:
@@ -395,7 +494,10 @@ def default_text(field: dataclasses.Field) -> str:
 
 
 def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
-    """Return the settable fields of a settings struct by name.
+    """Return the settable fields of a settings struct by full name.
+
+    The struct's own fields come first, those of the class before those of the classes that it
+    inherits, and then the fields of each group, with the defaults that they have there.
 
     Args:
       hyper_type: A settings struct's class.
@@ -403,16 +505,39 @@ def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
     return _fields_of(hyper_type)[0]
 
 
+def groups(hyper_type: type) -> tuple[dataclasses.Field, ...]:
+    """Return the fields of a settings struct that hold groups.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return _fields_of(hyper_type)[1]
+
+
 @functools.lru_cache(maxsize=256)
 def _fields_of(
     hyper_type: type,
-) -> tuple[Mapping[str, dataclasses.Field], tuple[dataclasses.Field, ...]]:
-    """Find the settable fields by name, and those that a struct it inherits had left settable."""
-    found = dataclasses.fields(hyper_type)
-    settable = {f.name: f for f in found if "accepts" in f.metadata}
-    bases = [base for base in hyper_type.__mro__[1:] if dataclasses.is_dataclass(base)]
-    fixed = [f for f in found if f.name not in settable and any(f.name in fields(b) for b in bases)]
-    return MappingProxyType(settable), tuple(fixed)
+) -> tuple[Mapping[str, dataclasses.Field], tuple[dataclasses.Field, ...], tuple[Any, ...]]:
+    """Find settable fields by full name, groups, and fields that a base had left settable."""
+    found = {field.name: field for field in dataclasses.fields(hyper_type)}
+    bases = [base for base in hyper_type.__mro__ if dataclasses.is_dataclass(base)]
+    names = dict.fromkeys(name for base in bases for name in inspect.get_annotations(base))
+    ordered = [found[name] for name in names if name in found]
+    settable = {field.name: field for field in ordered if "accepts" in field.metadata}
+    held = tuple(field for field in ordered if "group" in field.metadata)
+    inside = {}
+    for owner in held:
+        for name, field in fields(type(owner.default)).items():
+            if name not in owner.metadata["without"]:
+                full = f"{owner.name}.{name}"
+                inside[full] = _with_default(value_of(owner.default, name), field.metadata)
+                inside[full].name = full
+    fixed = tuple(
+        field
+        for field in ordered
+        if field.name not in settable and any(field.name in fields(base) for base in bases[1:])
+    )
+    return MappingProxyType(settable | inside), held, fixed
 
 
 def is_traced(field: dataclasses.Field) -> bool:
@@ -438,10 +563,7 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
     Raises:
       ConfigError: If there is no setting of this name, or the text is no value of it.
     """
-    known = fields(hyper_type)
-    if name not in known:
-        raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
-    metadata = known[name].metadata
+    metadata = fields(hyper_type)[full_name(hyper_type, name)].metadata
     try:
         return metadata["parse"](text)
     except ConfigError:
@@ -529,8 +651,12 @@ def check(hyper: Any) -> None:
 
 
 def _check_fields(hyper: Any) -> None:
-    """Check every field alone."""
+    """Check every field alone, and every group."""
+    for owner in groups(type(hyper)):
+        _check_group(owner, getattr(hyper, owner.name))
     for name, field in fields(type(hyper)).items():
+        if "." in name:
+            continue
         value, allowed = getattr(hyper, name), field.metadata["allowed"]
         is_number = isinstance(value, int | float)
         if field.metadata.get("is_single") and not is_number and np.ndim(value) > 0:
@@ -542,11 +668,27 @@ def _check_fields(hyper: Any) -> None:
         if is_traced(field) and _accepts_numbers(value):
             _check_range(name, value, allowed)
     kind: type = type(hyper)
-    for field in _fields_of(kind)[1]:
+    for field in _fields_of(kind)[2]:
         value = getattr(hyper, field.name)
         if value is not field.default and np.any(np.asarray(value != field.default)):
             given = getattr(value, "__name__", value)
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
+
+
+def _check_group(owner: dataclasses.Field, value: Any) -> None:
+    """Check a group, whose settings are then named with it."""
+    if not isinstance(value, type(owner.default)):
+        kind = type(owner.default)
+        raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")
+    try:
+        check(value)
+        for name in owner.metadata["without"]:
+            if getattr(value, name) != getattr(owner.default, name):
+                allowed = f"left at {getattr(owner.default, name)!r}"
+                raise ConfigError(name, getattr(value, name), allowed)
+    except ConfigError as error:
+        field, given, allowed = error.parts
+        raise ConfigError(f"{owner.name}.{field}", given, allowed) from None
 
 
 def check_known(value: Any) -> None:

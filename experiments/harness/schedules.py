@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.engine.planning.drawing import draw_timelines
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import ClientDelays, draw_client_rates
+from fedjax_sim.timelines import Clients, draw_client_rates
 from fedjax_sim.types import System, Timeline
 
 
@@ -35,14 +35,16 @@ def draw(system: System, hypers: Sequence[Any], seeds: int, num_ticks: int) -> T
     return jax.tree.map(lambda leaf: leaf.reshape(len(hypers), seeds, *leaf.shape[1:]), drawn)
 
 
-def are_fast(hyper: ClientDelays, seeds: int) -> np.ndarray:
+def are_fast(hyper: Clients, seeds: int) -> np.ndarray:
     """Return which clients are fast in the lane of each seed: `bool[seeds, N]`."""
 
     def rates(seed: jax.Array) -> jax.Array:
         return draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper)
 
     with jax.enable_x64(True):
-        return np.asarray(jax.vmap(rates)(jnp.arange(seeds, dtype="int32"))) == hyper.rate_fast
+        return (
+            np.asarray(jax.vmap(rates)(jnp.arange(seeds, dtype="int32"))) == hyper.delays.rate_fast
+        )
 
 
 def by_speed(values: np.ndarray, clients: np.ndarray, is_fast: np.ndarray) -> np.ndarray:

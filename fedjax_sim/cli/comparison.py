@@ -16,9 +16,9 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.summaries import label_of
-from fedjax_sim.settings import ConfigError, check, fields, parse
+from fedjax_sim.settings import ConfigError, check, fields, names_of, parse, value_of
 from fedjax_sim.systems import SYSTEMS
-from fedjax_sim.timelines import ClientDelays, Trace
+from fedjax_sim.timelines import Clients, Trace
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import LatentProblem, Problem, System, Timeline
 
@@ -51,23 +51,22 @@ class Contender(NamedTuple):
         ]
 
     def unused_settings(self) -> set[str]:
-        """List the settings that have no effect at any of the points."""
+        """List the full names of settings that have no effect at any of the points."""
         return set.intersection(
             *(
-                set(hyper.decided() if isinstance(hyper, ClientDelays) else ())
+                set(hyper.decided() if isinstance(hyper, Clients) else ())
                 for _, hyper in self.points()
             )
         )
 
     def resolved(self) -> dict[str, Any]:
-        """Return all settings by name as plain values for config.json, lists for those swept."""
-        values = {
-            name: getattr(self.hyper, name) for name in fields(self.system.Hyper)
-        } | self.swept
-        return {
-            name: [_plain(each) for each in value] if name in self.swept else _plain(value)
-            for name, value in values.items()
+        """Return all settings as plain values for config.json, lists for those that are swept."""
+        known = names_of(self.system.Hyper)
+        swept = {
+            known[name]: [_plain(each) for each in values] for name, values in self.swept.items()
         }
+        values = {name: _plain(value_of(self.hyper, name)) for name in fields(self.system.Hyper)}
+        return values | swept
 
 
 def resolve_contenders(
@@ -101,7 +100,7 @@ def resolve_contenders(
             " ".join(kinds.values()),
             "all of gradients or all of expectation maximisation, as they share a problem",
         )
-    known = [fields(system.Hyper) for system in systems]
+    known = [names_of(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in settings for settings in known):
             raise ConfigError(
@@ -125,14 +124,11 @@ def resolve_contenders(
         )
     drafts = [_contender(system, texts, defaults) for system in systems]
     used = set().union(
-        *(
-            settings.keys() - draft.unused_settings()
-            for settings, draft in zip(known, drafts, strict=True)
-        )
+        *(_used(settings, draft) for settings, draft in zip(known, drafts, strict=True))
     )
     found = []
     for system, draft in zip(systems, drafts, strict=True):
-        left_to_others = draft.unused_settings() & used
+        left_to_others = used - _used(names_of(system.Hyper), draft)
         applied = {name: values for name, values in texts.items() if name not in left_to_others}
         found.append(_contender(system, applied, defaults))
         for _, hyper in found[-1].points():
@@ -140,9 +136,15 @@ def resolve_contenders(
     return found
 
 
+def _used(names: Mapping[str, str], draft: Contender) -> set[str]:
+    """Return those names of settings that have an effect."""
+    unused = draft.unused_settings()
+    return {name for name, full in names.items() if full not in unused}
+
+
 def _contender(system: System, texts: Mapping[str, list[str]], defaults: Defaults) -> Contender:
     """Make a contender of those settings that the system has."""
-    known = fields(system.Hyper)
+    known = names_of(system.Hyper)
     values = {
         name: [parse(system.Hyper, name, text) for text in each]
         for name, each in texts.items()

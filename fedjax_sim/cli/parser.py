@@ -175,11 +175,11 @@ class Parser(argparse.ArgumentParser):
 
     def _is_setting(self, name: str) -> bool:
         """Tell whether some system has a setting of this name; loads JAX, as only errors may."""
-        from fedjax_sim.settings import fields
+        from fedjax_sim.settings import names_of
         from fedjax_sim.systems import SYSTEMS
 
         takes_settings = "--set" in self._option_string_actions
-        return takes_settings and any(name in fields(each.Hyper) for each in SYSTEMS.values())
+        return takes_settings and any(name in names_of(each.Hyper) for each in SYSTEMS.values())
 
 
 def _single(flag: str, values: list[str]) -> str:

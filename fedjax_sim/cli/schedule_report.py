@@ -22,7 +22,7 @@ from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, time
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.records import environment
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import ClientDelays, Groups, draw_client_rates
+from fedjax_sim.timelines import Clients, Groups, draw_client_rates
 from fedjax_sim.types import EMPTY, Timeline
 
 COLUMNS = {
@@ -184,10 +184,10 @@ def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
 def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
     """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
     if (
-        not isinstance(hyper, ClientDelays)
+        not isinstance(hyper, Clients)
         or isinstance(hyper, Groups)
-        or hyper.trace is not None
-        or hyper.client_table is not None
+        or hyper.delays.trace is not None
+        or hyper.delays.client_table is not None
     ):
         return None
     with jax.enable_x64(True):
@@ -195,7 +195,7 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
             np.asarray(draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper))
             for seed in seeds
         ]
-    return [each > min(hyper.rate_fast, hyper.rate_slow) for each in rates]
+    return [each > min(hyper.delays.rate_fast, hyper.delays.rate_slow) for each in rates]
 
 
 def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fedjax_sim.engine.watching import OnEvaluation, Shown, check_file, is_shown
 from fedjax_sim.results.curves import Grid, label_of_value
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, lane_labels
-from fedjax_sim.settings import ConfigError, check, fields, plain
+from fedjax_sim.settings import ConfigError, check, full_name, names_of, plain, value_of
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
     PRECISIONS,
@@ -225,10 +225,8 @@ def check_call(
     if options.client_variance and system.fit.learns is LatentProblem:
         allowed = f"False for {system.name}, whose clients hold statistics and no models"
         raise ConfigError("client_variance", True, allowed)
-    known = fields(system.Hyper)
     for name, values in grid.settings.items():
-        if name not in known:
-            raise ConfigError("setting name", name, "one of " + ", ".join(sorted(known)))
+        full_name(system.Hyper, name)
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
@@ -285,8 +283,13 @@ def _model_of(start: Run | Params, lane: Lane) -> Params:
         return start
     if not start.lane_dims:
         return start.models
+
+    def setting(name: str) -> Any:
+        known = names_of(type(lane.hyper))
+        return value_of(lane.hyper, known[name]) if name in known else None
+
     wanted = {
-        name: lane.seed if name == "seed" else label_of_value(getattr(lane.hyper, name, None))
+        name: lane.seed if name == "seed" else label_of_value(setting(name))
         for name in lane_labels(start.curves)[0]
     }
     for i, labels in enumerate(lane_labels(start.curves)):

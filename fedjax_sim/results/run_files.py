@@ -40,7 +40,7 @@ from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.plain_values import TRUST, Reader, UnreadableError, Writer
 from fedjax_sim.results.records import environment, to_json
 from fedjax_sim.results.summaries import is_part, summary
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _described(run: Kept) -> dict[str, Any]:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
     known = {
-        name: list(dict.fromkeys(_plain(getattr(hyper, name)) for hyper in run.hypers))
+        name: list(dict.fromkeys(_plain(value_of(hyper, name)) for hyper in run.hypers))
         for name in fields(type(run.hypers[0]))
     }
     values = {name: each[0] if len(each) == 1 else each for name, each in known.items()}

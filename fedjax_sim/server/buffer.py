@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.settings import redefault, struct
-from fedjax_sim.timelines import Arrivals, schedule_arrivals
+from fedjax_sim.timelines import Arrivals, ClientDelays, schedule_arrivals
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -30,13 +30,19 @@ class StaleArrivals(WeightedArrivals):
 
     num_clients: int = redefault(Arrivals, "num_clients", 15)
     local_steps: int = redefault(Arrivals, "local_steps", 1)
-    slow_clients: str = redefault(Arrivals, "slow_clients", "last")
-    rate_fast: float = redefault(Arrivals, "rate_fast", 1 / 1.5)
-    rate_slow: float = redefault(Arrivals, "rate_slow", 1 / 10)
-    runtime_law: str = redefault(Arrivals, "runtime_law", "runtime_uniform")
-    spread_fast: float = redefault(Arrivals, "spread_fast", 1 / 3)
-    spread_slow: float = redefault(Arrivals, "spread_slow", 1 / 5)
-    time_of: str = redefault(Arrivals, "time_of", "update")
+    delays: ClientDelays = redefault(
+        Arrivals,
+        "delays",
+        ClientDelays(
+            slow_clients="last",
+            rate_fast=1 / 1.5,
+            rate_slow=1 / 10,
+            runtime_law="runtime_uniform",
+            spread_fast=1 / 3,
+            spread_slow=1 / 5,
+            time_of="update",
+        ),
+    )
     buffer_size: int = redefault(Arrivals, "buffer_size", 5)
     server_interact: float = redefault(Arrivals, "server_interact", 0.0)
     restart: str = redefault(Arrivals, "restart", "free")

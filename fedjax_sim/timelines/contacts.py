@@ -12,13 +12,13 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, count, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.delays import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import draw_devices, is_available, is_lost, time_available
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class Contacts(ClientDelays):
+class Contacts(Clients):
     """Settings of a server that contacts a uniform cohort periodically.
 
     The period is `server_wait + server_interact` units of virtual time.
@@ -79,12 +79,12 @@ class Contacts(ClientDelays):
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
-        if self.time_of == "update":
+        if self.delays.time_of == "update":
             raise ConfigError(
                 "time_of", "update", '"step", as contacts interrupt clients between steps'
             )
         for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
-            if self.runtime_law == "count_geom" and getattr(self, name):
+            if self.delays.runtime_law == "count_geom" and getattr(self, name):
                 raise ConfigError(
                     name,
                     True,
@@ -144,7 +144,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
         jnp.round(window),
         jnp.maximum(window, 0.0),
     )
-    if hyper.trace is not None:
+    if hyper.delays.trace is not None:
         start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)
     else:
@@ -158,12 +158,14 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
     """Count the steps, at most K, that the delay law gives in each window: `i32[T, S]`."""
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     key = stream(key, "runtimes")
-    num = 1 if hyper.runtime_law == "count_geom" else hyper.local_steps
+    num = 1 if hyper.delays.runtime_law == "count_geom" else hyper.local_steps
     draw = jax.vmap(
-        lambda t, speeds: draw_runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
+        lambda t, speeds: draw_runtimes(
+            jax.random.fold_in(key, t), speeds, num, hyper.delays.runtime_law
+        )
     )
     times = draw(jnp.arange(clients.shape[0]), speeds)
-    if hyper.runtime_law == "count_geom":
+    if hyper.delays.runtime_law == "count_geom":
         return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype(
             "int32"
         )

@@ -16,7 +16,7 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.linear import linear_with_transpose
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.settings import Checked, ConfigError, fields, value_of
 from fedjax_sim.trees import TypedStructure, is_traced, typed_structure
 from fedjax_sim.types import (
     EMPTY,
@@ -303,19 +303,17 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Raises:
           ConfigError: If there is no such setting, or as in `replace`.
         """
-        if unknown := settings.keys() - {*fields(type(self.hyper))}:
-            allowed = f"one of {', '.join(fields(type(self.hyper)))}"
-            raise ConfigError("setting", min(unknown), allowed)
         return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
 
     def _changed(self, hyper: Any) -> tuple[Any, set[str]]:
         """Check new settings, give them the types of the old ones, and name those that differ."""
         ours, theirs = typed_structure(self.hyper), typed_structure(hyper)
         if ours != theirs:
+            is_ours = type(hyper) is type(self.hyper)
             value = {
-                name: getattr(hyper, name, None)
-                for name in fields(type(self.hyper))
-                if not _is_same(getattr(hyper, name, None), getattr(self.hyper, name))
+                name: value_of(hyper, name)
+                for name in fields(type(hyper) if is_ours else Checked)
+                if not _is_same(value_of(hyper, name), value_of(self.hyper, name))
             } or type(hyper).__name__
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)

@@ -15,7 +15,7 @@ import jax
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
 from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.results.metric_names import check_metrics
-from fedjax_sim.settings import fields
+from fedjax_sim.settings import names_of
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import in_32_bits
@@ -148,7 +148,7 @@ class Opened(NamedTuple):
             read_metrics(self.problem.evaluate(model)),
             self.algorithm.metrics(state),
         ]
-        taken = {*fields(self.system.Hyper), *further}
+        taken = {*names_of(self.system.Hyper), *further}
         check_metrics([pair for each in found for pair in each.items()], taken)
         return model, in_32_bits({**found[0], **found[1]})
 

@@ -53,7 +53,7 @@ from fedjax_sim.lifecycle import (
 )
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, text_of, versions
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.types import System, Timeline
 
 KINDS = ("metric", "model", "info", "stop")
@@ -115,7 +115,7 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, A
         "overshoot": system.overshoot,
         "seeds": [lane.seed for lane in group],
         "settings": [
-            {name: text_of(getattr(lane.hyper, name)) for name in fields(type(lane.hyper))}
+            {name: text_of(value_of(lane.hyper, name)) for name in fields(type(lane.hyper))}
             for lane in group
         ],
         "problems": [problems[id(lane.problem)] for lane in group],

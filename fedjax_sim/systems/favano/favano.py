@@ -97,19 +97,21 @@ class Hyper(Contacts, LocalTraining, Reports):
 
     def _check_law(self) -> None:
         others = "one of none, estimated_stochastic, estimated"
-        if self.trace is not None:
+        if self.delays.trace is not None:
             raise ConfigError("reweight", self.reweight, f"{others} with a recorded trace")
-        table = self.client_table
-        is_always_there = np.all(np.asarray(self.off_time) == 0) and np.all(
-            np.asarray(self.drop_rate) == 0
+        table = self.delays.client_table
+        is_always_there = np.all(np.asarray(self.delays.off_time) == 0) and np.all(
+            np.asarray(self.delays.drop_rate) == 0
         )
         if not is_always_there or (table is not None and not table.only_speeds):
             words = f"{others} where clients have breaks, bandwidths or losses"
             raise ConfigError("reweight", self.reweight, words)
-        if self.runtime_law not in STEP_COUNT_LAWS:
-            raise ConfigError("reweight", self.reweight, f"{others} under {self.runtime_law}")
+        if self.delays.runtime_law not in STEP_COUNT_LAWS:
+            raise ConfigError(
+                "reweight", self.reweight, f"{others} under {self.delays.runtime_law}"
+            )
         period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
-        if self.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
+        if self.delays.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
             value, allowed = (
                 float(period.ravel()[0]),
                 "whole under runtime_geom with this reweighting",
@@ -177,11 +179,11 @@ def _conditional_expectations(
     schedule: Timeline, window: Array, rate: Array, hyper: Hyper
 ) -> tuple[Array, Array]:
     """Compute P(E > 0) and E[E ^ K] given the window, in every slot: `f64[T, S]` each."""
-    if hyper.runtime_law == "runtime_geom":
+    if hyper.delays.runtime_law == "runtime_geom":
         # Steps end at whole units of time.
         is_strict = hyper.strict_deadline
         window = jnp.maximum(jnp.ceil(window) - 1, 0) if is_strict else jnp.floor(window)
-    slot_rate, law = rate[schedule.clients], {"window": window, "law": hyper.runtime_law}
+    slot_rate, law = rate[schedule.clients], {"window": window, "law": hyper.delays.runtime_law}
     any_step = step_counts.prob_any_given(slot_rate, **law)
     return any_step, step_counts.mean_steps_given(slot_rate, max_steps=hyper.local_steps, **law)
 
@@ -190,14 +192,16 @@ def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array,
     """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
     clients, num_ticks = schedule.clients, schedule.clients.shape[0]
     speeds, speed = rate, clients
-    if hyper.client_table is None:
+    if hyper.delays.client_table is None:
         # Clients of one speed share one law.
-        speeds = jnp.stack([jnp.asarray(r, float) for r in (hyper.rate_fast, hyper.rate_slow)])
+        speeds = jnp.stack(
+            [jnp.asarray(r, float) for r in (hyper.delays.rate_fast, hyper.delays.rate_slow)]
+        )
         speed = (rate == speeds[1]).astype("int32")[clients]
     law = {
         "contact_probability": hyper.num_selected / hyper.num_clients,
         "round_time": hyper.period,
-        "law": hyper.runtime_law,
+        "law": hyper.delays.runtime_law,
     }
     most = {"max_steps": hyper.local_steps}
     if not hyper.alpha_by_tick:

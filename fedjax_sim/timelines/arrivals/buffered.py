@@ -29,7 +29,7 @@ from fedjax_sim.timelines.arrivals.queue import (
 )
 from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays import ClientDelays
+from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
 from fedjax_sim.types import Array, Key, Timeline
 
@@ -45,7 +45,7 @@ IMMEDIATE = (*FREE, "new_version")
 
 
 @struct
-class Arrivals(ClientDelays):
+class Arrivals(Clients):
     """Settings of buffered arrivals.
 
     `restart` says when a client that has finished an update starts the next one:
@@ -118,17 +118,21 @@ class Arrivals(ClientDelays):
             `restart`.
         """
         super().check_together()
-        if self.restart not in FREE and self.trace is None and self.buffer_size > self.num_clients:
+        if (
+            self.restart not in FREE
+            and self.delays.trace is None
+            and self.buffer_size > self.num_clients
+        ):
             raise ConfigError(
                 "buffer_size",
                 self.buffer_size,
                 f"at most num_clients = {self.num_clients}, or it can never fill",
             )
-        if self.trace is not None and self.buffer_size > self.trace.client.size:
+        if self.delays.trace is not None and self.buffer_size > self.delays.trace.client.size:
             raise ConfigError(
                 "buffer_size",
                 self.buffer_size,
-                f"at most the {self.trace.client.size} rows of the trace",
+                f"at most the {self.delays.trace.client.size} rows of the trace",
             )
         if self.restart == "own_finish" and not self.send_old_model:
             raise ConfigError(
@@ -145,9 +149,9 @@ class Arrivals(ClientDelays):
             )
         if self.restart == "new_version" and self.ties == "random":
             raise ConfigError("ties", "random", '"client" under restart = "new_version"')
-        drop_rate = self.drop_rate
-        if self.client_table is not None and self.client_table.drop_rate is not None:
-            drop_rate = self.client_table.drop_rate
+        drop_rate = self.delays.drop_rate
+        if self.delays.client_table is not None and self.delays.client_table.drop_rate is not None:
+            drop_rate = self.delays.client_table.drop_rate
         if self.restart == "fresh" and np.max(drop_rate) > 0:
             allowed = '0 under restart = "fresh", which draws no second update in a tick'
             raise ConfigError("drop_rate", float(np.max(drop_rate)), allowed)
@@ -183,7 +187,7 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
       A timeline with S = Z slots and all weights 1/Z. Ticks after the end of a recorded trace have
       the time `inf`.
     """
-    if hyper.trace is not None:
+    if hyper.delays.trace is not None:
         return _recorded(hyper, num_ticks)
     schedules = {
         "replaced": _replaced,
@@ -210,12 +214,16 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     Returns:
       The approximate number of ticks.
     """
-    if hyper.trace is not None:
-        return hyper.trace.client.size / hyper.buffer_size
-    working = hyper.on_time / (hyper.on_time + hyper.off_time) * (1 - hyper.drop_rate)
-    rate = hyper.num_clients * hyper.mean_rate
+    if hyper.delays.trace is not None:
+        return hyper.delays.trace.client.size / hyper.buffer_size
+    working = (
+        hyper.delays.on_time
+        / (hyper.delays.on_time + hyper.delays.off_time)
+        * (1 - hyper.delays.drop_rate)
+    )
+    rate = hyper.num_clients * hyper.delays.mean_rate
     if hyper.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
-        rate = hyper.num_at_work / hyper.mean_time
+        rate = hyper.num_at_work / hyper.delays.mean_time
     fill = hyper.buffer_size * hyper.times_per_update / (rate * working)
     return time / (fill if hyper.restart in IMMEDIATE else np.maximum(hyper.server_interact, fill))
 

@@ -20,16 +20,16 @@ from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, count, real, redefault, struct, weights
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
-from fedjax_sim.timelines.delays import ClientDelays, draw_client_rates
+from fedjax_sim.timelines.delays import Clients, draw_client_rates
 from fedjax_sim.timelines.delays.devices import draw_devices, per_update
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class ClientQueues(ClientDelays):
+class ClientQueues(Clients):
     """Settings of clients that work on their tasks in the order in which these came."""
 
-    local_steps: int = redefault(ClientDelays, "local_steps", 1)
+    local_steps: int = redefault(Clients, "local_steps", 1)
     concurrency: int = count(20, "Tasks in the clients' queues at any time, C.")
     routing: Any = weights(
         "Probabilities p_i with which a finished task is sent to client i, up to a common factor. "
@@ -52,7 +52,7 @@ class ClientQueues(ClientDelays):
         if np.shape(self.routing) not in ((), (self.num_clients,)):
             allowed = f"one number, or num_clients = {self.num_clients}"
             raise ConfigError("routing", f"of {np.size(self.routing)} numbers", allowed)
-        if self.trace is not None:
+        if self.delays.trace is not None:
             raise ConfigError("trace", "given", "left out: the server decides who gets a task")
 
     def decided(self) -> dict[str, str]:
@@ -121,4 +121,4 @@ def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
       time: Length of the stretch, in units of virtual time.
     """
     busy = np.minimum(hyper.concurrency, hyper.num_clients)
-    return time * busy * hyper.mean_rate / hyper.times_per_update
+    return time * busy * hyper.delays.mean_rate / hyper.times_per_update

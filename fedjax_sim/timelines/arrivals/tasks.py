@@ -102,7 +102,8 @@ def lane_by_lane(
         count as read by the timeline.
     """
     known = dict(known_values(hyper))
-    needed: Any = kind(**{name: getattr(hyper, name) for name in fields(kind)})
+    own = {name.partition(".")[0] for name in fields(kind)}
+    needed: Any = kind(**{name: getattr(hyper, name) for name in own})
 
     @jax.custom_batching.sequential_vmap
     def one_lane(key: Key, needed: Any) -> ArrivedT:

@@ -1,6 +1,7 @@
 """How long clients' work takes, and when clients can work at all.
 
-- `laws`: the settings of the clients (`ClientDelays`), their speeds and the laws of running times.
+- `laws`: the settings of the clients (`Clients`) and of their delays (`ClientDelays`), their
+  speeds, and the laws of running times.
 - `client_table`: single clients, with their own speeds, bandwidths, losses and hours
   (`ClientTable`).
 - `trace`: recorded work, which replaces the laws (`Trace`).
@@ -14,6 +15,7 @@ from fedjax_sim.timelines.delays.laws import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
     ClientDelays,
+    Clients,
     Speeds,
     draw_client_rates,
     draw_client_speeds,
@@ -26,6 +28,7 @@ __all__ = [
     "STEP_COUNT_LAWS",
     "ClientDelays",
     "ClientTable",
+    "Clients",
     "Speeds",
     "Trace",
     "draw_client_rates",

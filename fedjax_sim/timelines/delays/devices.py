@@ -21,7 +21,7 @@ import numpy as np
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import is_known
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.delays.laws import ClientDelays, Speeds, draw_client_speeds, update_time
+from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
 from fedjax_sim.types import EMPTY, Array, Key
 
 CLOSE = 1e-9
@@ -73,10 +73,10 @@ class Devices(NamedTuple):
     loss: Array | None
     windows: Windows | None
     key: Key
-    hyper: ClientDelays
+    hyper: Clients
 
 
-def draw_devices(key: Key, hyper: ClientDelays) -> Devices:
+def draw_devices(key: Key, hyper: Clients) -> Devices:
     """Draw the clients' speeds and phases, and collect what else is known of them.
 
     Args:
@@ -94,28 +94,30 @@ def draw_devices(key: Key, hyper: ClientDelays) -> Devices:
 
 
 @checked
-def loss_shares(hyper: ClientDelays) -> Array | None:
+def loss_shares(hyper: Clients) -> Array | None:
     """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
 
     Args:
       hyper: The settings.
     """
-    table = hyper.client_table
+    table = hyper.delays.client_table
     if table is not None and table.drop_rate is not None:
         return jnp.asarray(table.drop_rate)
-    return None if is_known(hyper.drop_rate, 0) else jnp.asarray(hyper.drop_rate, float)
+    return (
+        None if is_known(hyper.delays.drop_rate, 0) else jnp.asarray(hyper.delays.drop_rate, float)
+    )
 
 
-def transfer_times(hyper: ClientDelays) -> Array | None:
+def transfer_times(hyper: Clients) -> Array | None:
     """Compute the time in which each client receives a model and sends an update: `f64[N]`.
 
     Returns None if messages take no time.
     """
-    table = hyper.client_table
+    table = hyper.delays.client_table
     if table is None or not table.has_bandwidth:
         return None
     total = jnp.zeros(table.size)
-    for bits, speed in ((hyper.bits_down, table.down), (hyper.bits_up, table.up)):
+    for bits, speed in ((hyper.delays.bits_down, table.down), (hyper.delays.bits_up, table.up)):
         if speed is not None:
             total += jnp.asarray(bits, float) / jnp.asarray(speed)
     return total
@@ -270,9 +272,9 @@ def per_update(key: Key, draw: Callable[[Key], Array]) -> Callable[[Array, Array
     )
 
 
-def _windows(key: Key, hyper: ClientDelays) -> Windows | None:
+def _windows(key: Key, hyper: Clients) -> Windows | None:
     """Collect the windows of the table, or those of the cycle of `on_time` and `off_time`."""
-    table, num = hyper.client_table, hyper.num_clients
+    table, num = hyper.delays.client_table, hyper.num_clients
     if table is not None and table.windows is not None:
         first, begin, end, period = table.windows
         length = np.cumsum(end - begin)
@@ -290,16 +292,16 @@ def _windows(key: Key, hyper: ClientDelays) -> Windows | None:
             jnp.zeros(num),
             int(np.diff(first).max()),
         )
-    if is_known(hyper.off_time, 0):
+    if is_known(hyper.delays.off_time, 0):
         return None
-    on, off = jnp.asarray(hyper.on_time, float), jnp.asarray(hyper.off_time, float)
+    on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)
     phase_key = stream(key, "phases")
     everyone = jnp.arange(num, dtype="int32")
     phase = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=float))(
         everyone
     )
     none, all_on, cycle = jnp.zeros(num), jnp.full(num, on), jnp.full(num, on + off)
-    phase = phase * hyper.cycle_spread * (on + off)
+    phase = phase * hyper.delays.cycle_spread * (on + off)
     return Windows(everyone, everyone + 1, none, all_on, none, cycle, all_on, phase, 1)
 
 

@@ -20,10 +20,12 @@ from fedjax_sim.settings import (
     choice,
     count,
     fields,
+    group,
     is_known,
     real,
     static,
     struct,
+    value_of,
 )
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
@@ -89,10 +91,6 @@ class ClientDelays(Checked):
     `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
     """
 
-    num_clients: int = count(100, "Number of clients, N.")
-    local_steps: int = count(
-        20, "Local steps of a client's update, or at most between two contacts, K."
-    )
     slow_fraction: float = real(
         1 / 3,
         "Share of slow clients; their number is rounded up to a whole number.",
@@ -196,25 +194,11 @@ class ClientDelays(Checked):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If the table or trace does not fit the number of clients, a setting without
-            effect is not at its default, a time has its default although table or trace have
-            another unit, or a speed is not allowed under the law.
+          ConfigError: If a speed is not allowed under the law, or messages have bits and no table
+            says how long these take.
         """
         super().check_together()
         table = self.client_table
-        if table is not None and table.size != self.num_clients:
-            raise ConfigError(
-                "client_table",
-                f"of {table.size} rows",
-                f"of num_clients = {self.num_clients} rows",
-            )
-        for name, what in self.decided().items():
-            value, default = getattr(self, name), fields(type(self))[name].default
-            is_default = (
-                value is None if default is None else not np.any(np.asarray(value) != default)
-            )
-            if not is_default:
-                raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
         for names, of_table in ((RATES, "rate"), (SPREADS, "spread")):
             for name in (f"client_table {of_table}",) if self.has_own_speeds else names:
                 self._check_speed(
@@ -226,15 +210,6 @@ class ClientDelays(Checked):
             if np.any(np.asarray(getattr(self, name)) > 0) and not (table and table.has_bandwidth):
                 allowed = "0 without a client_table that has bandwidths"
                 raise ConfigError(name, getattr(self, name), allowed)
-        if self.trace is not None:
-            self.recorded  # noqa: B018 - checks the clients
-        times = [x for x in fields(type(self)) if isinstance(getattr(self, x), DefaultTime)]
-        left = [name for name in times if name not in self.idle()]
-        if self.source_of_times and left:
-            others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
-            allowed = f"given in the unit of time of {self.source_of_times}{others}"
-            allowed += ": defaults are in another unit"
-            raise ConfigError(left[0], getattr(self, left[0]), allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place.
@@ -289,12 +264,6 @@ class ClientDelays(Checked):
           Words by name of the setting.
         """
         return {} if self.trace is None else dict.fromkeys(names, "a recorded trace")
-
-    @property
-    def recorded(self) -> Trace:
-        """The trace, with the numbers of its clients."""
-        names = () if self.client_table is None else self.client_table.names
-        return self.trace.of_clients(self.num_clients, names)
 
     @property
     def has_own_speeds(self) -> bool:
@@ -359,11 +328,6 @@ class ClientDelays(Checked):
             else self.client_table.rate.max()
         )
 
-    @property
-    def times_per_update(self) -> int:
-        """Number of running times that add up to the time of an update: K or 1."""
-        return self.local_steps if self.time_of == "step" else 1
-
     def _check_speed(self, name: str, value: Any, *, is_rate: bool) -> None:
         """Check that the largest of some rates or spreads is allowed under the law."""
         worst = float(np.max(value))
@@ -379,6 +343,85 @@ class ClientDelays(Checked):
                 )
 
 
+@struct
+class Clients(Checked):
+    """Settings that every clock has: the clients, their local steps and their delays."""
+
+    num_clients: int = count(100, "Number of clients, N.")
+    local_steps: int = count(
+        20, "Local steps of a client's update, or at most between two contacts, K."
+    )
+    delays: ClientDelays = group(ClientDelays(), "which clients are fast, and how long work takes")
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the table or trace does not fit the number of clients, a setting without
+            effect is not at its default, or a time has its default although table or trace have
+            another unit.
+        """
+        super().check_together()
+        table = self.delays.client_table
+        if table is not None and table.size != self.num_clients:
+            raise ConfigError(
+                "delays.client_table",
+                f"of {table.size} rows",
+                f"of num_clients = {self.num_clients} rows",
+            )
+        for name, what in self.decided().items():
+            value, default = value_of(self, name), fields(type(self))[name].default
+            is_default = (
+                value is None if default is None else not np.any(np.asarray(value) != default)
+            )
+            if not is_default:
+                raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
+        if self.delays.trace is not None:
+            self.recorded  # noqa: B018 - checks the clients
+        times = [x for x in fields(type(self)) if isinstance(value_of(self, x), DefaultTime)]
+        left = [name for name in times if name not in self.idle()]
+        if self.delays.source_of_times and left:
+            others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
+            allowed = f"given in the unit of time of {self.delays.source_of_times}{others}"
+            allowed += ": defaults are in another unit"
+            raise ConfigError(left[0], value_of(self, left[0]), allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place.
+
+        Returns:
+          A mapping from the full names of settings that must be left at their defaults to words for
+          what decides them instead.
+        """
+        return {f"delays.{name}": what for name, what in self.delays.decided().items()}
+
+    def idle(self) -> set[str]:
+        """Name the settings that have no effect, whether or not they may be changed."""
+        return {*self.decided(), *(f"delays.{name}" for name in self.delays.idle())}
+
+    def decided_by_trace(self, *names: str) -> dict[str, str]:
+        """Map the given settings to words for a recorded trace if one is set, else nothing.
+
+        Args:
+          names: Full names of settings that a trace replaces.
+
+        Returns:
+          Words by name of the setting.
+        """
+        return self.delays.decided_by_trace(*names)
+
+    @property
+    def recorded(self) -> Trace:
+        """The trace, with the numbers of its clients."""
+        table = self.delays.client_table
+        return self.delays.trace.of_clients(self.num_clients, () if table is None else table.names)
+
+    @property
+    def times_per_update(self) -> int:
+        """Number of running times that add up to the time of an update: K or 1."""
+        return self.local_steps if self.delays.time_of == "step" else 1
+
+
 class Speeds(NamedTuple):
     """Parameters of the delay law for every client.
 
@@ -392,7 +435,7 @@ class Speeds(NamedTuple):
 
 
 @checked
-def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
+def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
     Args:
@@ -402,17 +445,21 @@ def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
     Returns:
       Rates and spreads, `f64[N]` each.
     """
-    if clients.has_own_speeds:
+    if clients.delays.has_own_speeds:
         return Speeds(
-            jnp.asarray(clients.client_table.rate), jnp.asarray(clients.client_table.spread)
+            jnp.asarray(clients.delays.client_table.rate),
+            jnp.asarray(clients.delays.client_table.spread),
         )
     num = clients.num_clients
-    is_drawn = clients.slow_clients == "random"
+    is_drawn = clients.delays.slow_clients == "random"
     place = (
         jax.random.permutation(stream(key, "speeds"), num) if is_drawn else jnp.arange(num)[::-1]
     )
-    num_slow = jnp.ceil(jnp.asarray(clients.slow_fraction, float) * num - 1e-6)
-    pairs = ((clients.rate_slow, clients.rate_fast), (clients.spread_slow, clients.spread_fast))
+    num_slow = jnp.ceil(jnp.asarray(clients.delays.slow_fraction, float) * num - 1e-6)
+    pairs = (
+        (clients.delays.rate_slow, clients.delays.rate_fast),
+        (clients.delays.spread_slow, clients.delays.spread_fast),
+    )
     return Speeds(
         *(
             jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
@@ -422,7 +469,7 @@ def draw_client_speeds(key: Key, clients: ClientDelays) -> Speeds:
 
 
 @checked
-def draw_client_rates(key: Key, clients: ClientDelays) -> Array:
+def draw_client_rates(key: Key, clients: Clients) -> Array:
     """Draw every client's rate.
 
     Args:
@@ -476,9 +523,7 @@ def draw_runtimes(
     return 1 + jnp.floor(standard / -jnp.log1p(-rate))
 
 
-def update_time(
-    key: Key, client: Array, update: Array, speeds: Speeds, clients: ClientDelays
-) -> Array:
+def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients: Clients) -> Array:
     """Draw the running time of a client's update of K local steps.
 
     The time depends only on `key`, client and number of the update, not on the order of calls.
@@ -500,7 +545,7 @@ def update_time(
             update_key,
             Speeds(*(leaf[client] for leaf in speeds)),
             clients.times_per_update,
-            clients.runtime_law,
+            clients.delays.runtime_law,
         ).sum()
 
     draw = jnp.vectorize(one)

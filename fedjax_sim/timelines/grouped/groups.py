@@ -22,6 +22,7 @@ from fedjax_sim.settings import (
     count,
     filled,
     fixed,
+    group,
     is_known,
     real,
     reals,
@@ -30,7 +31,7 @@ from fedjax_sim.settings import (
     struct,
     whole,
 )
-from fedjax_sim.timelines.delays import ClientDelays
+from fedjax_sim.timelines.delays import ClientDelays, Clients
 from fedjax_sim.timelines.delays.laws import RATES, SPREADS
 from fedjax_sim.types import EMPTY, Array, Leaf
 
@@ -70,7 +71,7 @@ def _are_weights(value: Any) -> bool:
 
 
 @struct
-class Groups(ClientDelays):
+class Groups(Clients):
     """Settings of groups of clients: members, delays, sync time and weights.
 
     A local iteration of a group of n clients takes a constant time c plus an exponential time of
@@ -87,7 +88,7 @@ class Groups(ClientDelays):
     groups of 15 clients.
     """
 
-    num_clients: int = redefault(ClientDelays, "num_clients", 30)
+    num_clients: int = redefault(Clients, "num_clients", 30)
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
     local_steps: int = fixed(1)
     client_steps: int = count(
@@ -101,7 +102,11 @@ class Groups(ClientDelays):
         least=0,
         simpler_at=(0.0,),
     )
-    trace: Any = fixed(None)
+    delays: ClientDelays = group(
+        ClientDelays(),
+        'which clients are fast, and how long work takes, with `delays_of = "client"`',
+        without=("trace",),
+    )
     # What `complete_groups` fills in from the problem, where something depends on it: the clients'
     # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
     examples: Any = filled()
@@ -148,7 +153,7 @@ class Groups(ClientDelays):
         "virtual time.",
         least=0,
     )
-    delays: str = choice(
+    delays_of: str = choice(
         "group",
         ("group", "client"),
         'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
@@ -245,7 +250,7 @@ class Groups(ClientDelays):
     @property
     def times_per_update(self) -> int:
         """Number of running times that add up to the time of a client's iteration: E or 1."""
-        return self.client_steps if self.time_of == "step" else 1
+        return self.client_steps if self.delays.time_of == "step" else 1
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -254,16 +259,12 @@ class Groups(ClientDelays):
           ConfigError: If the grouping does not fit the numbers of clients and groups, delays are
             not positive, or a setting has no effect under the chosen kind of delays.
         """
-        for name, value, why in (
-            ("local_steps", 1, "whose clients' steps are client_steps"),
-            ("trace", None, "because it records updates of clients and no iterations of groups"),
-        ):
-            if getattr(self, name) != value:
-                allowed = f"left at {value!r} with groups, {why}"
-                raise ConfigError(name, getattr(self, name), allowed)
+        if self.local_steps != 1:
+            allowed = "left at 1 with groups, whose clients' steps are client_steps"
+            raise ConfigError("local_steps", self.local_steps, allowed)
         super().check_together()
         self._check_grouping()
-        if self.active_per_group > 0 and self.delays == "client":
+        if self.active_per_group > 0 and self.delays_of == "client":
             raise ConfigError(
                 "active_per_group",
                 self.active_per_group,
@@ -283,7 +284,7 @@ class Groups(ClientDelays):
                 "group_weights", self.group_weights, f"of num_groups = {self.num_groups} numbers"
             )
         shortest = float(np.min(self.mean_iteration()))
-        if self.delays == "group" and shortest <= 0:
+        if self.delays_of == "group" and shortest <= 0:
             raise ConfigError("shift + mean of an iteration's delay", shortest, "above 0")
         if np.max(np.asarray(self.sync_time, float)) > MOST_ITERATIONS * shortest:
             allowed = f"at most {MOST_ITERATIONS} times an iteration's mean delay, {shortest:g}"
@@ -296,9 +297,9 @@ class Groups(ClientDelays):
         found = super().decided()
         if np.all(np.asarray(self.client_epochs) > 0):
             found["client_steps"] = "client_epochs"
-        if self.delays == "client":
+        if self.delays_of == "client":
             return found | dict.fromkeys(
-                ("shift_per_client", "shift", "mean_per_client", "mean"), 'delays "client"'
+                ("shift_per_client", "shift", "mean_per_client", "mean"), 'delays_of "client"'
             )
         of_clients = (
             *RATES,
@@ -310,7 +311,8 @@ class Groups(ClientDelays):
             "client_table",
             *("on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
         )
-        return found | dict.fromkeys(of_clients, 'delays "group"')
+        of_clients = [f"delays.{name}" for name in of_clients]
+        return found | dict.fromkeys(of_clients, 'delays_of "group"')
 
     def _check_grouping(self) -> None:
         """Check that sizes or association fit the numbers of clients and groups."""
@@ -352,8 +354,8 @@ class Groups(ClientDelays):
           Virtual times, `f64[M]`. With delays of clients these are the mean time of the fastest
           single client.
         """
-        if self.delays == "client":
-            fastest = np.max(np.asarray(self.largest_rate, float))
+        if self.delays_of == "client":
+            fastest = np.max(np.asarray(self.delays.largest_rate, float))
             return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
         size = delay_sizes(self)
         shift = np.asarray(self.shift_per_client, float) * size + np.asarray(self.shift, float)

@@ -63,7 +63,7 @@ def iteration_times(
     iteration_key = jax.random.fold_in(
         jax.random.fold_in(stream(key, "iterations"), round_number), iteration
     )
-    if groups.delays == "client":
+    if groups.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
         running = _client_times(iteration_key, devices.speeds, groups)[clients]
         begin = jnp.zeros(len(clients)) if begin is None else begin
@@ -75,14 +75,16 @@ def iteration_times(
 
 def _client_times(key: Key, speeds: Speeds, groups: Groups) -> Array:
     """Draw how long every client's local steps of one iteration take: `f64[N]`."""
-    if groups.steps_of_epochs is None or groups.time_of == "update":
+    if groups.steps_of_epochs is None or groups.delays.time_of == "update":
         num = groups.times_per_update
-        return draw_runtimes(key, speeds, num, groups.runtime_law).sum(axis=1)
+        return draw_runtimes(key, speeds, num, groups.delays.runtime_law).sum(axis=1)
 
     steps = jnp.asarray(groups.steps_of_epochs).astype(int)
 
     def add(q: Array, total: Array) -> Array:
-        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.runtime_law)[:, 0]
+        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.delays.runtime_law)[
+            :, 0
+        ]
         return jnp.where(q < steps, total + taken, total)
 
     return jax.lax.fori_loop(0, steps.max(), add, jnp.zeros_like(speeds.rate))
@@ -209,7 +211,7 @@ def group_work(
         return jnp.concatenate([by_mark, steps[None]]), busy
 
     numbers, syncs = jnp.arange(num_rounds), sync_times(groups, num_rounds)
-    if groups.delays == "group" or draw_devices(key, groups).windows is None:
+    if groups.delays_of == "group" or draw_devices(key, groups).windows is None:
         return GroupWork(*jax.vmap(one_round)(numbers, syncs))
 
     def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> Any:

@@ -157,10 +157,10 @@ def rounds_within(hyper: Any, time: Above0) -> Any:
       hyper: The settings.
       time: Units of virtual time.
     """
-    if hyper.trace is None:
-        work = hyper.times_per_update / hyper.largest_rate
+    if hyper.delays.trace is None:
+        work = hyper.times_per_update / hyper.delays.largest_rate
     else:
-        work = (hyper.trace.finish - hyper.trace.start).mean()
+        work = (hyper.delays.trace.finish - hyper.delays.trace.start).mean()
     # Work of a trace may take no time.
     return time / np.maximum(hyper.server_interact + work, 1e-200)
 

@@ -14,13 +14,19 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
-from fedjax_sim.timelines.delays import ClientDelays, Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays import (
+    ClientDelays,
+    Clients,
+    Speeds,
+    draw_client_speeds,
+    draw_runtimes,
+)
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class Rounds(ClientDelays):
+class Rounds(Clients):
     """Settings of synchronous rounds of uniform cohorts."""
 
     num_selected: int = count(20, "Size of the cohort, S.")
@@ -45,7 +51,10 @@ class Rounds(ClientDelays):
         """
         super().check_together()
         self.check_cohort()
-        if self.trace is not None and len(set(self.recorded.client.tolist())) < self.num_clients:
+        if (
+            self.delays.trace is not None
+            and len(set(self.recorded.client.tolist())) < self.num_clients
+        ):
             raise ConfigError(
                 "trace",
                 "a client without rows",
@@ -88,8 +97,9 @@ class WeightedRounds(Rounds):
         "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
         "or equal weights for a schedule without a problem."
     )
-    slow_fraction: float = redefault(Rounds, "slow_fraction", 0.0)
-    rate_fast: float = redefault(Rounds, "rate_fast", 1.0)
+    delays: ClientDelays = redefault(
+        Rounds, "delays", ClientDelays(slow_fraction=0.0, rate_fast=1.0)
+    )
     server_interact: float = redefault(Rounds, "server_interact", 0.0)
     round_time: str = choice(
         "mean",
@@ -246,10 +256,10 @@ def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None
     Returns:
       Virtual times, `f64[T, S]`; of any value in empty slots.
     """
-    if hyper.trace is not None:
+    if hyper.delays.trace is not None:
         return _trace_time(clients, hyper)
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
-    is_by_step = steps is not None and hyper.time_of == "step"
+    is_by_step = steps is not None and hyper.delays.time_of == "step"
     num_times: Any = steps if is_by_step else hyper.times_per_update
     if hyper.round_time == "mean":
         return num_times / speeds.rate
@@ -257,7 +267,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None
 
     def draw(key: Key, num: int) -> Array:
         def tick(t: Array, speeds: Speeds) -> Array:
-            return draw_runtimes(jax.random.fold_in(key, t), speeds, num, hyper.runtime_law)
+            return draw_runtimes(jax.random.fold_in(key, t), speeds, num, hyper.delays.runtime_law)
 
         return jax.vmap(tick)(ticks, speeds).sum(axis=-1)
 
