@@ -29,7 +29,7 @@ from fedjax_sim.clients.langevin_noise import (
     precondition,
     without_gradients,
 )
-from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient, batch_loss
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
@@ -46,8 +46,10 @@ from fedjax_sim.clients.whole_gradients import (
 )
 
 __all__ = [
+    "ABOUT_TRAINING",
     "BaseOptimizer",
     "BatchGradient",
+    "ClientTraining",
     "Direction",
     "Expectation",
     "LastingTraining",

@@ -33,7 +33,7 @@ class BaseOptimizer(LocalTraining):
     @property
     def has_momentum(self) -> bool:
         """Whether the base is SGD with momentum, and not another optimizer."""
-        return self.optimizer is optax.sgd
+        return self.training.optimizer is optax.sgd
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
@@ -44,7 +44,7 @@ class BaseOptimizer(LocalTraining):
         """Make the base optimizer."""
         if not self.has_momentum:
             return super().local_optimizer()
-        scale = optax.scale_by_learning_rate(self.lr * self.lr_scale)
+        scale = optax.scale_by_learning_rate(self.lr)
         return optax.chain(optax.scale(1 - self.momentum), optax.trace(self.momentum), scale)
 
 

@@ -197,7 +197,7 @@ def training_of(
                 is_alone=facts.packed_rows > 0,
             )
         optimizer = hyper.local_optimizer()
-        is_elementwise = hyper.optimizer in ELEMENTWISE
+        is_elementwise = hyper.training.optimizer in ELEMENTWISE
         if direction is None and proximal is None:
             return Training(slope, optimizer, is_elementwise)
         of_model = extras if direction is not None else ()

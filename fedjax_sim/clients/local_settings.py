@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.settings import ConfigError, choice, count, real, static, struct
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    choice,
+    count,
+    group,
+    real,
+    static,
+    struct,
+)
 from fedjax_sim.types import Params
 
 
@@ -44,17 +53,9 @@ def _is_bound(value: Any) -> bool:
 
 
 @struct
-class LocalTraining:
-    """Settings of clients' local training."""
+class ClientTraining(Checked):
+    """Settings of local steps apart from their size."""
 
-    lr: float = real(0.5, "Learning rate of local steps.", above=0)
-    lr_scale: float = real(
-        1.0,
-        "Factor on lr: (s + 1) / s for QuAFL and Z / N for FedBuff give the learning rates of "
-        "QuAFL's public simulator.",
-        above=0,
-    )
-    batch_size: int = count(128, "Examples of a mini-batch.")
     sampling: str = choice(
         "shuffled_epochs",
         ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
@@ -76,9 +77,27 @@ class LocalTraining:
         "transformation",
         _makes_optimizers,
         _optimizer_named,
-        meaning="Local optimizer; its state starts afresh with each update.",
+        meaning="Local optimizer.",
     )
+    optimizer_state: str = choice(
+        "fresh",
+        ("fresh", "kept"),
+        "Whether the state of a client's optimizer, such as its momentum, starts afresh with each "
+        "update, or is kept from one update of the client to its next.",
+    )
+
+
+ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
+
+
+@struct
+class LocalTraining(Checked):
+    """Settings of clients' local training, whose optimizers start afresh with each update."""
+
+    lr: float = real(0.5, "Learning rate of local steps.", above=0)
+    batch_size: int = count(128, "Examples of a mini-batch.")
+    training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING, without=("optimizer_state",))
 
     def local_optimizer(self) -> optax.GradientTransformation:
         """Make the optimizer of local steps."""
-        return self.optimizer(self.lr * self.lr_scale)
+        return self.training.optimizer(self.lr)

@@ -51,9 +51,9 @@ def batch_gradient(
     losses, drawn = _draw_batches(
         problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
     )
-    if hyper.example_clip == 0:
+    if hyper.training.example_clip == 0:
         return jax.grad(lambda model, q: losses.loss(model, client, *drawn(q)))
-    bound = hyper.example_clip
+    bound = hyper.training.example_clip
 
     def gradient(model: Params, q: Array) -> Params:
         examples, noise = drawn(q)
@@ -120,12 +120,12 @@ def _draw_batches(
     def draw(q: Array) -> tuple[Array, Key]:
         """Draw the positions of a step's mini-batch, `i32[B]`, and its key."""
         step = offset + q
-        if hyper.sampling == "with_replacement":
+        if hyper.training.sampling == "with_replacement":
             batch_key = jax.random.fold_in(batches, step)
             examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count, "int32")
-        elif hyper.sampling == "without_replacement":
+        elif hyper.training.sampling == "without_replacement":
             examples = fresh_examples(bits, step, count, hyper.batch_size)
-        elif hyper.sampling == "reshuffled":
+        elif hyper.training.sampling == "reshuffled":
             places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
             examples = shuffled_index(bits, places, count, offset)
         else:

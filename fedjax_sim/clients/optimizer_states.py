@@ -14,9 +14,9 @@ from fedjax_sim.clients.gradient_steps import (
     lasting_steps,
     training_of,
 )
-from fedjax_sim.clients.local_settings import LocalTraining
+from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.clients.rows import read_clients, write_clients
-from fedjax_sim.settings import choice, struct
+from fedjax_sim.settings import group, struct
 from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
 
 
@@ -24,12 +24,7 @@ from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
 class LastingTraining(LocalTraining):
     """Settings of clients' local training, whose optimizers may remember."""
 
-    optimizer_state: str = choice(
-        "fresh",
-        ("fresh", "kept"),
-        "Whether the state of a client's optimizer, such as its momentum, starts afresh with each "
-        "update, or is kept from one update of the client to its next.",
-    )
+    training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING)
 
 
 class LastingTrain(Protocol):
@@ -74,7 +69,7 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
     Returns:
       Leaves `[N, ...]`; () if states are not kept.
     """
-    if hyper.optimizer_state == "fresh":
+    if hyper.training.optimizer_state == "fresh":
         return ()
     return replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
 
@@ -112,7 +107,7 @@ def lasting_training(
         extras: Any = (),
         total: Total | None = None,
     ) -> tuple[Params, Any, Work]:
-        is_kept = hyper.optimizer_state == "kept"
+        is_kept = hyper.training.optimizer_state == "kept"
         ends, states, work = lasting_steps(
             plan,
             event,

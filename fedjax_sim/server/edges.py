@@ -41,7 +41,9 @@ import optax
 from fedjax_sim.batching import replicate
 from fedjax_sim.checking import checked
 from fedjax_sim.clients import (
+    ABOUT_TRAINING,
     BatchGradient,
+    ClientTraining,
     LocalTraining,
     Training,
     batch_loss,
@@ -59,7 +61,7 @@ from fedjax_sim.settings import (
     ConfigError,
     choice,
     count,
-    fixed,
+    group,
     is_known,
     part,
     real,
@@ -97,9 +99,12 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         meaning="Compressor of what a local server sends to the global one; `compression` is that "
         "of what a client sends to its local server.",
     )
-    example_clip: float = fixed(0.0)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    sampling: str = redefault(LocalTraining, "sampling", "with_replacement")
+    training: ClientTraining = group(
+        ClientTraining(sampling="with_replacement"),
+        ABOUT_TRAINING,
+        without=("example_clip", "optimizer_state"),
+    )
     proximal: float = real(
         0.0,
         "Strength mu of the pull of a client's local steps to the group's model from which they "
@@ -122,12 +127,12 @@ class EdgeTraining(Groups, LocalTraining, Reports):
           ConfigError: If clients cannot know where they are in their examples.
         """
         super().check_together()
-        if self.active_per_group > 0 and self.sampling != "with_replacement":
+        if self.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '
                 "iterations in which they are absent"
             )
-            raise ConfigError("sampling", self.sampling, allowed)
+            raise ConfigError("sampling", self.training.sampling, allowed)
 
     @property
     def has_one_step(self) -> bool:
@@ -137,7 +142,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     @property
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
-        is_whole = isinstance(self.compression, Identity) and loss_shares(self) is None
+        is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
         return self.has_one_step and is_whole
 
 
@@ -427,4 +432,4 @@ def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     Returns:
       Bits up and bits down.
     """
-    return count_message_bits(hyper.compression, params), full_precision_bits(params)
+    return count_message_bits(hyper.messages.compression, params), full_precision_bits(params)

@@ -38,10 +38,10 @@ def report_messages(
 
     def bits(params: Params, hyper: Any) -> tuple[int, int]:
         sent = up(params, hyper), (down or up)(params, hyper)
-        return count_message_bits(hyper.compression, sent[0]), full_precision_bits(sent[1])
+        return count_message_bits(hyper.messages.compression, sent[0]), full_precision_bits(sent[1])
 
     def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
-        if isinstance(hyper.downlink, Identity):
+        if isinstance(hyper.messages.downlink, Identity):
             return None
         model = jax.eval_shape(problem.init, jax.random.key(0))
         reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
@@ -62,9 +62,9 @@ def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
       sent: What the server sends, leaves `[...]` or their shapes.
     """
     whole = full_precision_bits(sent)
-    if isinstance(hyper.downlink, Identity):
+    if isinstance(hyper.messages.downlink, Identity):
         return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * whole
-    change = count_message_bits(hyper.downlink, sent)
+    change = count_message_bits(hyper.messages.downlink, sent)
     return _count_changes(timeline, change=change, whole=whole)
 
 

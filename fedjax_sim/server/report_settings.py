@@ -17,11 +17,21 @@ from fedjax_sim.privacy import (
 )
 from fedjax_sim.privacy.accounting import Mechanism
 from fedjax_sim.privacy.kinds import Privacy
-from fedjax_sim.settings import Checked, ConfigError, part, redefault, struct, switch
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    group,
+    names_of,
+    part,
+    redefault,
+    struct,
+    switch,
+    value_of,
+)
 
 
 @struct
-class Reports(Checked):
+class ClientMessages(Checked):
     """Settings of messages both ways: compressors, biased ones too, and error feedback."""
 
     compression: Compressor = redefault(Compression, "compression", Identity())
@@ -38,6 +48,13 @@ class Reports(Checked):
         meaning="Compressor of what the server sends: the change of its model since clients last "
         "heard of it.",
     )
+
+
+@struct
+class Reports(Checked):
+    """Settings of systems whose clients report to a server."""
+
+    messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
         """Check that weights of Poisson cohorts, which need not sum to 1, are not used for means.
@@ -119,12 +136,7 @@ class PrivateReports(Reports):
     def bound(self) -> Any:
         """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
         if isinstance(self.privacy, ExampleClipping):
-            return (
-                self._of("lr")
-                * self._of("lr_scale")
-                * self._of("local_steps")
-                * self._of("example_clip")
-            )
+            return self._of("lr") * self._of("local_steps") * self._of("example_clip")
         return self.privacy.clip  # type: ignore[attr-defined]
 
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
@@ -174,8 +186,9 @@ class PrivateReports(Reports):
         )
 
     def _of(self, name: str, *default: Any) -> Any:
-        """Look up a setting of the clock or of local training, with which this one is combined."""
-        return getattr(self, name, *default)
+        """Look up a setting by its short name: what there is depends on what this is combined with."""
+        known = names_of(type(self))
+        return value_of(self, known[name]) if name in known or not default else default[0]
 
 
 PRIVATE: dict[str, tuple[Any, str]] = {

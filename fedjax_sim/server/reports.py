@@ -3,7 +3,7 @@
 A system binds it once, `wire = Wire(problem, hyper, plan)`, and carries what both sides remember of
 earlier messages as a `Memo`. Everything that is not switched on costs nothing and changes no bit.
 
-    Q -> `hyper.compression`    Delta_i -> a client's progress from where it started
+    Q -> `hyper.messages.compression`    Delta_i -> a client's progress from where it started
 
 - Up: a client sends Q(Delta_i). With error feedback (EF21, Richtarik, Sokolov and Fatkhullin 2021,
   arXiv 2106.05203, Algorithm 2) both sides keep an estimate d_i, the client sends
@@ -110,12 +110,14 @@ class Wire:
           num_senders: How many senders slots can name, if these are not the problem's clients.
         """
         self.hyper, self.plan, self.can_repeat = hyper, plan, can_repeat
-        self.compression = hyper.compression if compression is None else compression
+        self.compression = hyper.messages.compression if compression is None else compression
         self.num_senders = num_senders or problem.counts.shape[0]
         self.privacy: Any = hyper.privacy if isinstance(hyper, PrivateReports) else NoPrivacy()
         self.is_private = isinstance(self.privacy, Clipping)
-        self.has_estimates = hyper.error_feedback and not isinstance(self.compression, Identity)
-        self.is_compressed_down = not isinstance(hyper.downlink, Identity)
+        self.has_estimates = hyper.messages.error_feedback and not isinstance(
+            self.compression, Identity
+        )
+        self.is_compressed_down = not isinstance(hyper.messages.downlink, Identity)
         # A plain mean of models needs weights that sum to 1.
         has_mean = getattr(hyper, "selection", "uniform") != "poisson"
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
@@ -356,7 +358,7 @@ class Wire:
         """
         if not self.is_compressed_down:
             return memo
-        compressor = self.hyper.downlink
+        compressor = self.hyper.messages.downlink
         change = jax.tree.map(jnp.subtract, sent, memo.known)
         down_key = jax.random.fold_in(stream(key, "compression down"), event.tick)
         heard = compress(compressor, down_key, change)

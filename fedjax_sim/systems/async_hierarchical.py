@@ -83,8 +83,8 @@ class Hyper(GroupArrivals, EdgeTraining, StalenessWeights):
           ConfigError: If clients would need an estimate that their group is still making.
         """
         super().check_together()
-        is_compressed = not isinstance(self.compression, Identity)
-        if self.error_feedback and is_compressed and self.num_reports > 1:
+        is_compressed = not isinstance(self.messages.compression, Identity)
+        if self.messages.error_feedback and is_compressed and self.num_reports > 1:
             allowed = (
                 "false with num_reports above 1 and compressed messages of clients, because a "
                 "group may report twice at once, and its second round needs estimates of the first"

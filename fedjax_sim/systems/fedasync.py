@@ -21,7 +21,7 @@ among the values of FedAsync's own experiments.
 
 import jax
 
-from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -48,7 +48,9 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
     normalised: bool = redefault(StaleArrivals, "normalised", False)
     lr: float = redefault(LocalTraining, "lr", 0.01)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    sampling: str = redefault(LocalTraining, "sampling", "reshuffled")
+    training: ClientTraining = redefault(
+        LocalTraining, "training", ClientTraining(sampling="reshuffled")
+    )
     mixing: float = real(
         0.6,
         "Share of a received model in the server's, alpha, if it is not stale.",

@@ -16,15 +16,13 @@ Readings. The paper leaves tau_eff free. Here it is sum_i p_i ||a_i||_1, with wh
 FedAvg where all clients do equally many steps. Momentum starts afresh with each update.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining, local_training
 from fedjax_sim.server import Reports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.settings import ConfigError, fixed, is_known, real, struct
+from fedjax_sim.settings import ConfigError, group, is_known, real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 
@@ -33,7 +31,9 @@ from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
     """Settings of FedNova: its rounds, local steps, messages, and the server's step."""
 
-    optimizer: Any = fixed(optax.sgd)
+    training: ClientTraining = group(
+        ClientTraining(), ABOUT_TRAINING, without=("optimizer", "optimizer_state")
+    )
     momentum: float = real(
         0.0, "Momentum of local steps, rho.", least=0, most=0.999, simpler_at=(0.0,)
     )
@@ -46,13 +46,13 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
         super().check_together()
         if np.any(np.asarray(self.momentum) > 0) and np.any(np.asarray(self.proximal) > 0):
             raise ConfigError("momentum", self.momentum, "0 with a proximal term")
-        if np.any(np.asarray(self.lr * self.lr_scale * self.proximal) >= 1):
+        if np.any(np.asarray(self.lr * self.proximal) >= 1):
             raise ConfigError("proximal", self.proximal, "below 1 / lr")
 
     def local_optimizer(self) -> optax.GradientTransformation:
         """Make the optimizer of local steps."""
         momentum = None if is_known(self.momentum, 0) else self.momentum
-        return optax.sgd(self.lr * self.lr_scale, momentum)
+        return optax.sgd(self.lr, momentum)
 
     def size(self, steps: Array) -> Array:
         """Compute ||a_i||_1, the size of accumulated gradients, of numbers of steps: `f[S]`."""
@@ -61,7 +61,7 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
             rho = self.momentum
             return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
         if not is_known(self.proximal, 0):  # sum_k (1 - eta mu)^k
-            pull = self.lr * self.lr_scale * self.proximal
+            pull = self.lr * self.proximal
             series = -jnp.expm1(tau * jnp.log1p(-pull)) / jnp.where(pull > 0, pull, 1)
             return jnp.where(pull > 0, series, tau)
         return tau

@@ -29,7 +29,7 @@ memory, here each version keeps its values.
 
 import jax
 
-from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -52,7 +52,9 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
 
     lr: float = redefault(LocalTraining, "lr", 0.01)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    sampling: str = redefault(LocalTraining, "sampling", "reshuffled")
+    training: ClientTraining = redefault(
+        LocalTraining, "training", ClientTraining(sampling="reshuffled")
+    )
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
 
 

@@ -119,12 +119,12 @@ class Hyper(EdgeTraining):
         """Check combinations of settings."""
         super().check_together()
         if self.ticks_per_round > 1 and self.has_one_batch:
-            if self.optimizer is not optax.sgd:
+            if self.training.optimizer is not optax.sgd:
                 allowed = (
                     "1 with an optimizer other than sgd, because its state starts afresh each tick"
                 )
                 raise ConfigError("ticks_per_round", self.ticks_per_round, allowed)
-            if self.sampling == "reshuffled":
+            if self.training.sampling == "reshuffled":
                 allowed = '1 with sampling "reshuffled", because each tick would shuffle again'
                 raise ConfigError("ticks_per_round", self.ticks_per_round, allowed)
 
@@ -200,7 +200,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     is_last = np.arange(num_ticks) % hyper.ticks_per_round == hyper.ticks_per_round - 1
     messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
     model = jax.eval_shape(problem.init, jax.random.key(0))
-    down = min(count_message_bits(hyper.downlink, model), full_precision_bits(model))
+    down = min(count_message_bits(hyper.messages.downlink, model), full_precision_bits(model))
     return messages * count_message_bits(hyper.edge_compression, model), messages * down
 
 

@@ -46,9 +46,9 @@ class Hyper(CohortRounds, BaseOptimizer, WholeGradients, Reports):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if not self.has_momentum and not isinstance(self.downlink, Identity):
+        if not self.has_momentum and not isinstance(self.messages.downlink, Identity):
             allowed = "identity unless the optimizer is sgd: other statistics may not be rounded"
-            raise ConfigError("downlink", str(self.downlink), allowed)
+            raise ConfigError("downlink", str(self.messages.downlink), allowed)
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

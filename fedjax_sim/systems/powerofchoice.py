@@ -86,7 +86,7 @@ def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Le
     candidates = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
     chosen = np.minimum(candidates, hyper.num_chosen)
     loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
-    up = chosen * count_message_bits(hyper.compression, model) + candidates * loss
+    up = chosen * count_message_bits(hyper.messages.compression, model) + candidates * loss
     return up, count_downlink(hyper, timeline, model)
 
 

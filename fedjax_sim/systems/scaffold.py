@@ -23,10 +23,17 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import LocalTraining, WholeGradients, gradients_at, local_training
+from fedjax_sim.clients import (
+    ABOUT_TRAINING,
+    ClientTraining,
+    LocalTraining,
+    WholeGradients,
+    gradients_at,
+    local_training,
+)
 from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages, weighted_sum
-from fedjax_sim.settings import choice, fixed, real, struct
+from fedjax_sim.settings import choice, group, real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Plan, Problem, Work
 
@@ -36,7 +43,9 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     """Settings of SCAFFOLD: its rounds, local training, messages, and the control variates."""
 
     gradient_setting = "control"
-    optimizer: Any = fixed(optax.sgd)
+    training: ClientTraining = group(
+        ClientTraining(), ABOUT_TRAINING, without=("optimizer", "optimizer_state")
+    )
     control: str = choice(
         "steps",
         ("steps", "exact", "minibatch"),
@@ -65,7 +74,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         correction = jax.tree.map(lambda c, c_i: c[None] - c_i, c, before)
         local, work = train(key, event, start=x, extras=(correction,))
         if hyper.control == "steps":  # c_i - c + (x - y_i) / (K eta_l)
-            covered = hyper.lr * hyper.lr_scale * jnp.maximum(event.steps, 1)
+            covered = hyper.lr * jnp.maximum(event.steps, 1)
             slope = jax.tree.map(lambda x, y: (x[None] - y) / expand(covered, y), x, local)
             after = optax.tree.sub(slope, correction)
         else:

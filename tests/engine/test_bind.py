@@ -233,7 +233,7 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     """Equal values are allowed, others and traced ones are not."""
     assert "rate_slow" in bound.frozen
     assert "lr" not in bound.frozen
-    same = bound.replace(hyper=bound.hyper.replace(rate_slow=float(bound.hyper.rate_slow)))
+    same = bound.replace(hyper=bound.hyper.replace(rate_slow=float(bound.hyper.delays.rate_slow)))
     assert jax.tree.structure(same) == jax.tree.structure(bound)
     with pytest.raises(ConfigError, match=r"rate_slow is 0.9, .* bind again"):
         bound.replace(hyper=bound.hyper.replace(rate_slow=0.9))

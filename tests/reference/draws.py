@@ -54,7 +54,7 @@ class Clock:
                 per_tick = jax.jit(
                     jax.vmap(
                         lambda t, speeds: draw_runtimes(
-                            jax.random.fold_in(runtimes_key, t), speeds, K, hyper.runtime_law
+                            jax.random.fold_in(runtimes_key, t), speeds, K, hyper.delays.runtime_law
                         )
                     )
                 )

@@ -58,7 +58,7 @@ import optax
 
 from fedjax_sim.clients import (
     BatchGradient,
-    LocalTraining,
+    ClientTraining,
     Training,
     add_langevin_noise,
     add_momentum,
@@ -77,10 +77,9 @@ from fedjax_sim.settings import (
     ConfigError,
     choice,
     count,
-    fixed,
+    group,
     is_known,
     real,
-    redefault,
     static,
     struct,
     switch,
@@ -159,8 +158,11 @@ class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
         meaning="Applied to the gradients of f^c before each step, such as "
         "`partial(optax.clip_by_global_norm, 1.0)`.",
     )
-    example_clip: float = redefault(LocalTraining, "example_clip", 0.0)
-    sampling: str = fixed("without_replacement")
+    training: ClientTraining = group(
+        ClientTraining(sampling="without_replacement"),
+        "clipping of the gradients of single examples",
+        without=("sampling", "optimizer", "optimizer_state"),
+    )
     friction: float = real(
         1.0, "Friction a of SGHMC; 1 for none of its momentum.", above=0, most=1, simpler_at=(1.0,)
     )
@@ -172,9 +174,9 @@ class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
           ConfigError: If one setting has no use for another.
         """
         super().check_together()
-        if self.gradient == "exact" and self.example_clip > 0:
+        if self.gradient == "exact" and self.training.example_clip > 0:
             allowed = "0 with exact gradients; a batch_size as large as a client clips all examples"
-            raise ConfigError("example_clip", self.example_clip, allowed)
+            raise ConfigError("example_clip", self.training.example_clip, allowed)
 
     @property
     def noise_inflation(self) -> float:

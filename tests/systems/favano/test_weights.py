@@ -196,7 +196,7 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
                 )
                 contribution = np.asarray(schedule.steps * weight)[50:]
                 rates = np.asarray(rate)[schedule.clients[50:]]
-                for speed in (hyper.rate_fast, hyper.rate_slow):
+                for speed in (hyper.delays.rate_fast, hyper.delays.rate_slow):
                     samples.setdefault((reweight, speed), []).append(contribution[rates == speed])
     for each in samples.values():
         sample = np.concatenate(each)

@@ -37,7 +37,7 @@ def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
         ]
     return np.array(
         [
-            (rate[row[:num]] == hyper.rate_fast).mean()
+            (rate[row[:num]] == hyper.delays.rate_fast).mean()
             for rate, row, num in zip(rates, clients, ticks, strict=True)
         ]
     )

@@ -479,9 +479,9 @@ def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draw
 def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) -> None:
     """Schedules equal the event queue on the same draws, in every lane."""
     hyper, schedule, drawn = lossy(kind)
-    has_breaks = hyper.off_time > 0
+    has_breaks = hyper.delays.off_time > 0
     for seed, (taken, lots, loss, phases) in enumerate(drawn):
-        lost = loss < hyper.drop_rate
+        lost = loss < hyper.delays.drop_rate
         taken = taken / np.where(np.arange(6) == 0, hyper.throttle, 1.0)[:, None]
         expected = one_by_one(
             NUM_TICKS * SIZE,
@@ -489,12 +489,12 @@ def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) ->
             lots=lots.tolist(),
             lost=lost.tolist(),
             phases=phases.tolist(),
-            on=hyper.on_time,
-            off=hyper.off_time,
+            on=hyper.delays.on_time,
+            off=hyper.delays.off_time,
         )
         # The reference adds the parts of a running time in successive windows one by one.
         assert_is_schedule(schedule, seed, expected, rtol=1e-12 if has_breaks else 0)
-        if hyper.drop_rate > 0:
+        if hyper.delays.drop_rate > 0:
             assert np.mean([not one.at_own and one.before > 0 for one in expected]) > 0.2
         if kind == "close times after long":
             assert (
@@ -525,7 +525,7 @@ def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(
     hyper, schedule, _ = lossy("lost")
     scaled = draw(
         schedule_arrivals,
-        hyper.replace(rate_fast=hyper.rate_fast / 4, rate_slow=hyper.rate_slow / 4),
+        hyper.replace(rate_fast=hyper.delays.rate_fast / 4, rate_slow=hyper.delays.rate_slow / 4),
         num_ticks=NUM_TICKS,
         seeds=SEEDS,
     )
@@ -554,7 +554,7 @@ def test_how_many_get_through(lossy: Callable, kind: str, share: float) -> None:
     assert abs(counts.sum() + SEEDS * (SIZE - 1) / 2 - SEEDS * rate * cycles) < 4 * error
     assert abs(arrivals_within(hyper, cycles) - rate * cycles / SIZE) < 1e-9 * cycles
     if kind == "lost":
-        lost = np.stack([each.loss for each in drawn]) < hyper.drop_rate
+        lost = np.stack([each.loss for each in drawn]) < hyper.delays.drop_rate
         assert abs(lost.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / lost.size)
 
 
@@ -569,8 +569,8 @@ def test_clients_work_in_their_windows_alone(lossy: Callable) -> None:
         for seed in range(SEEDS)
     ]
     later = np.concatenate(places)
-    assert later.max() < hyper.on_time
-    assert stats.kstest(later, stats.uniform(0, hyper.on_time).cdf).pvalue > 1e-3
+    assert later.max() < hyper.delays.on_time
+    assert stats.kstest(later, stats.uniform(0, hyper.delays.on_time).cdf).pvalue > 1e-3
     # Without breaks the place can be anywhere in the cycle.
     _, free, drawn = lossy("exponential")
     assert ((free.time[0] + drawn[0].phases[free.clients[0, :, -1]] * 3.5) % 3.5).max() > 3.4

@@ -18,7 +18,7 @@ from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
-    ClientDelays,
+    Clients,
     ClientQueues,
     ClientTable,
     Contacts,
@@ -98,7 +98,7 @@ def work(client: int, time: float, busy: float) -> tuple[float, float]:
 
 def test_work_in_windows() -> None:
     """Work is interrupted by breaks, begins in the next window, and may end with a window."""
-    hyper = clients_of(ClientDelays)
+    hyper = clients_of(Clients)
     random = np.random.default_rng(0)
     client = random.integers(0, NUM, 400)
     time = random.integers(0, 8 * 60, 400) / 8

@@ -18,7 +18,7 @@ from fedjax_sim.timelines import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
     Arrivals,
-    ClientDelays,
+    Clients,
     ClientTable,
     Contacts,
     Rounds,
@@ -152,12 +152,12 @@ def test_clients_have_their_own_speeds(law: str) -> None:
 
 
 @jax.jit
-def _update_times(client: jax.Array, update: jax.Array, clients: ClientDelays) -> jax.Array:
+def _update_times(client: jax.Array, update: jax.Array, clients: Clients) -> jax.Array:
     key = jax.random.key(3)
     return update_time(key, client, update, draw_client_speeds(key, clients), clients)
 
 
-def update_times(client: Any, update: Any, clients: ClientDelays) -> np.ndarray:
+def update_times(client: Any, update: Any, clients: Clients) -> np.ndarray:
     with jax.enable_x64(True):
         clients = jax.tree.map(lambda leaf: np.asarray(leaf, float), clients)
         return np.asarray(
@@ -165,7 +165,7 @@ def update_times(client: Any, update: Any, clients: ClientDelays) -> np.ndarray:
         )
 
 
-EXPONENTIAL = ClientDelays(
+EXPONENTIAL = Clients(
     num_clients=3,
     local_steps=5,
     slow_fraction=1 / 3,
@@ -205,14 +205,14 @@ def test_constant_updates(time_of: str, times_taken: int) -> None:
     )
 
 
-def speeds(clients: ClientDelays, seed: int = 0) -> Speeds:
+def speeds(clients: Clients, seed: int = 0) -> Speeds:
     with jax.enable_x64(True):
         return jax.tree.map(np.asarray, draw_client_speeds(jax.random.key(seed), clients))
 
 
 def test_the_last_clients_are_slow() -> None:
     """A third of eight is three, rounded up; slow clients have the slow rate and spread."""
-    hyper = ClientDelays(
+    hyper = Clients(
         num_clients=8,
         slow_clients="last",
         spread_fast=0.25,
@@ -234,16 +234,16 @@ TABLE = ClientTable([0.5, 2.0, 0.125], [0.0, 0.5, 0.25])
 
 
 def test_speeds_from_a_table() -> None:
-    hyper = ClientDelays(num_clients=3, client_table=TABLE, runtime_law="runtime_uniform")
+    hyper = Clients(num_clients=3, client_table=TABLE, runtime_law="runtime_uniform")
     check(hyper)
     np.testing.assert_array_equal(speeds(hyper).rate, [0.5, 2.0, 0.125])
     np.testing.assert_array_equal(speeds(hyper).spread, [0.0, 0.5, 0.25])
-    assert hyper.mean_rate == pytest.approx(2.625 / 3)
-    assert hyper.largest_rate == 2.0
+    assert hyper.delays.mean_rate == pytest.approx(2.625 / 3)
+    assert hyper.delays.largest_rate == 2.0
     np.testing.assert_array_equal(ClientTable([1, 2], 0.5).spread, [0.5, 0.5])
     np.testing.assert_array_equal(ClientTable([1, 2]).spread, [0, 0])
-    assert ClientDelays().mean_rate == pytest.approx((2 / 2 + 1 / 16) / 3)
-    assert ClientDelays(rate_slow=0.75).largest_rate == 0.75
+    assert Clients().delays.mean_rate == pytest.approx((2 / 2 + 1 / 16) / 3)
+    assert Clients(rate_slow=0.75).delays.largest_rate == 0.75
 
 
 def test_tables_in_files(tmp_path: Path) -> None:
@@ -306,14 +306,14 @@ def test_tables_that_cannot_be(rate: Any, spread: Any, words: str) -> None:
 
 THREE: dict[str, Any] = {"num_clients": 3, "client_table": TABLE, "runtime_law": "runtime_uniform"}
 WIDE: dict[str, Any] = {"spread_fast": 1.5}
-REFUSED: list[tuple[ClientDelays, str]] = [
+REFUSED: list[tuple[Clients, str]] = [
     (
-        ClientDelays(**THREE | {"num_clients": 4}),
+        Clients(**THREE | {"num_clients": 4}),
         "client_table is 'of 3 rows', but must be of num_clients = 4 rows",
     ),
     *(
         (
-            ClientDelays(**THREE, **{name: value}),
+            Clients(**THREE, **{name: value}),
             f"{name} is {value!r}, but must be left at {default!r} with a table of clients, "
             "which decides it",
         )
@@ -327,19 +327,19 @@ REFUSED: list[tuple[ClientDelays, str]] = [
         )
     ),
     (
-        ClientDelays(**THREE | {"client_table": "clients.csv"}),
+        Clients(**THREE | {"client_table": "clients.csv"}),
         "client_table is 'clients.csv', but must be a ClientTable",
     ),
     (
-        ClientDelays(**THREE | {"runtime_law": "runtime_geom"}),
+        Clients(**THREE | {"runtime_law": "runtime_geom"}),
         "client_table rate is 2.0, but must be at most 1, a probability, under runtime_geom",
     ),
     (
-        ClientDelays(**THREE | {"runtime_law": "runtime_exp"}),
+        Clients(**THREE | {"runtime_law": "runtime_exp"}),
         "client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread",
     ),
     (
-        ClientDelays(
+        Clients(
             num_clients=2,
             client_table=ClientTable([1, 1], [0.5, 1.25]),
             runtime_law="runtime_uniform",
@@ -348,46 +348,46 @@ REFUSED: list[tuple[ClientDelays, str]] = [
     ),
     *(
         (
-            ClientDelays(runtime_law=law, **{name: 0.1}),
+            Clients(runtime_law=law, **{name: 0.1}),
             f"{name} is 0.1, but must be 0 under {law}, which has no spread",
         )
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")
     ),
     (
-        ClientDelays(runtime_law="runtime_uniform", **WIDE),
+        Clients(runtime_law="runtime_uniform", **WIDE),
         "spread_fast is 1.5, but must be at most 1 under runtime_uniform",
     ),
     (
-        ClientDelays(runtime_law="runtime_shifted_exp", spread_slow=1.01),
+        Clients(runtime_law="runtime_shifted_exp", spread_slow=1.01),
         "spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp",
     ),
     (
-        ClientDelays(runtime_law="runtime_pareto", spread_slow=1.0),
+        Clients(runtime_law="runtime_pareto", spread_slow=1.0),
         "spread_slow is 1.0, but must be below 1 under runtime_pareto",
     ),
     (
-        ClientDelays(runtime_law="runtime_pareto", **WIDE),
+        Clients(runtime_law="runtime_pareto", **WIDE),
         "spread_fast is 1.5, but must be below 1 under runtime_pareto",
     ),
-    (ClientDelays(spread_fast=-0.1), "spread_fast is -0.1, but must be a finite number at least 0"),
+    (Clients(spread_fast=-0.1), "spread_fast is -0.1, but must be a finite number at least 0"),
     (
-        ClientDelays(rate_fast=1.25),
+        Clients(rate_fast=1.25),
         "rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom",
     ),
     (
-        ClientDelays(rate_slow=1.25, runtime_law="count_geom"),
+        Clients(rate_slow=1.25, runtime_law="count_geom"),
         "rate_slow is 1.25, but must be at most 1, a probability, under count_geom",
     ),
     (
-        ClientDelays(runtime_law="runtime_gamma"),
+        Clients(runtime_law="runtime_gamma"),
         "runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom",
     ),
     (
-        ClientDelays(slow_clients="first"),
+        Clients(slow_clients="first"),
         "slow_clients is 'first', but must be one of random, last",
     ),
-    (ClientDelays(time_of="round"), "time_of is 'round', but must be one of step, update"),
+    (Clients(time_of="round"), "time_of is 'round', but must be one of step, update"),
     (
         Contacts(time_of="update"),
         "time_of is 'update', but must be \"step\", as contacts interrupt clients between steps",
@@ -405,7 +405,7 @@ REFUSED: list[tuple[ClientDelays, str]] = [
 
 
 @pytest.mark.parametrize(("clients", "words"), REFUSED)
-def test_settings_that_are_refused(clients: ClientDelays, words: str) -> None:
+def test_settings_that_are_refused(clients: Clients, words: str) -> None:
     """The error is one sentence that names the setting, its value and what is allowed."""
     with pytest.raises(ConfigError) as error:
         check(clients)
@@ -416,18 +416,18 @@ def test_settings_that_are_refused(clients: ClientDelays, words: str) -> None:
 @pytest.mark.parametrize(
     "clients",
     [
-        ClientDelays(runtime_law="runtime_uniform", spread_fast=1.0),
-        ClientDelays(runtime_law="runtime_shifted_exp", spread_slow=1.0),
-        ClientDelays(runtime_law="runtime_pareto", spread_slow=0.99),
-        ClientDelays(runtime_law="runtime_lognormal", spread_slow=2.0),
-        ClientDelays(runtime_law="runtime_normal", spread_fast=2.0),
-        ClientDelays(runtime_law="runtime_constant", rate_fast=2.0),
+        Clients(runtime_law="runtime_uniform", spread_fast=1.0),
+        Clients(runtime_law="runtime_shifted_exp", spread_slow=1.0),
+        Clients(runtime_law="runtime_pareto", spread_slow=0.99),
+        Clients(runtime_law="runtime_lognormal", spread_slow=2.0),
+        Clients(runtime_law="runtime_normal", spread_fast=2.0),
+        Clients(runtime_law="runtime_constant", rate_fast=2.0),
         Arrivals(time_of="update"),
         Rounds(time_of="update"),
         fedjax_sim.SYSTEMS["favano"].Hyper(runtime_law="runtime_lognormal", reweight="estimated"),
     ],
 )
-def test_settings_that_are_not(clients: ClientDelays) -> None:
+def test_settings_that_are_not(clients: Clients) -> None:
     check(clients)
 
 

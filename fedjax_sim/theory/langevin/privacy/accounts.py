@@ -88,7 +88,7 @@ def of(
         allowed = f"at most {most}, those of the run, or given with the settings of the run instead"
         raise ConfigError("rounds", num_rounds, allowed)
     has_control = hyper.control != "none"
-    clip = 0.0 if has_control else 2 * hyper.example_clip
+    clip = 0.0 if has_control else 2 * hyper.training.example_clip
     bound = clip if sensitivity is None else sensitivity
     for each in lanes:
         _check_accounted(each, bound, delta, num_rounds)
