@@ -9,14 +9,16 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.settings import redefault, struct
-from fedjax_sim.timelines import Arrivals, ClientDelays, schedule_arrivals
+from fedjax_sim.settings import group, redefault, struct
+from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays, schedule_arrivals
 from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct
-class WeightedArrivals(Arrivals, StalenessWeights):
+class WeightedArrivals(Arrivals):
     """Settings of arrivals that are weighted by staleness."""
+
+    staleness: StalenessWeights = group(StalenessWeights(), "weights of the updates in a buffer")
 
 
 @struct
@@ -44,9 +46,9 @@ class StaleArrivals(WeightedArrivals):
         ),
     )
     buffer_size: int = redefault(Arrivals, "buffer_size", 5)
-    server_interact: float = redefault(Arrivals, "server_interact", 0.0)
-    restart: str = redefault(Arrivals, "restart", "free")
-    ties: str = redefault(Arrivals, "ties", "client")
+    clock: ArrivalClock = redefault(
+        Arrivals, "clock", ArrivalClock(server_interact=0.0, restart="free", ties="client")
+    )
 
 
 @checked
@@ -82,4 +84,4 @@ def weigh_arrivals(
     Returns:
       `f[T, S]`.
     """
-    return staleness_weights(clients, staleness, hyper, num_clients=hyper.num_clients)
+    return staleness_weights(clients, staleness, hyper.staleness, num_clients=hyper.num_clients)

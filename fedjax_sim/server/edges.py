@@ -55,7 +55,7 @@ from fedjax_sim.clients.gradient_steps import lasting_steps
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server.aggregation import expand, weighted_sum
-from fedjax_sim.server.report_settings import Reports
+from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.settings import (
     ConfigError,
@@ -88,8 +88,8 @@ from fedjax_sim.types import (
 
 
 @struct
-class EdgeTraining(Groups, LocalTraining, Reports):
-    """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
+class EdgeMessages(ClientMessages):
+    """Settings of messages between clients, their local server, and the global one."""
 
     edge_compression: Compressor = part(
         Identity(),
@@ -99,6 +99,12 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         meaning="Compressor of what a local server sends to the global one; `compression` is that "
         "of what a client sends to its local server.",
     )
+
+
+@struct
+class EdgeTraining(Groups, LocalTraining, Reports):
+    """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
+
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
     training: ClientTraining = group(
         ClientTraining(sampling="with_replacement"),
@@ -112,12 +118,13 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         least=0,
         simpler_at=(0.0,),
     )
-    client_weights: str = choice(
+    weighting: str = choice(
         "equal",
         ("equal", "examples"),
         "Weights of a group's clients in its mean: equal, as in the paper, or their numbers of "
         "examples.",
     )
+    messages: EdgeMessages = group(EdgeMessages(), "compression of messages both ways")
     clients_at_once: int = count(1000, "Clients of a group whose batches are in memory together.")
 
     def check_together(self) -> None:
@@ -127,7 +134,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
           ConfigError: If clients cannot know where they are in their examples.
         """
         super().check_together()
-        if self.active_per_group > 0 and self.training.sampling != "with_replacement":
+        if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '
                 "iterations in which they are absent"
@@ -241,7 +248,7 @@ def edge_wire(
         hyper,
         plan,
         can_repeat=can_repeat,
-        compression=hyper.edge_compression,
+        compression=hyper.messages.edge_compression,
         num_senders=hyper.num_groups,
     )
 
@@ -376,14 +383,14 @@ def present_clients(
     """
     everyone = list_members(hyper)
     clients, is_there = jnp.asarray(everyone.clients)[group], jnp.asarray(everyone.is_there)[group]
-    if 0 < hyper.active_per_group < clients.shape[0]:
+    if 0 < hyper.grouping.active_per_group < clients.shape[0]:
         size = jnp.asarray(everyone.size)[group]
-        places = jnp.arange(hyper.active_per_group)
+        places = jnp.arange(hyper.grouping.active_per_group)
         is_there = places < size
         bits = shuffle_bits(jax.random.fold_in(stream(key, "active"), group))
         clients = clients[shuffled_index(bits, jnp.minimum(places, size - 1), size, draw)]
     weight = is_there.astype(float)
-    if hyper.client_weights == "examples":
+    if hyper.weighting == "examples":
         weight = jnp.where(is_there, problem.counts[clients], 0).astype(float)
     return clients, weight / weight.sum()
 
@@ -398,7 +405,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
       hyper: The settings.
     """
     largest = list_members(hyper).clients.shape[1]
-    clients = min(hyper.active_per_group or largest, largest, hyper.clients_at_once)
+    clients = min(hyper.grouping.active_per_group or largest, largest, hyper.clients_at_once)
     return hyper.batch_size * clients * hyper.client_steps
 
 

@@ -186,7 +186,7 @@ class PrivateReports(Reports):
         )
 
     def _of(self, name: str, *default: Any) -> Any:
-        """Look up a setting by its short name: what there is depends on what this is combined with."""
+        """Look up a setting of the clock or of local training by its short name."""
         known = names_of(type(self))
         return value_of(self, known[name]) if name in known or not default else default[0]
 

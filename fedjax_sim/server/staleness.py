@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked, shape
-from fedjax_sim.settings import choice, count, real, struct, switch
+from fedjax_sim.settings import Checked, choice, count, real, struct, switch
 from fedjax_sim.types import Array
 
 AVERAGED = ("eq8", "alg1", "code")
@@ -28,10 +28,10 @@ CODE_WINDOW = 5
 
 
 @struct
-class StalenessWeights:
+class StalenessWeights(Checked):
     """Settings of the weights in a buffer."""
 
-    weighting: str = choice(
+    rule: str = choice(
         "eq8",
         (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge"),
         'Raw weight of an update. From its client\'s average staleness: "eq8" is (average b + 1) '
@@ -103,8 +103,8 @@ def staleness_weights(
     """
     num_slots = clients.shape[1]
     stale = mean_staleness(clients, staleness, settings)
-    is_normalised = settings.normalised or settings.weighting == "code_exact"
-    match settings.weighting:
+    is_normalised = settings.normalised or settings.rule == "code_exact"
+    match settings.rule:
         case "eq8":
             raw = (stale * num_slots + 1) / num_clients
         case "alg1":
@@ -146,7 +146,7 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
       `f64[T, S]`, in server versions.
     """
     average = {"code_exact": "code_exact", **dict.fromkeys(AVERAGED, settings.average)}.get(
-        settings.weighting, "none"
+        settings.rule, "none"
     )
     if average == "none":
         return staleness.astype(float)

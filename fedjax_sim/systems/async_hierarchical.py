@@ -44,7 +44,7 @@ from fedjax_sim.server import (
     staleness_weights,
     weighted_sum,
 )
-from fedjax_sim.settings import ConfigError, real, redefault, struct
+from fedjax_sim.settings import ConfigError, group, real, struct
 from fedjax_sim.timelines import (
     GroupArrivals,
     aggregation_weights,
@@ -69,11 +69,12 @@ from fedjax_sim.types import (
 
 
 @struct
-class Hyper(GroupArrivals, EdgeTraining, StalenessWeights):
+class Hyper(GroupArrivals, EdgeTraining):
     """Settings of asynchronous groups: clock, local training, discount, server learning rate."""
 
-    weighting: str = redefault(StalenessWeights, "weighting", "mean")
-    normalised: bool = redefault(StalenessWeights, "normalised", False)
+    staleness: StalenessWeights = group(
+        StalenessWeights(rule="mean", normalised=False), "weights of the reports in a buffer"
+    )
     server_lr: float = real(1.0, "Learning rate of the global server, beta.", above=0)
 
     def check_together(self) -> None:
@@ -89,7 +90,7 @@ class Hyper(GroupArrivals, EdgeTraining, StalenessWeights):
                 "false with num_reports above 1 and compressed messages of clients, because a "
                 "group may report twice at once, and its second round needs estimates of the first"
             )
-            raise ConfigError("error_feedback", True, allowed)
+            raise ConfigError("messages.error_feedback", True, allowed)
 
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
@@ -97,7 +98,9 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     schedule = schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
     clients, num = schedule.clients, hyper.num_groups
-    discount = staleness_weights(clients, staleness, hyper, num_clients=num) * hyper.num_reports
+    discount = (
+        staleness_weights(clients, staleness, hyper.staleness, num_clients=num) * hyper.num_reports
+    )
     weight = schedule.weight * discount
     total = weight.sum(axis=1, keepdims=True)
     share = weight / jnp.where(total > 0, total, 1)
@@ -132,7 +135,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
     model = jax.eval_shape(problem.init, jax.random.key(0))
     reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
-    up = reports * count_message_bits(hyper.edge_compression, model)
+    up = reports * count_message_bits(hyper.messages.edge_compression, model)
     return up, count_downlink(hyper, timeline, model)
 
 

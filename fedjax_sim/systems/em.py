@@ -86,6 +86,6 @@ system = System(
     "classical expectation maximisation: every round uses all examples of all clients",
     overshoot=False,
     messages=Messages(per_tick=count_bits),
-    hints=Hints(lambda hyper, time: time / hyper.round_time),
+    hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem),
 )

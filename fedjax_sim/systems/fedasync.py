@@ -25,6 +25,7 @@ from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
+    StalenessWeights,
     Versioned,
     Wire,
     report_messages,
@@ -44,8 +45,9 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
     """Settings of FedAsync: its clock, discount, local training, and mixing."""
 
     buffer_size: int = fixed(1)
-    weighting: str = redefault(StaleArrivals, "weighting", "polynomial")
-    normalised: bool = redefault(StaleArrivals, "normalised", False)
+    staleness: StalenessWeights = redefault(
+        StaleArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
+    )
     lr: float = redefault(LocalTraining, "lr", 0.01)
     batch_size: int = redefault(LocalTraining, "batch_size", 32)
     training: ClientTraining = redefault(
@@ -67,11 +69,13 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
         if self.buffer_size != 1:
             allowed = "1, because every model is mixed in when it arrives"
             raise ConfigError("buffer_size", self.buffer_size, allowed)
-        if self.normalised:
+        if self.staleness.normalised:
             allowed = "false, because the weight of a single update would be 1"
-            raise ConfigError("normalised", True, allowed)
-        if self.weighting not in DISCOUNTS:
-            raise ConfigError("weighting", self.weighting, "one of " + ", ".join(DISCOUNTS))
+            raise ConfigError("staleness.normalised", True, allowed)
+        if self.staleness.rule not in DISCOUNTS:
+            raise ConfigError(
+                "staleness.rule", self.staleness.rule, "one of " + ", ".join(DISCOUNTS)
+            )
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:

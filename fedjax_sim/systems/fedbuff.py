@@ -45,6 +45,7 @@ from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Memo,
     Reports,
+    StalenessWeights,
     WeightedArrivals,
     Wire,
     keep_if_empty,
@@ -55,7 +56,7 @@ from fedjax_sim.server import (
     weighted_sum,
 )
 from fedjax_sim.settings import is_known, real, redefault, struct
-from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.timelines import ArrivalClock, arrivals_within
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 
 
@@ -63,9 +64,10 @@ from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem
 class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of FedBuff: clock, discount, local training, messages, and the server's step."""
 
-    restart: str = redefault(WeightedArrivals, "restart", "replaced")
-    weighting: str = redefault(WeightedArrivals, "weighting", "polynomial")
-    normalised: bool = redefault(WeightedArrivals, "normalised", False)
+    clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="replaced"))
+    staleness: StalenessWeights = redefault(
+        WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
+    )
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
     server_momentum: float = real(
         0.0,

@@ -133,6 +133,6 @@ system = System(
     "expectation maximisation on compressed differences of expected statistics, with memories",
     overshoot=False,
     messages=Messages(per_tick=count_bits),
-    hints=Hints(lambda hyper, time: time / hyper.round_time),
+    hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
 )

@@ -118,15 +118,15 @@ class Hyper(EdgeTraining):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if self.ticks_per_round > 1 and self.has_one_batch:
+        if self.clock.ticks_per_round > 1 and self.has_one_batch:
             if self.training.optimizer is not optax.sgd:
                 allowed = (
                     "1 with an optimizer other than sgd, because its state starts afresh each tick"
                 )
-                raise ConfigError("ticks_per_round", self.ticks_per_round, allowed)
+                raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
             if self.training.sampling == "reshuffled":
                 allowed = '1 with sampling "reshuffled", because each tick would shuffle again'
-                raise ConfigError("ticks_per_round", self.ticks_per_round, allowed)
+                raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
 
 
 class State(NamedTuple):
@@ -157,13 +157,13 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         num_slots = event.clients.shape[0]
         first_tick = event.version.max()  # of the round
         is_start = first_tick == event.tick
-        is_last = event.tick == first_tick + hyper.ticks_per_round - 1
+        is_last = event.tick == first_tick + hyper.clock.ticks_per_round - 1
         begun = read_clients(state.groups, event.clients)
         known = replicate(wire.received(state), num_slots)
         start = jax.tree.map(  # x_i^{u,0} = x^u
             lambda x, y: jnp.where(is_start, x, y), known, begun
         )
-        round_number = jnp.broadcast_to(first_tick // hyper.ticks_per_round, (num_slots,))
+        round_number = jnp.broadcast_to(first_tick // hyper.clock.ticks_per_round, (num_slots,))
         groups, memo, work = train(key, event, state.memo, starts=start, draws=round_number)
         # Every group reports at the end of a round, whenever it did its iterations.
         sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
@@ -197,11 +197,11 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     round; the first model is not counted.
     """
     num_ticks = timeline.clients.shape[0]
-    is_last = np.arange(num_ticks) % hyper.ticks_per_round == hyper.ticks_per_round - 1
+    is_last = np.arange(num_ticks) % hyper.clock.ticks_per_round == hyper.clock.ticks_per_round - 1
     messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
     model = jax.eval_shape(problem.init, jax.random.key(0))
     down = min(count_message_bits(hyper.messages.downlink, model), full_precision_bits(model))
-    return messages * count_message_bits(hyper.edge_compression, model), messages * down
+    return messages * count_message_bits(hyper.messages.edge_compression, model), messages * down
 
 
 system = System(

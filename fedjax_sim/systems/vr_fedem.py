@@ -193,6 +193,6 @@ system = System(
     "FedEM with variance reduction: full passes at the outer steps, differences in between",
     overshoot=False,
     messages=Messages(per_tick=count_bits),
-    hints=Hints(lambda hyper, time: time / hyper.round_time),
+    hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
 )

@@ -22,6 +22,7 @@ The four kinds of clocks do not import each other. To write a clock, start from 
 """
 
 from fedjax_sim.timelines.arrivals import (
+    ArrivalClock,
     Arrivals,
     ClientQueues,
     arrivals_within,
@@ -30,7 +31,7 @@ from fedjax_sim.timelines.arrivals import (
     schedule_arrivals,
     schedule_client_queues,
 )
-from fedjax_sim.timelines.contacts import Contacts, schedule_contacts
+from fedjax_sim.timelines.contacts import ContactClock, Contacts, schedule_contacts
 from fedjax_sim.timelines.delays import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
@@ -62,8 +63,10 @@ from fedjax_sim.timelines.grouped import (
     schedule_group_rounds,
 )
 from fedjax_sim.timelines.rounds import (
+    CohortClock,
     CohortRounds,
     CoinRounds,
+    RoundClock,
     Rounds,
     WeightedRounds,
     cohort_system,
@@ -77,17 +80,21 @@ from fedjax_sim.timelines.rounds import (
 __all__ = [
     "RUNTIME_LAWS",
     "STEP_COUNT_LAWS",
+    "ArrivalClock",
     "Arrivals",
     "ClientDelays",
     "ClientQueues",
     "ClientTable",
     "Clients",
+    "CohortClock",
     "CohortRounds",
     "CoinRounds",
+    "ContactClock",
     "Contacts",
     "GroupArrivals",
     "Groups",
     "Members",
+    "RoundClock",
     "Rounds",
     "Speeds",
     "Trace",

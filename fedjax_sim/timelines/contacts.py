@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, count, real, struct, switch
+from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
@@ -18,13 +18,9 @@ from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class Contacts(Clients):
-    """Settings of a server that contacts a uniform cohort periodically.
+class ContactClock(Checked):
+    """Settings of the time between two contacts, which is `server_wait + server_interact`."""
 
-    The period is `server_wait + server_interact` units of virtual time.
-    """
-
-    num_selected: int = count(20, "Clients contacted per tick, S, drawn without replacement.")
     server_wait: float = real(
         4.0,
         "Time that the server waits between two exchanges, in units of virtual time.",
@@ -59,10 +55,18 @@ class Contacts(Clients):
         "ends at the contact counts too.",
     )
 
+
+@struct
+class Contacts(Clients):
+    """Settings of a server that contacts a uniform cohort periodically."""
+
+    num_selected: int = count(20, "Clients contacted per tick, S, drawn without replacement.")
+    clock: ContactClock = group(ContactClock(), "when the server contacts clients")
+
     @property
     def period(self) -> float:
         """Virtual time between two contacts of the server, D."""
-        return self.server_wait + self.server_interact
+        return self.clock.server_wait + self.clock.server_interact
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -76,7 +80,9 @@ class Contacts(Clients):
             raise ConfigError(
                 "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
             )
-        period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
+        period = np.asarray(self.clock.server_wait, float) + np.asarray(
+            self.clock.server_interact, float
+        )
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         if self.delays.time_of == "update":
@@ -84,16 +90,16 @@ class Contacts(Clients):
                 "time_of", "update", '"step", as contacts interrupt clients between steps'
             )
         for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
-            if self.delays.runtime_law == "count_geom" and getattr(self, name):
+            if self.delays.runtime_law == "count_geom" and getattr(self.clock, name):
                 raise ConfigError(
-                    name,
+                    f"clock.{name}",
                     True,
                     "false under runtime_law = count_geom, whose counts do not depend on time",
                 )
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("carry_residual")
+        return super().decided() | self.decided_by_trace("clock.carry_residual")
 
 
 @checked
@@ -118,7 +124,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
       `f64[T, S]`, in units of virtual time.
     """
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
-    clock = (jnp.arange(num_ticks) + hyper.first_contact) * period
+    clock = (jnp.arange(num_ticks) + hyper.clock.first_contact) * period
     clients = draw_cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
     devices, selected = draw_devices(key, hyper), clients
     if devices.windows is not None or devices.loss is not None:
@@ -127,11 +133,13 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
         is_reached = is_available(devices, clients, now) & ~is_lost(devices, clients, number)
         clients = jnp.where(is_reached, clients, EMPTY)
     previous, _ = previous_visits(clients)
-    delay = hyper.server_interact if hyper.busy_during_interaction else 0.0
+    delay = hyper.clock.server_interact if hyper.clock.busy_during_interaction else 0.0
     # Multiply a whole number of ticks by the period, because a difference of two large clock times
     # would be rounded. A window that is whole up to rounding is made whole.
     window = jnp.where(
-        previous >= 0, (tick - previous) * period - delay, (tick + hyper.first_contact) * period
+        previous >= 0,
+        (tick - previous) * period - delay,
+        (tick + hyper.clock.first_contact) * period,
     )
     if devices.windows is not None:
         begin = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
@@ -169,7 +177,7 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
         return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype(
             "int32"
         )
-    if hyper.carry_residual:
+    if hyper.clock.carry_residual:
         return _carried_steps(clients, times, window, hyper)
     return _completed(times, window, hyper)
 
@@ -181,7 +189,7 @@ def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
     slack = 1e-12 * window[..., None]
     done = (
         finish < window[..., None] - slack
-        if hyper.strict_deadline
+        if hyper.clock.strict_deadline
         else finish <= window[..., None] + slack
     )
     return done.sum(axis=-1).astype("int32")
@@ -227,6 +235,6 @@ def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> A
 
     # A step that ended exactly at the previous contact was counted there, unless the deadline is
     # strict.
-    inclusive = not hyper.strict_deadline
+    inclusive = not hyper.clock.strict_deadline
     steps = rows_until(clients, end, inclusive) - rows_until(clients, start, inclusive)
     return jnp.minimum(steps, hyper.local_steps).astype("int32")

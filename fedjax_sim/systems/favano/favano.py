@@ -92,7 +92,7 @@ class Hyper(Contacts, LocalTraining, Reports):
         if self.alpha_by_tick and self.reweight not in ("stochastic", "deterministic"):
             allowed = 'false unless reweight is "stochastic" or "deterministic"'
             raise ConfigError("alpha_by_tick", True, allowed)
-        if self.alpha_by_tick and np.any(np.asarray(self.first_contact) != 1):
+        if self.alpha_by_tick and np.any(np.asarray(self.clock.first_contact) != 1):
             raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
 
     def _check_law(self) -> None:
@@ -110,7 +110,9 @@ class Hyper(Contacts, LocalTraining, Reports):
             raise ConfigError(
                 "reweight", self.reweight, f"{others} under {self.delays.runtime_law}"
             )
-        period = np.asarray(self.server_wait, float) + np.asarray(self.server_interact, float)
+        period = np.asarray(self.clock.server_wait, float) + np.asarray(
+            self.clock.server_interact, float
+        )
         if self.delays.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
             value, allowed = (
                 float(period.ravel()[0]),
@@ -181,7 +183,7 @@ def _conditional_expectations(
     """Compute P(E > 0) and E[E ^ K] given the window, in every slot: `f64[T, S]` each."""
     if hyper.delays.runtime_law == "runtime_geom":
         # Steps end at whole units of time.
-        is_strict = hyper.strict_deadline
+        is_strict = hyper.clock.strict_deadline
         window = jnp.maximum(jnp.ceil(window) - 1, 0) if is_strict else jnp.floor(window)
     slot_rate, law = rate[schedule.clients], {"window": window, "law": hyper.delays.runtime_law}
     any_step = step_counts.prob_any_given(slot_rate, **law)

@@ -190,7 +190,7 @@ class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
             "with_replacement": (num - 1) / selected,
             "without_replacement": (num - selected) / selected,
         }
-        return 1 + extra[self.participation]
+        return 1 + extra[self.participants]
 
 
 class State(NamedTuple):

@@ -93,7 +93,7 @@ def decode_mean(
     models = decode_messages(hyper.compression, key, event, references, models)
     sent = jax.tree.map(jnp.subtract, models, references)
     mean = mean_of(event, reference, models)
-    if hyper.participation != "full" or not event.facts.all_filled:
+    if hyper.participants != "full" or not event.facts.all_filled:
         # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
         kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))
         mean = optax.tree.add(mean, kept)

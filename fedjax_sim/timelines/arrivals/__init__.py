@@ -10,7 +10,12 @@ Both find the arrivals in order of time. Clients that wait for the server are in
 number of tasks is at work, `tasks` follows these from client to client.
 """
 
-from fedjax_sim.timelines.arrivals.buffered import Arrivals, arrivals_within, schedule_arrivals
+from fedjax_sim.timelines.arrivals.buffered import (
+    ArrivalClock,
+    Arrivals,
+    arrivals_within,
+    schedule_arrivals,
+)
 from fedjax_sim.timelines.arrivals.client_queues import (
     ClientQueues,
     client_queues_within,
@@ -19,6 +24,7 @@ from fedjax_sim.timelines.arrivals.client_queues import (
 )
 
 __all__ = [
+    "ArrivalClock",
     "Arrivals",
     "ClientQueues",
     "arrivals_within",

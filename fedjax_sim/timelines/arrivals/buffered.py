@@ -1,7 +1,7 @@
 """Buffered arrivals: the server acts whenever its buffer of Z updates is full.
 
 Papers differ on when a client that has sent its update starts the next one, and from which model.
-The setting `restart` chooses between seven readings; `Arrivals` explains them.
+The setting `restart` chooses between seven readings; `ArrivalClock` explains them.
 
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick. A slot is a place in the buffer, so
 S = Z.
@@ -16,7 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import ConfigError, choice, count, real, struct, switch
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    choice,
+    count,
+    fields,
+    group,
+    real,
+    struct,
+    switch,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import (
@@ -37,7 +47,7 @@ RESTARTS = (
     *("after_interaction", "own_finish", "replaced", "free"),
     *("before_aggregation", "new_version", "fresh"),
 )
-"""Readings of when a client starts its next update; `Arrivals` explains them."""
+"""Readings of when a client starts its next update; `ArrivalClock` explains them."""
 FREE = ("replaced", "free", "before_aggregation")
 """Readings in which the server's clock does not influence the clients'."""
 IMMEDIATE = (*FREE, "new_version")
@@ -45,8 +55,8 @@ IMMEDIATE = (*FREE, "new_version")
 
 
 @struct
-class Arrivals(Clients):
-    """Settings of buffered arrivals.
+class ArrivalClock(Checked):
+    """Settings of the time at which clients start and the server acts.
 
     `restart` says when a client that has finished an update starts the next one:
 
@@ -73,7 +83,6 @@ class Arrivals(Clients):
       time in proportion to the number of clients; under the other readings it hardly grows.
     """
 
-    buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
     server_interact: float = real(
         3.0,
         "Duration of the exchange once the buffer is full, in units of virtual time. Has no effect "
@@ -85,12 +94,7 @@ class Arrivals(Clients):
         "after_interaction",
         RESTARTS,
         "When a client that finished an update starts the next one, and from which model; the "
-        "readings are explained at `fedjax_sim.timelines.Arrivals`.",
-    )
-    concurrency: int = count(
-        20,
-        'Clients at work at one time under restart "replaced", M; all clients if there are fewer. '
-        "Has no effect otherwise.",
+        "readings are explained at `fedjax_sim.timelines.ArrivalClock`.",
     )
     send_old_model: bool = switch(
         False,
@@ -110,6 +114,19 @@ class Arrivals(Clients):
         "Order of updates that arrive at the same time: drawn at random, or by client number.",
     )
 
+
+@struct
+class Arrivals(Clients):
+    """Settings of buffered arrivals."""
+
+    buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
+    concurrency: int = count(
+        20,
+        'Clients at work at one time under restart "replaced", M; all clients if there are fewer. '
+        "Has no effect otherwise.",
+    )
+    clock: ArrivalClock = group(ArrivalClock(), "when clients start, and when the server acts")
+
     def check_together(self) -> None:
         """Check combinations of settings.
 
@@ -119,7 +136,7 @@ class Arrivals(Clients):
         """
         super().check_together()
         if (
-            self.restart not in FREE
+            self.clock.restart not in FREE
             and self.delays.trace is None
             and self.buffer_size > self.num_clients
         ):
@@ -134,36 +151,38 @@ class Arrivals(Clients):
                 self.buffer_size,
                 f"at most the {self.delays.trace.client.size} rows of the trace",
             )
-        if self.restart == "own_finish" and not self.send_old_model:
+        if self.clock.restart == "own_finish" and not self.clock.send_old_model:
             raise ConfigError(
-                "send_old_model",
+                "clock.send_old_model",
                 False,
                 'true under restart = "own_finish", '
                 "where clients continue before the tick's model is made",
             )
-        if self.restart in IMMEDIATE and self.send_old_model:
+        if self.clock.restart in IMMEDIATE and self.clock.send_old_model:
             raise ConfigError(
-                "send_old_model",
+                "clock.send_old_model",
                 True,
-                f'false under restart = "{self.restart}", where a client takes the current model',
+                f'false under restart = "{self.clock.restart}", where clients take the current model',
             )
-        if self.restart == "new_version" and self.ties == "random":
-            raise ConfigError("ties", "random", '"client" under restart = "new_version"')
+        if self.clock.restart == "new_version" and self.clock.ties == "random":
+            raise ConfigError("clock.ties", "random", '"client" under restart = "new_version"')
         drop_rate = self.delays.drop_rate
         if self.delays.client_table is not None and self.delays.client_table.drop_rate is not None:
             drop_rate = self.delays.client_table.drop_rate
-        if self.restart == "fresh" and np.max(drop_rate) > 0:
+        if self.clock.restart == "fresh" and np.max(drop_rate) > 0:
             allowed = '0 under restart = "fresh", which draws no second update in a tick'
             raise ConfigError("drop_rate", float(np.max(drop_rate)), allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        names = ("server_interact", "restart", "send_old_model", "throttle", "ties")
+        names = [f"clock.{name}" for name in fields(ArrivalClock)]
         return super().decided() | self.decided_by_trace(*names)
 
     def idle(self) -> set[str]:
         """Name the settings that have no effect, whether or not they may be changed."""
-        return super().idle() | ({"server_interact"} if self.restart in IMMEDIATE else set())
+        return super().idle() | (
+            {"clock.server_interact"} if self.clock.restart in IMMEDIATE else set()
+        )
 
     @property
     def num_at_work(self) -> int:
@@ -196,7 +215,7 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
         "new_version": _new_version,
         "fresh": _fresh,
     }
-    return schedules.get(hyper.restart, _held_back)(key, hyper, num_ticks)
+    return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
 @checked
@@ -222,10 +241,12 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
         * (1 - hyper.delays.drop_rate)
     )
     rate = hyper.num_clients * hyper.delays.mean_rate
-    if hyper.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
+    if hyper.clock.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
         rate = hyper.num_at_work / hyper.delays.mean_time
     fill = hyper.buffer_size * hyper.times_per_update / (rate * working)
-    return time / (fill if hyper.restart in IMMEDIATE else np.maximum(hyper.server_interact, fill))
+    return time / (
+        fill if hyper.clock.restart in IMMEDIATE else np.maximum(hyper.clock.server_interact, fill)
+    )
 
 
 class _Lots(NamedTuple):
@@ -262,7 +283,7 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     num, size = hyper.num_clients, hyper.buffer_size
     everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
     devices = _devices(key, hyper)
-    sent = 0 if hyper.send_old_model else 1
+    sent = 0 if hyper.clock.send_old_model else 1
 
     def begin(lots: _Lots, client: Array, update: Array, restart: Array) -> tuple[Array, Array]:
         """Draw when clients' next updates arrive after the ones with the given numbers.
@@ -271,7 +292,7 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         """
         following = _arriving(devices, client, update, jnp.broadcast_to(restart, client.shape))
         keys = [following.finish]
-        if hyper.ties == "random":
+        if hyper.clock.ties == "random":
             keys.append(lots.draw(client, following.attempt, keys[0]))
         return jnp.stack(keys, axis=1), following.attempt
 
@@ -283,8 +304,8 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         version, update = take_rows(work, clients).T
         finish = keys[:, 0]
         lots = lots.after(keys[-1, 0], keys[-1, -1])
-        acts = jnp.maximum(clock, finish[-1]) + hyper.server_interact
-        restart = jnp.maximum(clock, finish) if hyper.restart == "own_finish" else acts
+        acts = jnp.maximum(clock, finish[-1]) + hyper.clock.server_interact
+        restart = jnp.maximum(clock, finish) if hyper.clock.restart == "own_finish" else acts
         next_keys, following = begin(lots, clients, update, restart)
         queue = replace_keys(queue, path, next_keys)
         next_work = jnp.stack([jnp.full_like(update, t + sent), following], axis=1)
@@ -308,7 +329,7 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     def first(key: Key, hyper: Arrivals) -> Arrived:
         return first_arrivals(
             partial(_arriving, _devices(key, hyper)),
-            _lots_of_updates(key) if hyper.ties == "random" else None,
+            _lots_of_updates(key) if hyper.clock.ties == "random" else None,
             num_clients=hyper.num_clients,
             num=num,
         )
@@ -317,9 +338,9 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     shape = (num_ticks, size)
     # A client whose own arrival filled the buffer starts from the new model under "free", and from
     # the model before it under "before_aggregation".
-    is_late = at_own if hyper.restart == "before_aggregation" else 0
+    is_late = at_own if hyper.clock.restart == "before_aggregation" else 0
     version = (before - is_late) // size
-    holds = (jnp.arange(num) + (hyper.restart == "free")) // size
+    holds = (jnp.arange(num) + (hyper.clock.restart == "free")) // size
     return _timeline(
         time.reshape(shape)[:, -1],
         client.reshape(shape),
@@ -338,7 +359,9 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
     def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
         devices = _devices(key, hyper)
-        lots = _lots_of_updates(key) if hyper.ties == "random" else lambda client, update: client
+        lots = (
+            _lots_of_updates(key) if hyper.clock.ties == "random" else lambda client, update: client
+        )
         work = Work(devices, lambda client, update: lots(client, update).astype(float))
         time, client, start, again = replace_finished(
             stream(key, "replacements"),
@@ -365,7 +388,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 def _devices(key: Key, hyper: Arrivals) -> Devices:
     """Draw what is known of the clients, and throttle client 0."""
     devices = draw_devices(key, hyper)
-    rate = devices.speeds.rate.at[0].multiply(hyper.throttle)
+    rate = devices.speeds.rate.at[0].multiply(hyper.clock.throttle)
     return devices._replace(speeds=devices.speeds._replace(rate=rate))
 
 
@@ -459,14 +482,14 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     def tick(clock: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
         start = jnp.full(num, clock)
         keys = [follow(devices, everyone, jnp.full_like(everyone, t), start)[1]]
-        if hyper.ties == "random":
+        if hyper.clock.ties == "random":
             keys.append(jax.random.uniform(jax.random.fold_in(tie_key, t), keys[0].shape))
         first = find_earliest(make_queue(jnp.stack(keys, axis=1), size), size)
-        acts = first.keys[-1, 0] + hyper.server_interact
+        acts = first.keys[-1, 0] + hyper.clock.server_interact
         return acts, (acts, first.clients)
 
     time, clients = jax.lax.scan(tick, jnp.zeros(()), ticks)[1]
-    sent = 0 if hyper.send_old_model else 1
+    sent = 0 if hyper.clock.send_old_model else 1
     previous, _ = previous_visits(clients)
     holds = jnp.broadcast_to(ticks[:, None] + sent, clients.shape)
     return _timeline(time, clients, jnp.where(previous >= 0, previous + sent, 0), holds, hyper)

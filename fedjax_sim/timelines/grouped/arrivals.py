@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import ConfigError, count, fixed, struct
+from fedjax_sim.settings import count, group, struct
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.grouped.groups import Groups, group_shares
+from fedjax_sim.timelines.grouped.groups import ExchangeDelays, GroupClock, Groups, group_shares
 from fedjax_sim.timelines.grouped.rounds import exchange_times, group_work, mean_work
 from fedjax_sim.types import Array, Key, Timeline
 
@@ -35,19 +35,12 @@ class GroupArrivals(Groups):
     num_reports: int = count(
         1, "Reports of groups that fill the global server's buffer and make it act, Z."
     )
-    exchanges: str = fixed("group")
-    ticks_per_round: int = fixed(1)
-
-    def check_together(self) -> None:
-        """Check combinations of settings.
-
-        Raises:
-          ConfigError: If a setting that only rounds of all groups have is given.
-        """
-        for name, value in (("exchanges", "group"), ("ticks_per_round", 1)):
-            if getattr(self, name) != value:
-                raise ConfigError(name, getattr(self, name), f"left at {value!r}")
-        super().check_together()
+    clock: GroupClock = group(GroupClock(), "how long a round takes", without=("ticks_per_round",))
+    exchange: ExchangeDelays = group(
+        ExchangeDelays(exchanges="group"),
+        "delay of the exchange with the global server",
+        without=("exchanges",),
+    )
 
 
 class Reports(NamedTuple):

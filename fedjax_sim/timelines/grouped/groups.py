@@ -17,9 +17,11 @@ import numpy as np
 
 from fedjax_sim.checking import AtLeast0, checked
 from fedjax_sim.settings import (
+    Checked,
     ConfigError,
     choice,
     count,
+    fields,
     filled,
     fixed,
     group,
@@ -29,6 +31,7 @@ from fedjax_sim.settings import (
     redefault,
     static,
     struct,
+    value_of,
     whole,
 )
 from fedjax_sim.timelines.delays import ClientDelays, Clients
@@ -67,6 +70,147 @@ def _are_weights(value: Any) -> bool:
         isinstance(value, tuple)
         and all(isinstance(x, (int, float)) and np.isfinite(x) and x >= 0 for x in value)
         and sum(value) > 0
+    )
+
+
+@struct
+class Grouping(Checked):
+    """Settings of which client belongs to which group, and of what the groups weigh."""
+
+    group_sizes: Any = static(
+        None,
+        "whole numbers from 1 joined by +, such as 5+15, one per group",
+        lambda x: _are_whole(x, 1),
+        _whole_numbers,
+        meaning="Number of clients of each group, who are taken in order of their numbers. None "
+        "splits the clients evenly; the first groups get one more where the division leaves a "
+        "remainder.",
+    )
+    association: Any = static(
+        None,
+        "whole numbers joined by +, such as 0+1+1, one group per client or -1",
+        lambda x: _are_whole(x, EMPTY),
+        _whole_numbers,
+        meaning="Group of each client, instead of group sizes; -1 for a client that does not take "
+        "part.",
+    )
+    active_per_group: int = count(
+        0,
+        "Clients of a group that take part in a round, drawn anew for each round; delays count "
+        "only these. 0 for all of them, as in the paper.",
+        least=0,
+    )
+    group_weights: Any = static(
+        "clients",
+        "clients, examples, equal, or numbers from 0 joined by +, one per group",
+        _are_weights,
+        lambda x: _parse_weights(x),
+        meaning='Weights of the groups, scaled to sum 1. "clients": their numbers of clients, as '
+        'in the paper; "examples": those of their clients\' examples; "equal": 1 each; or the '
+        "given numbers.",
+    )
+
+
+@struct
+class IterationDelays(Checked):
+    """Settings of the delay of a local iteration of a group, with `delays_of = "group"`."""
+
+    shift_per_client: float = real(
+        0.01,
+        "Constant part of an iteration's delay per client of the group, in units of virtual time.",
+        least=0,
+        of_time=True,
+    )
+    shift: Any = reals(
+        0.85,
+        "Constant part of an iteration's delay that does not depend on the group's size, in units "
+        "of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+    mean_per_client: float = real(
+        0.001,
+        "Mean of the exponential part of an iteration's delay per client of the group, in units of "
+        "virtual time.",
+        least=0,
+        of_time=True,
+    )
+    mean: Any = reals(
+        0.085,
+        "Mean of the exponential part of an iteration's delay that does not depend on the group's "
+        "size, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+
+
+@struct
+class ExchangeDelays(Checked):
+    """Settings of the delay of the exchange with the global server."""
+
+    exchanges: str = choice(
+        "round",
+        ("round", "group"),
+        'Delay of the global exchange. "round": one draw per round, for all groups together, as in '
+        'the paper. "group": one draw per group and round; a round ends when the exchange of the '
+        "last group does.",
+    )
+    exchange_shift_per_group: float = real(
+        4.0,
+        "Constant part of the global exchange's delay per group, in units of virtual time.",
+        least=0,
+        of_time=True,
+    )
+    exchange_shift: Any = reals(
+        2.0,
+        "Constant part of the global exchange's delay that does not depend on the number of "
+        "groups, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+    exchange_mean_per_group: float = real(
+        0.4,
+        "Mean of the exponential part of the global exchange's delay per group, in units of "
+        "virtual time.",
+        least=0,
+        of_time=True,
+    )
+    exchange_mean: Any = reals(
+        0.2,
+        "Mean of the exponential part of the global exchange's delay that does not depend on the "
+        "number of groups, in units of virtual time: one number for all groups, or one per group.",
+        least=0,
+        of_time=True,
+    )
+
+
+@struct
+class GroupClock(Checked):
+    """Settings of the length of a round."""
+
+    min_iterations: int = whole(
+        1,
+        "Local iterations that a group does at least in a round. With a sync time of 0 it does "
+        "exactly so many (kappa_2 of HierFAVG).",
+    )
+    sync_growth: float = real(
+        0.0,
+        "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth), in units of "
+        "virtual time.",
+        least=0,
+    )
+    ticks_per_round: int = count(
+        1,
+        "Number of ticks J into which a round is cut, at equal parts of its sync time, so that the "
+        "groups' models can be evaluated before the round ends. Only the last tick aggregates.",
+    )
+    delays_of: str = choice(
+        "group",
+        ("group", "client"),
+        'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
+        "the longest running time of the local steps of one of its clients, by the laws, speeds, "
+        "bandwidths and hours of `fedjax_sim.timelines.ClientDelays` (not in the paper). Settings "
+        "of the other kind must be left at their defaults.",
     )
 
 
@@ -112,113 +256,10 @@ class Groups(Clients):
     examples: Any = filled()
     steps_of_epochs: Any = filled()
     num_groups: int = count(2, "Number of groups, M.")
-    group_sizes: Any = static(
-        None,
-        "whole numbers from 1 joined by +, such as 5+15, one per group",
-        lambda x: _are_whole(x, 1),
-        _whole_numbers,
-        meaning="Number of clients of each group, who are taken in order of their numbers. None "
-        "splits the clients evenly; the first groups get one more where the division leaves a "
-        "remainder.",
-    )
-    association: Any = static(
-        None,
-        "whole numbers joined by +, such as 0+1+1, one group per client or -1",
-        lambda x: _are_whole(x, EMPTY),
-        _whole_numbers,
-        meaning="Group of each client, instead of group sizes; -1 for a client that does not take "
-        "part.",
-    )
-    active_per_group: int = count(
-        0,
-        "Clients of a group that take part in a round, drawn anew for each round; delays count "
-        "only these. 0 for all of them, as in the paper.",
-        least=0,
-    )
     sync_time: float = real(
         5.0,
         "Sync time S, in units of virtual time. 0 gives one local iteration per round; the whole "
         "time budget keeps the groups isolated until its end.",
-        least=0,
-        of_time=True,
-    )
-    min_iterations: int = whole(
-        1,
-        "Local iterations that a group does at least in a round. With a sync time of 0 it does "
-        "exactly so many (kappa_2 of HierFAVG).",
-    )
-    sync_growth: float = real(
-        0.0,
-        "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth), in units of "
-        "virtual time.",
-        least=0,
-    )
-    delays_of: str = choice(
-        "group",
-        ("group", "client"),
-        'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
-        "the longest running time of the local steps of one of its clients, by the laws, speeds, "
-        "bandwidths and hours of `fedjax_sim.timelines.ClientDelays` (not in the paper). Settings "
-        "of the other kind must be left at their defaults.",
-    )
-    shift_per_client: float = real(
-        0.01,
-        "Constant part of an iteration's delay per client of the group, in units of virtual time.",
-        least=0,
-        of_time=True,
-    )
-    shift: Any = reals(
-        0.85,
-        "Constant part of an iteration's delay that does not depend on the group's size, in units "
-        "of virtual time: one number for all groups, or one per group.",
-        least=0,
-        of_time=True,
-    )
-    mean_per_client: float = real(
-        0.001,
-        "Mean of the exponential part of an iteration's delay per client of the group, in units of "
-        "virtual time.",
-        least=0,
-        of_time=True,
-    )
-    mean: Any = reals(
-        0.085,
-        "Mean of the exponential part of an iteration's delay that does not depend on the group's "
-        "size, in units of virtual time: one number for all groups, or one per group.",
-        least=0,
-        of_time=True,
-    )
-    exchange_shift_per_group: float = real(
-        4.0,
-        "Constant part of the global exchange's delay per group, in units of virtual time.",
-        least=0,
-        of_time=True,
-    )
-    exchanges: str = choice(
-        "round",
-        ("round", "group"),
-        'Delay of the global exchange. "round": one draw per round, for all groups together, as in '
-        'the paper. "group": one draw per group and round; a round ends when the exchange of the '
-        "last group does.",
-    )
-    exchange_shift: Any = reals(
-        2.0,
-        "Constant part of the global exchange's delay that does not depend on the number of "
-        "groups, in units of virtual time: one number for all groups, or one per group.",
-        least=0,
-        of_time=True,
-    )
-    exchange_mean_per_group: float = real(
-        0.4,
-        "Mean of the exponential part of the global exchange's delay per group, in units of "
-        "virtual time.",
-        least=0,
-        of_time=True,
-    )
-    exchange_mean: Any = reals(
-        0.2,
-        "Mean of the exponential part of the global exchange's delay that does not depend on the "
-        "number of groups, in units of virtual time: one number for all groups, or one per group.",
         least=0,
         of_time=True,
     )
@@ -232,19 +273,13 @@ class Groups(Clients):
         '"fednova": x + T sum_i w_i D_i / t_i, where T = sum_j w_j t_j is the mean number of '
         "iterations.",
     )
-    group_weights: Any = static(
-        "clients",
-        "clients, examples, equal, or numbers from 0 joined by +, one per group",
-        _are_weights,
-        lambda x: _parse_weights(x),
-        meaning='Weights of the groups, scaled to sum 1. "clients": their numbers of clients, as '
-        'in the paper; "examples": those of their clients\' examples; "equal": 1 each; or the '
-        "given numbers.",
+    grouping: Grouping = group(Grouping(), "which client belongs to which group")
+    clock: GroupClock = group(GroupClock(), "how long a round takes")
+    iteration: IterationDelays = group(
+        IterationDelays(), 'delay of a local iteration, with `delays_of = "group"`'
     )
-    ticks_per_round: int = count(
-        1,
-        "Number of ticks J into which a round is cut, at equal parts of its sync time, so that the "
-        "groups' models can be evaluated before the round ends. Only the last tick aggregates.",
+    exchange: ExchangeDelays = group(
+        ExchangeDelays(), "delay of the exchange with the global server"
     )
 
     @property
@@ -264,42 +299,53 @@ class Groups(Clients):
             raise ConfigError("local_steps", self.local_steps, allowed)
         super().check_together()
         self._check_grouping()
-        if self.active_per_group > 0 and self.delays_of == "client":
+        if self.grouping.active_per_group > 0 and self.clock.delays_of == "client":
             raise ConfigError(
-                "active_per_group",
-                self.active_per_group,
+                "grouping.active_per_group",
+                self.grouping.active_per_group,
                 "0 with delays of clients, because all clients of a group count there",
             )
-        for name in ("shift", "mean", "exchange_shift", "exchange_mean"):
-            size = np.size(getattr(self, name))
+        per_group = (
+            *("iteration.shift", "iteration.mean"),
+            *("exchange.exchange_shift", "exchange.exchange_mean"),
+        )
+        for name in per_group:
+            value = value_of(self, name)
+            size = np.size(value)
             if size not in (1, self.num_groups):
-                raise ConfigError(
-                    name, getattr(self, name), f"one number, or num_groups = {self.num_groups}"
-                )
-            if size > 1 and name.startswith("exchange") and self.exchanges == "round":
+                raise ConfigError(name, value, f"one number, or num_groups = {self.num_groups}")
+            if size > 1 and name.startswith("exchange") and self.exchange.exchanges == "round":
                 allowed = 'one number with exchanges "round"; one per group needs "group"'
-                raise ConfigError(name, getattr(self, name), allowed)
-        if not isinstance(self.group_weights, str) and len(self.group_weights) != self.num_groups:
+                raise ConfigError(name, value, allowed)
+        if (
+            not isinstance(self.grouping.group_weights, str)
+            and len(self.grouping.group_weights) != self.num_groups
+        ):
             raise ConfigError(
-                "group_weights", self.group_weights, f"of num_groups = {self.num_groups} numbers"
+                "grouping.group_weights",
+                self.grouping.group_weights,
+                f"of num_groups = {self.num_groups} numbers",
             )
         shortest = float(np.min(self.mean_iteration()))
-        if self.delays_of == "group" and shortest <= 0:
+        if self.clock.delays_of == "group" and shortest <= 0:
             raise ConfigError("shift + mean of an iteration's delay", shortest, "above 0")
         if np.max(np.asarray(self.sync_time, float)) > MOST_ITERATIONS * shortest:
             allowed = f"at most {MOST_ITERATIONS} times an iteration's mean delay, {shortest:g}"
             raise ConfigError("sync_time", self.sync_time, allowed)
-        if np.max(np.asarray(self.min_iterations)) > MOST_ITERATIONS:
-            raise ConfigError("min_iterations", self.min_iterations, f"at most {MOST_ITERATIONS}")
+        if np.max(np.asarray(self.clock.min_iterations)) > MOST_ITERATIONS:
+            raise ConfigError(
+                "clock.min_iterations", self.clock.min_iterations, f"at most {MOST_ITERATIONS}"
+            )
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
         found = super().decided()
         if np.all(np.asarray(self.client_epochs) > 0):
             found["client_steps"] = "client_epochs"
-        if self.delays_of == "client":
+        if self.clock.delays_of == "client":
             return found | dict.fromkeys(
-                ("shift_per_client", "shift", "mean_per_client", "mean"), 'delays_of "client"'
+                [f"iteration.{name}" for name in fields(IterationDelays)],
+                'clock.delays_of "client"',
             )
         of_clients = (
             *RATES,
@@ -312,18 +358,18 @@ class Groups(Clients):
             *("on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
         )
         of_clients = [f"delays.{name}" for name in of_clients]
-        return found | dict.fromkeys(of_clients, 'delays_of "group"')
+        return found | dict.fromkeys(of_clients, 'clock.delays_of "group"')
 
     def _check_grouping(self) -> None:
         """Check that sizes or association fit the numbers of clients and groups."""
-        sizes, association = self.group_sizes, self.association
+        sizes, association = self.grouping.group_sizes, self.grouping.association
         if sizes is not None and association is not None:
             raise ConfigError(
-                "group_sizes", sizes, "left out with an association, which decides them"
+                "grouping.group_sizes", sizes, "left out with an association, which decides them"
             )
         if sizes is not None and (len(sizes) != self.num_groups or sum(sizes) != self.num_clients):
             raise ConfigError(
-                "group_sizes",
+                "grouping.group_sizes",
                 sizes,
                 f"num_groups = {self.num_groups} numbers with the sum "
                 f"num_clients = {self.num_clients}",
@@ -334,7 +380,7 @@ class Groups(Clients):
             allowed = (
                 f"num_clients = {self.num_clients} numbers below num_groups = {self.num_groups}"
             )
-            raise ConfigError("association", association, allowed)
+            raise ConfigError("grouping.association", association, allowed)
         if self.num_groups > self.num_clients:
             raise ConfigError(
                 "num_groups", self.num_groups, f"at most num_clients = {self.num_clients}"
@@ -342,7 +388,7 @@ class Groups(Clients):
         if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
             empty = min(set(range(self.num_groups)) - set(association))
             raise ConfigError(
-                "association",
+                "grouping.association",
                 f"without a client of group {empty}",
                 "of at least one client per group",
             )
@@ -354,12 +400,18 @@ class Groups(Clients):
           Virtual times, `f64[M]`. With delays of clients these are the mean time of the fastest
           single client.
         """
-        if self.delays_of == "client":
+        if self.clock.delays_of == "client":
             fastest = np.max(np.asarray(self.delays.largest_rate, float))
             return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
         size = delay_sizes(self)
-        shift = np.asarray(self.shift_per_client, float) * size + np.asarray(self.shift, float)
-        return shift + np.asarray(self.mean_per_client, float) * size + np.asarray(self.mean, float)
+        shift = np.asarray(self.iteration.shift_per_client, float) * size + np.asarray(
+            self.iteration.shift, float
+        )
+        return (
+            shift
+            + np.asarray(self.iteration.mean_per_client, float) * size
+            + np.asarray(self.iteration.mean, float)
+        )
 
     def mean_exchange(self) -> np.ndarray:
         """Compute the mean time of a global exchange; not inside a trace.
@@ -367,8 +419,13 @@ class Groups(Clients):
         Returns:
           Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
         """
-        per_group = np.asarray(self.exchange_shift_per_group) + self.exchange_mean_per_group
-        alike = np.asarray(self.exchange_shift, float) + np.asarray(self.exchange_mean, float)
+        per_group = (
+            np.asarray(self.exchange.exchange_shift_per_group)
+            + self.exchange.exchange_mean_per_group
+        )
+        alike = np.asarray(self.exchange.exchange_shift, float) + np.asarray(
+            self.exchange.exchange_mean, float
+        )
         return per_group * self.num_groups + alike
 
 
@@ -397,7 +454,7 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
         raise ConfigError("client_epochs", hyper.client_epochs, allowed)
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
     completed = cast(Any, hyper)
-    if hyper.group_weights == "examples":
+    if hyper.grouping.group_weights == "examples":
         completed = completed.replace(examples=counts)
     if has_epochs:
         # A product that is a whole number must not become the next one by rounding.
@@ -441,7 +498,11 @@ def list_members(groups: Groups) -> Members:
     Returns:
       The groups' clients and sizes, as NumPy arrays.
     """
-    group = np.asarray(groups.association) if groups.association is not None else _in_order(groups)
+    group = (
+        np.asarray(groups.grouping.association)
+        if groups.grouping.association is not None
+        else _in_order(groups)
+    )
     size = np.bincount(group[group >= 0], minlength=groups.num_groups)
     lists = [np.flatnonzero(group == i) for i in range(groups.num_groups)]
     padded = [np.concatenate([row, np.repeat(row[:1], size.max() - len(row))]) for row in lists]
@@ -450,7 +511,7 @@ def list_members(groups: Groups) -> Members:
 
 def _in_order(groups: Groups) -> np.ndarray:
     """Assign clients to groups in order of their numbers: `i[N]`."""
-    sizes = groups.group_sizes or [
+    sizes = groups.grouping.group_sizes or [
         len(part) for part in np.array_split(np.arange(groups.num_clients), groups.num_groups)
     ]
     return np.repeat(np.arange(groups.num_groups), sizes)
@@ -468,16 +529,16 @@ def group_shares(groups: Groups) -> Leaf:
       `f64[M]`, of sum 1: a NumPy array, except for the weights "examples", which are traced.
     """
     members = list_members(groups)
-    if groups.group_weights == "examples":
+    if groups.grouping.group_weights == "examples":
         given = 1.0 if groups.examples is None else groups.examples
         examples = jnp.broadcast_to(jnp.asarray(given, float), (groups.num_clients,))
         total = jnp.where(members.is_there, examples[members.clients], 0).sum(axis=1)
         return total / total.sum()
     named = {"clients": members.size, "equal": np.ones(groups.num_groups)}
     weight = np.asarray(
-        named[groups.group_weights]
-        if isinstance(groups.group_weights, str)
-        else groups.group_weights,
+        named[groups.grouping.group_weights]
+        if isinstance(groups.grouping.group_weights, str)
+        else groups.grouping.group_weights,
         float,
     )
     return weight / weight.sum()
@@ -494,7 +555,11 @@ def delay_sizes(groups: Groups) -> np.ndarray:
       `i32[M]`; with `active_per_group` above 0 at most that number.
     """
     size = list_members(groups).size
-    return size if groups.active_per_group == 0 else np.minimum(size, groups.active_per_group)
+    return (
+        size
+        if groups.grouping.active_per_group == 0
+        else np.minimum(size, groups.grouping.active_per_group)
+    )
 
 
 @checked
@@ -544,8 +609,10 @@ def iteration_law(groups: Groups) -> tuple[Array, Array]:
       units of virtual time.
     """
     size = jnp.asarray(delay_sizes(groups), float)
-    shift = groups.shift_per_client * size + jnp.asarray(groups.shift, float)
-    return shift, groups.mean_per_client * size + jnp.asarray(groups.mean, float)
+    shift = groups.iteration.shift_per_client * size + jnp.asarray(groups.iteration.shift, float)
+    return shift, groups.iteration.mean_per_client * size + jnp.asarray(
+        groups.iteration.mean, float
+    )
 
 
 def exchange_law(groups: Groups) -> tuple[Any, Any]:
@@ -559,6 +626,9 @@ def exchange_law(groups: Groups) -> tuple[Any, Any]:
       time: `f64[]` each, or `f64[M]` where they are given per group.
     """
     num = groups.num_groups
-    alike = jnp.asarray(groups.exchange_shift, float), jnp.asarray(groups.exchange_mean, float)
-    shift = groups.exchange_shift_per_group * num + alike[0]
-    return shift, groups.exchange_mean_per_group * num + alike[1]
+    alike = (
+        jnp.asarray(groups.exchange.exchange_shift, float),
+        jnp.asarray(groups.exchange.exchange_mean, float),
+    )
+    shift = groups.exchange.exchange_shift_per_group * num + alike[0]
+    return shift, groups.exchange.exchange_mean_per_group * num + alike[1]

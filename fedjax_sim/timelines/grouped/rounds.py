@@ -63,7 +63,7 @@ def iteration_times(
     iteration_key = jax.random.fold_in(
         jax.random.fold_in(stream(key, "iterations"), round_number), iteration
     )
-    if groups.delays_of == "client":
+    if groups.clock.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
         running = _client_times(iteration_key, devices.speeds, groups)[clients]
         begin = jnp.zeros(len(clients)) if begin is None else begin
@@ -103,7 +103,7 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
     """
     shift, mean = exchange_law(groups)
     exchange_key = stream(key, "exchange")
-    shape = (groups.num_groups,) if groups.exchanges == "group" else ()
+    shape = (groups.num_groups,) if groups.exchange.exchanges == "group" else ()
     draw = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(exchange_key, u), shape))
     standard = draw(jnp.arange(num_rounds)).reshape(num_rounds, -1)
     return jnp.atleast_1d(shift)[None] + jnp.atleast_1d(mean)[None] * standard
@@ -119,7 +119,10 @@ def sync_times(groups: Groups, num_rounds: int) -> Array:
     Returns:
       Virtual times, `f64[U]`.
     """
-    final, growth = jnp.asarray(groups.sync_time, float), jnp.asarray(groups.sync_growth, float)
+    final, growth = (
+        jnp.asarray(groups.sync_time, float),
+        jnp.asarray(groups.clock.sync_growth, float),
+    )
     return jnp.where(growth > 0, jnp.minimum(final, growth * (1 + jnp.arange(num_rounds))), final)
 
 
@@ -181,8 +184,8 @@ def group_work(
       Iterations and times of every group.
     """
     # Each tick of a round but the last counts what was done by its part of the sync time.
-    parts = jnp.arange(1, groups.ticks_per_round) / groups.ticks_per_round
-    least = jnp.asarray(groups.min_iterations, int)
+    parts = jnp.arange(1, groups.clock.ticks_per_round) / groups.clock.ticks_per_round
+    least = jnp.asarray(groups.clock.min_iterations, int)
 
     def one_round(number: Array, sync_time: Array, start: Array | None = None) -> Any:
         marks = parts * sync_time
@@ -211,7 +214,7 @@ def group_work(
         return jnp.concatenate([by_mark, steps[None]]), busy
 
     numbers, syncs = jnp.arange(num_rounds), sync_times(groups, num_rounds)
-    if groups.delays_of == "group" or draw_devices(key, groups).windows is None:
+    if groups.clock.delays_of == "group" or draw_devices(key, groups).windows is None:
         return GroupWork(*jax.vmap(one_round)(numbers, syncs))
 
     def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> Any:
@@ -272,7 +275,7 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     Returns:
       A timeline with one slot per group; a slot's steps are the group's iterations in that tick.
     """
-    per_round = hyper.ticks_per_round
+    per_round = hyper.clock.ticks_per_round
     num_rounds = -(-num_ticks // per_round)
     work = group_work(key, hyper, num_rounds, all_together)
     length = all_together(work.busy, exchange_times(key, hyper, num_rounds))[:, 0]
@@ -319,7 +322,7 @@ def group_rounds_within(hyper: Groups, time: Above0) -> float:
       The approximate number of ticks.
     """
     length = np.max(mean_work(hyper)) + np.max(hyper.mean_exchange())
-    return float(time / length) * hyper.ticks_per_round
+    return float(time / length) * hyper.clock.ticks_per_round
 
 
 def mean_work(hyper: Groups) -> np.ndarray:
@@ -331,5 +334,7 @@ def mean_work(hyper: Groups) -> np.ndarray:
     Returns:
       Virtual times, `f64[M]`.
     """
-    sync_time = np.where(np.asarray(hyper.sync_growth) > 0, 0.0, np.asarray(hyper.sync_time, float))
-    return np.maximum(sync_time, hyper.mean_iteration() * np.asarray(hyper.min_iterations))
+    sync_time = np.where(
+        np.asarray(hyper.clock.sync_growth) > 0, 0.0, np.asarray(hyper.sync_time, float)
+    )
+    return np.maximum(sync_time, hyper.mean_iteration() * np.asarray(hyper.clock.min_iterations))

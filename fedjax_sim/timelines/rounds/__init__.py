@@ -10,12 +10,14 @@
 
 from fedjax_sim.timelines.rounds.coins import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.rounds.sampled import (
+    CohortClock,
     CohortRounds,
     cohort_system,
     rounds_within,
     schedule_cohort_rounds,
 )
 from fedjax_sim.timelines.rounds.synchronous import (
+    RoundClock,
     Rounds,
     WeightedRounds,
     schedule_rounds,
@@ -23,8 +25,10 @@ from fedjax_sim.timelines.rounds.synchronous import (
 )
 
 __all__ = [
+    "CohortClock",
     "CohortRounds",
     "CoinRounds",
+    "RoundClock",
     "Rounds",
     "WeightedRounds",
     "cohort_system",

@@ -23,7 +23,7 @@ class CoinRounds:
         above=0,
         most=1,
     )
-    round_time: float = real(1.0, "Duration of a round, in units of virtual time.", above=0)
+    round_length: float = real(1.0, "Duration of a round, in units of virtual time.", above=0)
 
 
 @checked
@@ -42,7 +42,7 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timel
     shape = (num_ticks, hyper.num_clients)
     present = takes_part(stream(key, "participation"), hyper.participation, shape).astype("int32")
     version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)
-    time = hyper.round_time * (1.0 + jnp.arange(num_ticks))
+    time = hyper.round_length * (1.0 + jnp.arange(num_ticks))
     clients = jnp.broadcast_to(jnp.arange(hyper.num_clients)[None], shape)
     return Timeline(time, clients, present, version, present.astype(float), holds=version)
 

@@ -17,7 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct, switch
+from fedjax_sim.settings import (
+    ConfigError,
+    choice,
+    count,
+    filled,
+    fixed,
+    group,
+    real,
+    struct,
+    switch,
+    value_of,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import (
     Draws,
@@ -27,7 +38,7 @@ from fedjax_sim.timelines.cohorts import (
     draw_with_replacement,
 )
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.rounds.synchronous import Rounds, draw_work_times
+from fedjax_sim.timelines.rounds.synchronous import RoundClock, Rounds, draw_work_times
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -40,6 +51,24 @@ from fedjax_sim.types import (
     System,
     Timeline,
 )
+
+
+@struct
+class CohortClock(RoundClock):
+    """Settings of the time that a round takes whose reports may be late."""
+
+    num_asked: int = count(
+        0,
+        "Clients that are asked to take part in a round, of which the first `num_selected` reports "
+        "are used; 0 asks `num_selected`.",
+        least=0,
+    )
+    deadline: float = real(
+        0.0,
+        "Longest time that a round waits for reports, in units of virtual time; 0 for no limit.",
+        least=0,
+        simpler_at=(0.0,),
+    )
 
 
 @struct
@@ -74,18 +103,7 @@ class CohortRounds(Rounds):
         "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
         least=0,
     )
-    num_asked: int = count(
-        0,
-        "Clients that are asked to take part in a round, of which the first `num_selected` reports "
-        "are used; 0 asks `num_selected`.",
-        least=0,
-    )
-    deadline: float = real(
-        0.0,
-        "Longest time that a round waits for reports, in units of virtual time; 0 for no limit.",
-        least=0,
-        simpler_at=(0.0,),
-    )
+    clock: CohortClock = group(CohortClock(), "how long a round takes")
     # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of
     # examples, `f64[N]`, if something depends on them.
     has_epochs: bool = fixed(False)
@@ -101,19 +119,19 @@ class CohortRounds(Rounds):
             for name, only in (
                 ("weighting", "equal"),
                 ("with_replacement", False),
-                ("num_asked", 0),
+                ("clock.num_asked", 0),
             ):
-                if getattr(self, name) != only:
+                if value_of(self, name) != only:
                     allowed = f'{only!r} with selection = "poisson"'
-                    raise ConfigError(name, getattr(self, name), allowed)
+                    raise ConfigError(name, value_of(self, name), allowed)
         if not self.with_replacement:
             super().check_cohort()
-            if self.num_asked > self.num_clients:
+            if self.clock.num_asked > self.num_clients:
                 allowed = f"at most num_clients = {self.num_clients}"
-                raise ConfigError("num_asked", self.num_asked, allowed)
-        if 0 < self.num_asked < self.num_selected:
+                raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+        if 0 < self.clock.num_asked < self.num_selected:
             allowed = f"0, or at least num_selected = {self.num_selected}"
-            raise ConfigError("num_asked", self.num_asked, allowed)
+            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
 
     def completed(self, problem: Any) -> Any:
         """Fill in the clients' numbers of examples, if something depends on them.
@@ -162,7 +180,7 @@ def rounds_within(hyper: Any, time: Above0) -> Any:
     else:
         work = (hyper.delays.trace.finish - hyper.delays.trace.start).mean()
     # Work of a trace may take no time.
-    return time / np.maximum(hyper.server_interact + work, 1e-200)
+    return time / np.maximum(hyper.clock.server_interact + work, 1e-200)
 
 
 @checked
@@ -216,7 +234,7 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
       A timeline whose weights sum to 1 in every round in which somebody reports; under Poisson
       sampling they are all 1 / S.
     """
-    num_asked = hyper.num_asked or hyper.num_selected
+    num_asked = hyper.clock.num_asked or hyper.num_selected
     asked = _draw_asked(stream(key, "cohorts"), hyper, num_asked, num_ticks)
     steps = _steps_of(asked.clients, hyper)
     work_time = draw_work_times(key, asked.clients, hyper, steps if hyper.has_epochs else None)
@@ -227,7 +245,7 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], asked.clients.shape)
     is_lost_here = is_lost(devices, jnp.maximum(asked.clients, 0), version) & has_work
     is_asked = asked.clients != EMPTY
-    limit = jnp.where(hyper.deadline > 0, hyper.deadline, jnp.inf)
+    limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
 
     def arrivals(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
         """Compute when reports are in, infinite for those that never are: `f64[..., A]`."""
@@ -241,8 +259,8 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
         is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), hyper.num_selected)
         # A loss is known when the report should have come.
         known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
-        until = jnp.where(hyper.deadline > 0, hyper.deadline, known)
-        return hyper.server_interact + jnp.where(is_whole, last, until)
+        until = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, known)
+        return hyper.clock.server_interact + jnp.where(is_whole, last, until)
 
     facts = is_asked, is_lost_here
     taken = times_in_rounds(devices, working, work_time, length, *facts)

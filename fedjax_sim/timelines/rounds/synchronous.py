@@ -11,7 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, choice, count, real, redefault, struct, weights, whole
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    choice,
+    count,
+    group,
+    real,
+    redefault,
+    struct,
+    weights,
+    whole,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
 from fedjax_sim.timelines.delays import (
@@ -26,10 +37,9 @@ from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class Rounds(Clients):
-    """Settings of synchronous rounds of uniform cohorts."""
+class RoundClock(Checked):
+    """Settings of the time that a round takes."""
 
-    num_selected: int = count(20, "Size of the cohort, S.")
     server_interact: float = real(
         3.0,
         "Duration of the exchange with the cohort, in units of virtual time.",
@@ -42,6 +52,14 @@ class Rounds(Clients):
         "Time that the cohort's work takes: the longest sum of K running times, K times the "
         "longest single draw, or K times the longest mean.",
     )
+
+
+@struct
+class Rounds(Clients):
+    """Settings of synchronous rounds of uniform cohorts."""
+
+    num_selected: int = count(20, "Size of the cohort, S.")
+    clock: RoundClock = group(RoundClock(), "how long a round takes")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -63,7 +81,7 @@ class Rounds(Clients):
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("round_time")
+        return super().decided() | self.decided_by_trace("clock.round_time")
 
     def check_cohort(self) -> None:
         """Check that the cohort is not larger than the number of clients.
@@ -86,7 +104,7 @@ class WeightedRounds(Rounds):
 
     num_selected: int = redefault(Rounds, "num_selected", 10)
     local_steps: int = whole(20, "Local steps of a client in a round, K.")
-    participation: str = choice(
+    participants: str = choice(
         "full",
         ("full", "with_replacement", "without_replacement"),
         'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
@@ -100,13 +118,20 @@ class WeightedRounds(Rounds):
     delays: ClientDelays = redefault(
         Rounds, "delays", ClientDelays(slow_fraction=0.0, rate_fast=1.0)
     )
-    server_interact: float = redefault(Rounds, "server_interact", 0.0)
-    round_time: str = choice(
-        "mean",
-        ("one_draw", "mean"),
-        "Time that the participants' work takes: K times the longest single draw, or K times the "
-        "longest mean.",
+    clock: RoundClock = redefault(
+        Rounds, "clock", RoundClock(server_interact=0.0, round_time="mean")
     )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the K running times of a client are to be summed.
+        """
+        super().check_together()
+        if self.clock.round_time == "sum":
+            allowed = "one_draw or mean, because local_steps can be swept in one program here"
+            raise ConfigError("clock.round_time", "sum", allowed)
 
     def check_cohort(self) -> None:
         """Check the size of the cohort if it is drawn without replacement.
@@ -114,7 +139,7 @@ class WeightedRounds(Rounds):
         Raises:
           ConfigError: If it is larger than the number of clients.
         """
-        if self.participation == "without_replacement":
+        if self.participants == "without_replacement":
             super().check_cohort()
 
     def weighted(self, counts: np.ndarray) -> Any:
@@ -138,10 +163,10 @@ class WeightedRounds(Rounds):
                 f"one number, or {counts.size}: one per client",
             )
         weights = np.broadcast_to(weights, counts.shape)
-        if self.participation == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
+        if self.participants == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
             unequal = f"with weights from {weights.min():g} to {weights.max():g}"
             raise ConfigError(
-                "participation",
+                "participants",
                 f"without_replacement {unequal}",
                 "full or with_replacement unless all weights are equal",
             )
@@ -199,10 +224,10 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
       A timeline whose weights sum to 1 in every round. Full participation has a slot for each
       client. With replacement there are S slots, and those left over by repeated draws are `EMPTY`.
     """
-    if hyper.participation == "without_replacement":
+    if hyper.participants == "without_replacement":
         return schedule_rounds(key, hyper, num_ticks)
     share = hyper.shares()
-    if hyper.participation == "full":
+    if hyper.participants == "full":
         shape = (num_ticks, hyper.num_clients)
         return _synchronous(
             key,
@@ -227,7 +252,7 @@ def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Time
     devices = draw_devices(key, hyper)
 
     def wait(taken: Array) -> Array:
-        return hyper.server_interact + taken.max(axis=-1)
+        return hyper.clock.server_interact + taken.max(axis=-1)
 
     taken = times_in_rounds(devices, clients, work_time, wait)
     time = jnp.cumsum(wait(taken))
@@ -261,7 +286,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     is_by_step = steps is not None and hyper.delays.time_of == "step"
     num_times: Any = steps if is_by_step else hyper.times_per_update
-    if hyper.round_time == "mean":
+    if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
     key, ticks = stream(key, "runtimes"), jnp.arange(clients.shape[0])
 
@@ -271,7 +296,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None
 
         return jax.vmap(tick)(ticks, speeds).sum(axis=-1)
 
-    if hyper.round_time == "one_draw":
+    if hyper.clock.round_time == "one_draw":
         return draw(key, 1) * num_times
     if not is_by_step:
         return draw(key, hyper.times_per_update)

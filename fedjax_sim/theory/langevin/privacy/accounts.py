@@ -103,7 +103,7 @@ def of(
     setup = PrivacySetup(
         num_clients=len(counts),
         num_selected=hyper.num_selected,
-        scheme=hyper.participation,
+        scheme=hyper.participants,
         local_steps=int(hyper.local_steps),
         num_rounds=num_rounds if adversary == "outsider" else max(int(times.max()), 1),
         step_size=float(hyper.step_size),
