@@ -33,6 +33,20 @@ from fedjax_sim.lifecycle import InputError, nearest
 
 HyperT = TypeVar("HyperT")
 _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
+FORMER_NAMES = {
+    "aggregation": "field",
+    "alpha": "regularization",
+    "client_weights": "weighting",
+    "control": "anchor",
+    "delays": "delays_of",
+    "participation": "participants",
+    "round_time": "round_length",
+    "sampling": "batches",
+    "weighting": "rule",
+}
+"""Settings that had one name and several meanings until version 0.1, and their names since."""
+GONE = {"lr_scale": "left out: multiply lr, or let `optimizer` do it"}
+"""Settings that there were until version 0.1, and what to do without them."""
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
 
@@ -409,6 +423,10 @@ def full_name(hyper_type: type, name: str) -> str:
     known = names_of(hyper_type)
     if name in known:
         return known[name]
+    if (new := FORMER_NAMES.get(name, "")) in known:
+        raise ConfigError("setting name", name, f"`{known[new]}`, as it is called now")
+    if name in GONE:
+        raise ConfigError("setting name", name, GONE[name])
     ends = [each for each in fields(hyper_type) if each.rpartition(".")[2] == name]
     raise ConfigError("setting name", name, f"one of {', '.join(ends or known_names(hyper_type))}")
 

@@ -24,7 +24,7 @@ class Expectation:
     batch_size: int = count(
         20, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
     )
-    sampling: str = choice(
+    batches: str = choice(
         "with_replacement",
         ("with_replacement", "without_replacement", "full"),
         "How each step's mini-batch is drawn. Without replacement it must not be larger than the "
@@ -46,7 +46,7 @@ def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> Expe
     Raises:
       ConfigError: If mini-batches without replacement are larger than some client's examples.
     """
-    if problem is not None and hyper.sampling == "without_replacement":
+    if problem is not None and hyper.batches == "without_replacement":
         fewest = int(np.min(problem.counts))
         if hyper.batch_size > fewest:
             allowed = f"at most {fewest}, the fewest examples of a client, without replacement"
@@ -188,7 +188,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
 def _mini_batch(hyper: Expectation, key: Key, number: Array, count: Array) -> Array:
     """Draw the positions of a client's mini-batch with this number: `i32[B]`."""
     batch_key = jax.random.fold_in(key, number)
-    if hyper.sampling == "without_replacement":
+    if hyper.batches == "without_replacement":
         places = jnp.arange(hyper.batch_size) % count
         return shuffled_index(shuffle_bits(batch_key), places, count)
     bits = jax.random.bits(batch_key, (hyper.batch_size,), "uint32")

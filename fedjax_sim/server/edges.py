@@ -58,6 +58,7 @@ from fedjax_sim.server.aggregation import expand, weighted_sum
 from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.settings import (
+    Checked,
     ConfigError,
     choice,
     count,
@@ -102,15 +103,9 @@ class EdgeMessages(ClientMessages):
 
 
 @struct
-class EdgeTraining(Groups, LocalTraining, Reports):
-    """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
+class EdgeWork(Checked):
+    """Settings of what the clients of a group do together."""
 
-    batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    training: ClientTraining = group(
-        ClientTraining(sampling="with_replacement"),
-        ABOUT_TRAINING,
-        without=("example_clip", "optimizer_state"),
-    )
     proximal: float = real(
         0.0,
         "Strength mu of the pull of a client's local steps to the group's model from which they "
@@ -124,8 +119,21 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         "Weights of a group's clients in its mean: equal, as in the paper, or their numbers of "
         "examples.",
     )
-    messages: EdgeMessages = group(EdgeMessages(), "compression of messages both ways")
     clients_at_once: int = count(1000, "Clients of a group whose batches are in memory together.")
+
+
+@struct
+class EdgeTraining(Groups, LocalTraining, Reports):
+    """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
+
+    batch_size: int = redefault(LocalTraining, "batch_size", 32)
+    training: ClientTraining = group(
+        ClientTraining(sampling="with_replacement"),
+        ABOUT_TRAINING,
+        without=("example_clip", "optimizer_state"),
+    )
+    work: EdgeWork = group(EdgeWork(), "what the clients of a group do together")
+    messages: EdgeMessages = group(EdgeMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -276,9 +284,9 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
     The state of its optimizer is the number of the iteration and the estimates of the members'
     progress, leaves `[C, ...]`.
     """
-    proximal = None if is_known(hyper.proximal, 0) else hyper.proximal
+    proximal = None if is_known(hyper.work.proximal, 0) else hyper.work.proximal
     # A group's clients train like the slots of a tick, whose steps are known or counted.
-    at_once = 1 if plan.slots_at_once == 1 else hyper.clients_at_once
+    at_once = 1 if plan.slots_at_once == 1 else hyper.work.clients_at_once
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
     train_clients = local_training(problem, hyper, within, proximal=proximal)
     is_even = is_known(hyper.client_epochs, 0)
@@ -342,7 +350,7 @@ def group_gradient(
       draw: As in `present_clients`.
     """
     clients, weight = present_clients(problem, hyper, key, group, draw)
-    at_once = min(hyper.clients_at_once, clients.shape[0])
+    at_once = min(hyper.work.clients_at_once, clients.shape[0])
     padding = -clients.shape[0] % at_once
     clients = jnp.concatenate([clients, jnp.repeat(clients[:1], padding)]).reshape(-1, at_once)
     weight = jnp.pad(weight, (0, padding)).reshape(-1, at_once)
@@ -390,7 +398,7 @@ def present_clients(
         bits = shuffle_bits(jax.random.fold_in(stream(key, "active"), group))
         clients = clients[shuffled_index(bits, jnp.minimum(places, size - 1), size, draw)]
     weight = is_there.astype(float)
-    if hyper.weighting == "examples":
+    if hyper.work.weighting == "examples":
         weight = jnp.where(is_there, problem.counts[clients], 0).astype(float)
     return clients, weight / weight.sum()
 
@@ -405,7 +413,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
       hyper: The settings.
     """
     largest = list_members(hyper).clients.shape[1]
-    clients = min(hyper.grouping.active_per_group or largest, largest, hyper.clients_at_once)
+    clients = min(hyper.grouping.active_per_group or largest, largest, hyper.work.clients_at_once)
     return hyper.batch_size * clients * hyper.client_steps
 
 

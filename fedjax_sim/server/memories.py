@@ -39,7 +39,7 @@ class Memories(Compression):
         "First memory V_{0,i}: h_i(S_0), for which every client evaluates all its examples once "
         "and sends one uncompressed message; or 0.",
     )
-    aggregation: str = choice(
+    field: str = choice(
         "fedem",
         ("fedem", "naive", "local_memory"),
         'The field H: "fedem" adds the server\'s memory and the mean message; "naive" has no '
@@ -50,7 +50,7 @@ class Memories(Compression):
     @property
     def starts_known(self) -> bool:
         """Whether V_{0,i} is h_i(S_0)."""
-        return self.memory_start == "mean_field" and self.aggregation != "naive"
+        return self.memory_start == "mean_field" and self.field != "naive"
 
 
 class Memory(NamedTuple):
@@ -76,7 +76,7 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
     Returns:
       The memories V_{0,i}, `f[N, q]`, and their mean.
     """
-    clients = fields if hyper.starts_known else jnp.zeros_like(fields)
+    clients = fields if hyper.memories.starts_known else jnp.zeros_like(fields)
     return Memory(clients, clients.mean(axis=0))
 
 
@@ -105,17 +105,21 @@ def exchange(
     known = read_rows(memory.clients, clients)
 
     def compress(client: Array, difference: Array) -> Array:
-        return hyper.compression.apply(jax.random.fold_in(tick_key, client), difference)
+        return hyper.memories.compression.apply(jax.random.fold_in(tick_key, client), difference)
 
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
     mean = weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     field = memory.server + mean / hyper.participation
-    if hyper.aggregation == "naive":
+    if hyper.memories.field == "naive":
         return field, memory
-    if hyper.aggregation == "local_memory":
+    if hyper.memories.field == "local_memory":
         senders = jnp.where(active, 1 / (num_clients * hyper.participation), 0)
         field = weighted_sum(senders, known) + mean / hyper.participation
-    alpha = jnp.where(hyper.alpha > 0, hyper.alpha, 1 / (1 + hyper.compression.omega(size)))
+    alpha = jnp.where(
+        hyper.memories.alpha > 0,
+        hyper.memories.alpha,
+        1 / (1 + hyper.memories.compression.omega(size)),
+    )
     clients_after = write_clients(memory.clients, event.clients, known + alpha * messages)
     return field, Memory(clients_after, memory.server + alpha * mean)
 
@@ -134,6 +138,8 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     """
     statistics = jax.eval_shape(problem.init, jax.random.key(0))
     senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
-    up = senders * hyper.compression.bits(statistics.size, word=8 * statistics.dtype.itemsize)
-    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.starts_known
+    up = senders * hyper.memories.compression.bits(
+        statistics.size, word=8 * statistics.dtype.itemsize
+    )
+    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
     return up, broadcast_bits(problem, timeline)

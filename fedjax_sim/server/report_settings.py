@@ -50,6 +50,12 @@ class ClientMessages(Checked):
     )
 
 
+def has_poisson_cohorts(hyper: Any) -> bool:
+    """Tell whether clients take part independently, so that weights need not sum to 1."""
+    cohort = getattr(hyper, "cohort", None)
+    return cohort is not None and cohort.selection == "poisson"
+
+
 @struct
 class Reports(Checked):
     """Settings of systems whose clients report to a server."""
@@ -63,9 +69,9 @@ class Reports(Checked):
           ConfigError: If they are.
         """
         super().check_together()
-        if getattr(self, "selection", "") == "poisson" and not isinstance(self, PrivateReports):
+        if has_poisson_cohorts(self) and not isinstance(self, PrivateReports):
             allowed = "another one here: it is for systems that have the setting privacy"
-            raise ConfigError("selection", "poisson", allowed)
+            raise ConfigError("cohort.selection", "poisson", allowed)
 
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute what messages give away: nothing here. ticks: as in `PrivateReports`."""

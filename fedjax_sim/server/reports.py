@@ -45,7 +45,7 @@ from fedjax_sim.privacy import (
     next_bound,
 )
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.report_settings import PrivateReports
+from fedjax_sim.server.report_settings import PrivateReports, has_poisson_cohorts
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
@@ -119,7 +119,7 @@ class Wire:
         )
         self.is_compressed_down = not isinstance(hyper.messages.downlink, Identity)
         # A plain mean of models needs weights that sum to 1.
-        has_mean = getattr(hyper, "selection", "uniform") != "poisson"
+        has_mean = not has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:

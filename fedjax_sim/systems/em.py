@@ -40,7 +40,7 @@ class Hyper(CoinRounds, Expectation):
 
     participation: float = fixed(1.0)
     batch_size: int = redefault(Expectation, "batch_size", 200)
-    sampling: str = fixed("full")
+    batches: str = fixed("full")
 
 
 class State(NamedTuple):

@@ -73,7 +73,7 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
         0.0,
         "Share of the server's last step that is added to the next, beta.",
         least=0,
-        most=1,
+        most=0.999,
         simpler_at=(0.0,),
     )
 

@@ -1,6 +1,6 @@
 """FedDyn (Acar et al. 2021, arXiv 2111.04263), Algorithm 1.
 
-    theta^t -> `state.server`    h^t -> `state.memory`    alpha -> `hyper.alpha`
+    theta^t -> `state.server`    h^t -> `state.memory`    alpha -> `hyper.regularization`
     theta_k -> `local`           P_t -> `event.clients`   grad L_k(theta_k) -> `state.clients`
 
 Client k minimises L_k(theta) - <g_k, theta> + alpha / 2 ||theta - theta^{t-1}||^2, here by local
@@ -40,12 +40,12 @@ from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 class Hyper(CohortRounds, LocalTraining, Reports):
     """Settings of FedDyn: its rounds, local training, messages, and the dynamic regulariser."""
 
-    alpha: float = real(0.1, "Strength of the dynamic regulariser, alpha.", above=0)
+    regularization: float = real(0.1, "Strength of the dynamic regulariser, alpha.", above=0)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedDyn to a problem."""
-    share, alpha = hyper.shares(problem.counts), hyper.alpha
+    share, alpha = hyper.shares(problem.counts), hyper.regularization
     wire = Wire(problem, hyper, plan)
     train = local_training(  # g - g_k + alpha (theta - theta^{t-1})
         problem,

@@ -2,8 +2,8 @@
 
     S_k -> `state.server`      theta_k = T(S_k) -> `problem.maximise`    H_{k+1} -> `state.field`
     V_{k,i}, V_k -> `state.memory`    B_{k+1,i} -> `event.weight`    p -> `hyper.participation`
-    b -> `hyper.batch_size`    Quant, omega -> `hyper.compression`
-    alpha, gamma_{k+1} -> `hyper.alpha`, `hyper.gamma`
+    b -> `hyper.batch_size`    Quant, omega -> `hyper.memories.compression`
+    alpha, gamma_{k+1} -> `hyper.memories.alpha`, `hyper.gamma`
 
 The state consists of expected sufficient statistics, and these are evaluated: parameters are
 `problem.maximise` of them. The paper's ablations are two values of `aggregation`: "naive" has no
@@ -32,7 +32,7 @@ from fedjax_sim.server import (
     keep_if_empty,
     keep_random,
 )
-from fedjax_sim.settings import choice, struct
+from fedjax_sim.settings import choice, group, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
@@ -50,8 +50,10 @@ from fedjax_sim.types import (
 
 
 @struct
-class Hyper(CoinRounds, Expectation, Approximation, Memories):
+class Hyper(CoinRounds, Expectation, Approximation):
     """Settings of FedEM: participation, E-steps, the server's step, messages and memories."""
+
+    memories: Memories = group(Memories(), "compression of messages, and its memories")
 
     counted: str = choice(
         "all", ("all", "active"), 'Whose E-steps the metric "epochs" counts: all clients\' or the '
@@ -82,7 +84,7 @@ class State(NamedTuple):
 def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FedEM to a problem."""
     expect = local_expectation(problem, hyper, plan)
-    is_full = hyper.sampling == "full"
+    is_full = hyper.batches == "full"
 
     def fields(server: Array) -> Array:
         """Compute h_i(S) of all clients: `f[N, q]`."""
@@ -92,7 +94,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     def init(key: Key) -> State:
         server = problem.init(key)
         memory = first_memory(hyper, fields(server))
-        passes = jnp.asarray(hyper.starts_known, "int32")
+        passes = jnp.asarray(hyper.memories.starts_known, "int32")
         return State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:

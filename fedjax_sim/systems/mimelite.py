@@ -39,7 +39,7 @@ class Hyper(CohortRounds, BaseOptimizer, WholeGradients, Reports):
 
     gradient: str = choice(
         "exact",
-        ("exact", "minibatch"),
+        ("minibatch", "exact"),
         "Gradients of clients' losses at the server's model: of all examples or of a mini-batch.",
     )
 

@@ -43,7 +43,7 @@ from fedjax_sim.server import (
     keep_if_empty,
     keep_random,
 )
-from fedjax_sim.settings import ConfigError, choice, real, redefault, struct
+from fedjax_sim.settings import ConfigError, choice, group, real, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
@@ -62,8 +62,10 @@ from fedjax_sim.types import (
 
 
 @struct
-class Hyper(CoinRounds, Expectation, Approximation, Memories):
+class Hyper(CoinRounds, Expectation, Approximation):
     """Settings of VR-FedEM: those of FedEM, and the inner loop."""
+
+    memories: Memories = group(Memories(), "compression of messages, and its memories")
 
     batch_size: int = redefault(Expectation, "batch_size", 5)
     inner_steps: float = real(20, "Inner steps of an outer loop, k_in; a whole number.", least=1)
@@ -78,9 +80,9 @@ class Hyper(CoinRounds, Expectation, Approximation, Memories):
         super().check_together()
         if np.any(np.asarray(self.inner_steps) != np.round(self.inner_steps)):
             raise ConfigError("inner_steps", self.inner_steps, "whole")
-        if self.sampling == "full":
+        if self.batches == "full":
             allowed = "one of with_replacement, without_replacement in VR-FedEM"
-            raise ConfigError("sampling", self.sampling, allowed)
+            raise ConfigError("batches", self.batches, allowed)
 
 
 class State(NamedTuple):

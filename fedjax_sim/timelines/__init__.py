@@ -63,6 +63,7 @@ from fedjax_sim.timelines.grouped import (
     schedule_group_rounds,
 )
 from fedjax_sim.timelines.rounds import (
+    Cohort,
     CohortClock,
     CohortRounds,
     CoinRounds,
@@ -86,6 +87,7 @@ __all__ = [
     "ClientQueues",
     "ClientTable",
     "Clients",
+    "Cohort",
     "CohortClock",
     "CohortRounds",
     "CoinRounds",

@@ -30,7 +30,7 @@ from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
 class Controls(Checked):
     """Settings of control variates."""
 
-    control: str = choice(
+    anchor: str = choice(
         "none",
         ("none", "client", "global"),
         "Control variates of the gradients: whole gradients at an anchor, of the client or of all.",
@@ -64,8 +64,15 @@ class ControlVariates:
           plan: The engine's plan.
           factor: `f[N]`, the gradient of f^c over that of the mean loss of client c.
         """
-        self.is_used, self.is_global = hyper.control != "none", hyper.control == "global"
-        self.counts, self.factor, self.rounds = problem.counts, factor, hyper.control_rounds
+        self.is_used, self.is_global = (
+            hyper.control_variates.anchor != "none",
+            hyper.control_variates.anchor == "global",
+        )
+        self.counts, self.factor, self.rounds = (
+            problem.counts,
+            factor,
+            hyper.control_variates.control_rounds,
+        )
         self.slopes_at = gradients_at(problem, hyper, plan, is_exact=True)
 
     def first(self, model: Params) -> Anchor:
@@ -175,10 +182,10 @@ def count_control_bits(hyper: Any, senders: np.ndarray, size: int) -> tuple[np.n
       senders: `i64[T]`, participants of each tick.
       size: Bits of a model.
     """
-    if hyper.control == "none":
+    if hyper.control_variates.anchor == "none":
         return np.zeros_like(senders), np.zeros_like(senders)
-    period = np.arange(len(senders)) // int(hyper.control_rounds)
+    period = np.arange(len(senders)) // int(hyper.control_variates.control_rounds)
     latest = np.maximum.accumulate(np.where(senders > 0, period, -1))
     has_come = np.diff(latest, prepend=-1) > 0
-    slopes = size * hyper.num_clients * has_come * (hyper.control == "global")
+    slopes = size * hyper.num_clients * has_come * (hyper.control_variates.anchor == "global")
     return slopes, slopes + size * (hyper.num_clients - senders) * has_come

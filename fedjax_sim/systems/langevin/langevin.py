@@ -74,6 +74,7 @@ from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.settings import (
+    Checked,
     ConfigError,
     choice,
     count,
@@ -127,7 +128,27 @@ def _makes_transformation(value: object) -> bool:
 
 
 @struct
-class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
+class Dynamics(Checked):
+    """Settings of the dynamics that Langevin steps follow."""
+
+    noise_correction: bool = switch(
+        False,
+        "Whether private noise is scaled down so that partial participation keeps the temperature.",
+    )
+    transform: Callable[[], optax.GradientTransformation] = static(
+        optax.identity,
+        "a function that makes an optax gradient transformation",
+        _makes_transformation,
+        meaning="Applied to the gradients of f^c before each step, such as "
+        "`partial(optax.clip_by_global_norm, 1.0)`.",
+    )
+    friction: float = real(
+        1.0, "Friction a of SGHMC; 1 for none of its momentum.", above=0, most=1, simpler_at=(1.0,)
+    )
+
+
+@struct
+class Hyper(WeightedRounds):
     """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
 
     step_size: float = real(1e-6, "Step size eta, of the order of 1 / n.", above=0)
@@ -147,25 +168,17 @@ class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
         "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
     )
     batch_size: int = count(200, "Examples of a mini-batch.")
-    noise_correction: bool = switch(
-        False,
-        "Whether private noise is scaled down so that partial participation keeps the temperature.",
-    )
-    transform: Callable[[], optax.GradientTransformation] = static(
-        optax.identity,
-        "a function that makes an optax gradient transformation",
-        _makes_transformation,
-        meaning="Applied to the gradients of f^c before each step, such as "
-        "`partial(optax.clip_by_global_norm, 1.0)`.",
-    )
     training: ClientTraining = group(
         ClientTraining(sampling="without_replacement"),
         "clipping of the gradients of single examples",
         without=("sampling", "optimizer", "optimizer_state"),
     )
-    friction: float = real(
-        1.0, "Friction a of SGHMC; 1 for none of its momentum.", above=0, most=1, simpler_at=(1.0,)
+    dynamics: Dynamics = group(Dynamics(), "momentum, transformed gradients, private noise")
+    control_variates: Controls = group(Controls(), "anchors that lessen the gradients' noise")
+    preconditioning: Preconditioning = group(
+        Preconditioning(), "steps scaled by the gradients' size"
     )
+    messages: ModelMemories = group(ModelMemories(), "compression of messages, and its memories")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -176,7 +189,7 @@ class Hyper(WeightedRounds, ModelMemories, Controls, Preconditioning):
         super().check_together()
         if self.gradient == "exact" and self.training.example_clip > 0:
             allowed = "0 with exact gradients; a batch_size as large as a client clips all examples"
-            raise ConfigError("example_clip", self.training.example_clip, allowed)
+            raise ConfigError("training.example_clip", self.training.example_clip, allowed)
 
     @property
     def noise_inflation(self) -> float:
@@ -215,14 +228,16 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
-    is_exact, has_momentum = hyper.gradient == "exact", not is_known(hyper.friction, 1)
+    is_exact, has_momentum = hyper.gradient == "exact", not is_known(hyper.dynamics.friction, 1)
     variates = ControlVariates(problem, hyper, plan, factor)
     scaling = Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
 
     def init(key: Key) -> State:
         server = problem.init(key)
         velocity = optax.tree.zeros_like(server) if has_momentum else ()
-        memory = hyper.first_memories((server, velocity) if has_momentum else server, len(share))
+        memory = hyper.messages.first_memories(
+            (server, velocity) if has_momentum else server, len(share)
+        )
         return State(server, velocity, memory, variates.first(server), scaling.first(server))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
@@ -255,16 +270,16 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         local, work = local_steps(plan, event, training, start=start, extras=whole)
         # p_c, 1/S, or j/S for a client drawn j times
         mean, memory = mean_of(event, start, local), state.memory
-        if not isinstance(hyper.compression, Identity):
+        if not isinstance(hyper.messages.compression, Identity):
             if not event.facts.keeps("steps"):
                 allowed = "identity where a step changes how many local steps clients do"
-                raise ConfigError("compression", str(hyper.compression), allowed)
+                raise ConfigError("messages.compression", str(hyper.messages.compression), allowed)
             known = langevin_steps(hyper, first, root, shared)
             known = without_gradients(known, start, hyper.local_steps)
             mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
         server, velocity = mean if has_momentum else (mean, ())
         after = State(server, velocity, memory, anchor, square)
-        per_step = 1 if hyper.control == "none" else 2  # gradients of a step
+        per_step = 1 if hyper.control_variates.anchor == "none" else 2  # gradients of a step
         work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
         return keep_if_empty(event, after, state), work
 
@@ -289,9 +304,13 @@ def langevin_steps(
     """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
     drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
     moves = optax.chain(drift, *noises)
-    moves = moves if hyper.preconditioner == "none" else precondition(moves, root)
-    moves = optax.chain(hyper.transform(), moves)
-    return moves if is_known(hyper.friction, 1) else add_momentum(moves, hyper.friction)
+    moves = moves if hyper.preconditioning.preconditioner == "none" else precondition(moves, root)
+    moves = optax.chain(hyper.dynamics.transform(), moves)
+    return (
+        moves
+        if is_known(hyper.dynamics.friction, 1)
+        else add_momentum(moves, hyper.dynamics.friction)
+    )
 
 
 def eta(hyper: Hyper, k: Array) -> Array:
@@ -312,16 +331,16 @@ def private_noise(
     """Make sqrt(2 eta tau (1 - rho^2) / p_c) xi^c; no transformation if it is known to be 0."""
     if is_known(hyper.temperature, 0) or is_known(hyper.rho, 1):
         return []
-    correction = hyper.noise_inflation if hyper.noise_correction else 1.0
+    correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
     private = temperature(hyper) * (1 - hyper.rho**2) / (share * correction)
     return [noise_of(hyper, key, first, private)]
 
 
 def temperature(hyper: Hyper) -> Array | float:
     """Compute the temperature of a step's noise, a tau with momentum."""
-    if is_known(hyper.friction, 1):
+    if is_known(hyper.dynamics.friction, 1):
         return hyper.temperature
-    return hyper.temperature * hyper.friction
+    return hyper.temperature * hyper.dynamics.friction
 
 
 def noise_of(
@@ -333,7 +352,7 @@ def noise_of(
 
 def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
     """Count the bits sent up and down at each tick, where clients send more than their models."""
-    if hyper.control == "none" and hyper.preconditioner == "none":
+    if hyper.control_variates.anchor == "none" and hyper.preconditioning.preconditioner == "none":
         return None
     # Traced once for all lanes, of which there may be thousands.
     model = jax.eval_shape(_first_model, problem)
@@ -352,8 +371,8 @@ def _first_model(problem: Problem) -> Params:
 
 def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a model, with its velocity if there is one, up and down."""
-    sent = params if is_known(hyper.friction, 1) else (params, params)
-    return count_message_bits(hyper.compression, sent), full_precision_bits(sent)
+    sent = params if is_known(hyper.dynamics.friction, 1) else (params, params)
+    return count_message_bits(hyper.messages.compression, sent), full_precision_bits(sent)
 
 
 def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
@@ -366,8 +385,8 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
     """
     if hyper.gradient == "exact":
         check_exact(problem, "gradient", "exact", "minibatch")
-    if hyper.control != "none":
-        check_exact(problem, "control", hyper.control, "none")
+    if hyper.control_variates.anchor != "none":
+        check_exact(problem, "control_variates.anchor", hyper.control_variates.anchor, "none")
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
     return hyper.weighted(counts)
 

@@ -73,7 +73,7 @@ def decode_mean(
     """Average what the server decodes, and move the memories h_c of those who send.
 
     Args:
-      hyper: Settings with the fields of `ModelMemories`, and `participation`.
+      hyper: Settings of FA-LD.
       key: The lane's learning key.
       event: The tick.
       share: `f[N]`, the clients' weights p_c, of sum 1.
@@ -85,17 +85,19 @@ def decode_mean(
       The mean, leaves `[...]`, and the memories after.
     """
     references = replicate(reference, event.clients.shape[0])
-    if is_known(hyper.memory, 0):
-        models = decode_messages(hyper.compression, key, event, references, models)
+    if is_known(hyper.messages.memory, 0):
+        models = decode_messages(hyper.messages.compression, key, event, references, models)
         return mean_of(event, reference, models), memory
     known = read_rows(memory, jnp.maximum(event.clients, 0))
     references = jax.tree.map(jnp.add, references, known)
-    models = decode_messages(hyper.compression, key, event, references, models)
+    models = decode_messages(hyper.messages.compression, key, event, references, models)
     sent = jax.tree.map(jnp.subtract, models, references)
     mean = mean_of(event, reference, models)
     if hyper.participants != "full" or not event.facts.all_filled:
         # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
         kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))
         mean = optax.tree.add(mean, kept)
-    moved = jax.tree.map(lambda h, u: h + jnp.asarray(hyper.memory, h.dtype) * u, known, sent)
+    moved = jax.tree.map(
+        lambda h, u: h + jnp.asarray(hyper.messages.memory, h.dtype) * u, known, sent
+    )
     return mean, write_clients(memory, event.clients, moved)

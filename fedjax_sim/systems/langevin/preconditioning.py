@@ -64,8 +64,11 @@ class Preconditioner:
           factor: `f[N]`, the gradient of f^c over that of the mean loss of client c.
           is_exact: Whether gradients are of all of a client's examples.
         """
-        self.is_used = hyper.preconditioner != "none"
-        self.decay, self.floor = hyper.precondition_decay, hyper.precondition_floor
+        self.is_used = hyper.preconditioning.preconditioner != "none"
+        self.decay, self.floor = (
+            hyper.preconditioning.precondition_decay,
+            hyper.preconditioning.precondition_floor,
+        )
         self.counts, self.factor = problem.counts, factor
         self.slope_at = gradients_at(problem, hyper, plan, is_exact=is_exact)
 
@@ -126,4 +129,4 @@ def count_precondition_bits(hyper: Any, senders: np.ndarray, size: int) -> np.nd
       senders: `i64[T]`, participants of each tick.
       size: Bits of a model.
     """
-    return senders * size * (hyper.preconditioner != "none")
+    return senders * size * (hyper.preconditioning.preconditioner != "none")

@@ -162,7 +162,7 @@ class Arrivals(Clients):
             raise ConfigError(
                 "clock.send_old_model",
                 True,
-                f'false under restart = "{self.clock.restart}", where clients take the current model',
+                f'false under restart = "{self.clock.restart}", which takes the newest model',
             )
         if self.clock.restart == "new_version" and self.clock.ties == "random":
             raise ConfigError("clock.ties", "random", '"client" under restart = "new_version"')

@@ -10,6 +10,7 @@
 
 from fedjax_sim.timelines.rounds.coins import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.rounds.sampled import (
+    Cohort,
     CohortClock,
     CohortRounds,
     cohort_system,
@@ -25,6 +26,7 @@ from fedjax_sim.timelines.rounds.synchronous import (
 )
 
 __all__ = [
+    "Cohort",
     "CohortClock",
     "CohortRounds",
     "CoinRounds",

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import count, real, struct
+from fedjax_sim.settings import Checked, count, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Key, Timeline
 
 
 @struct
-class CoinRounds:
+class CoinRounds(Checked):
     """Settings of rounds with Bernoulli participation."""
 
     num_clients: int = count(100, "Number of clients, N.")

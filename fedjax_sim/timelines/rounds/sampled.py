@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import (
+    Checked,
     ConfigError,
     choice,
     count,
@@ -72,12 +73,8 @@ class CohortClock(RoundClock):
 
 
 @struct
-class CohortRounds(Rounds):
-    """Settings of rounds of sampled clients.
-
-    With `selection="by_examples"`, `with_replacement` and equal weights, the mean of the reports
-    is an unbiased estimate of the mean over all clients weighted by their examples.
-    """
+class Cohort(Checked):
+    """Settings of who is asked in a round, and of what the reports weigh."""
 
     weighting: str = choice(
         "equal",
@@ -97,12 +94,23 @@ class CohortRounds(Rounds):
         "Whether a client may be drawn several times in a round. It works once, and its weight is "
         "counted as often as it was drawn.",
     )
+
+
+@struct
+class CohortRounds(Rounds):
+    """Settings of rounds of sampled clients.
+
+    With `selection="by_examples"`, `with_replacement` and equal weights, the mean of the reports
+    is an unbiased estimate of the mean over all clients weighted by their examples.
+    """
+
     local_epochs: float = real(
         0.0,
         "Passes over its m examples that a client makes in a round, E, instead of `local_steps`: "
         "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
         least=0,
     )
+    cohort: Cohort = group(Cohort(), "who is asked, and what the reports weigh")
     clock: CohortClock = group(CohortClock(), "how long a round takes")
     # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of
     # examples, `f64[N]`, if something depends on them.
@@ -115,16 +123,16 @@ class CohortRounds(Rounds):
         Raises:
           ConfigError: If fewer are asked than are needed, or more than there are.
         """
-        if self.selection == "poisson":
+        if self.cohort.selection == "poisson":
             for name, only in (
-                ("weighting", "equal"),
-                ("with_replacement", False),
+                ("cohort.weighting", "equal"),
+                ("cohort.with_replacement", False),
                 ("clock.num_asked", 0),
             ):
                 if value_of(self, name) != only:
                     allowed = f'{only!r} with selection = "poisson"'
                     raise ConfigError(name, value_of(self, name), allowed)
-        if not self.with_replacement:
+        if not self.cohort.with_replacement:
             super().check_cohort()
             if self.clock.num_asked > self.num_clients:
                 allowed = f"at most num_clients = {self.num_clients}"
@@ -148,7 +156,11 @@ class CohortRounds(Rounds):
         """
         hyper = cast(Any, super().completed(problem))
         has_epochs = bool(self.local_epochs > 0)
-        if self.weighting == "equal" and self.selection != "by_examples" and not has_epochs:
+        if (
+            self.cohort.weighting == "equal"
+            and self.cohort.selection != "by_examples"
+            and not has_epochs
+        ):
             return hyper
         if problem is None and has_epochs:
             allowed = "0 for a schedule without a problem, which says how many examples there are"
@@ -158,7 +170,7 @@ class CohortRounds(Rounds):
 
     def shares(self, counts: Array) -> Array:
         """Compute the clients' weights in the objective, `f[N]` of sum 1, from their examples."""
-        share = counts if self.weighting == "examples" else jnp.ones_like(counts)
+        share = counts if self.cohort.weighting == "examples" else jnp.ones_like(counts)
         return share / share.sum()
 
 
@@ -274,7 +286,7 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     is_in = jnp.isfinite(arrival) & (arrival <= limit)
     clients, times = asked
     share = jnp.where(is_in, times, 0).astype(arrival.dtype)
-    if hyper.weighting == "examples" and hyper.examples is not None:
+    if hyper.cohort.weighting == "examples" and hyper.examples is not None:
         share = share * hyper.examples[clients]
     total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
     return Timeline(
@@ -282,23 +294,23 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
         clients=jnp.where(is_in, clients, EMPTY),
         steps=jnp.where(is_in, steps, 0),
         version=version,
-        weight=share / (hyper.num_selected if hyper.selection == "poisson" else total),
+        weight=share / (hyper.num_selected if hyper.cohort.selection == "poisson" else total),
         holds=version,
     )
 
 
 def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
     """Draw the clients that are asked, and how often each was drawn: `[T, A]`."""
-    if hyper.selection == "poisson":
+    if hyper.cohort.selection == "poisson":
         cohort, is_member = draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
         return Draws(cohort, is_member.astype(cohort.dtype))
-    if hyper.selection == "uniform" and not hyper.with_replacement:
+    if hyper.cohort.selection == "uniform" and not hyper.cohort.with_replacement:
         clients = draw_cohorts(key, hyper.num_clients, num, num_ticks)
         return Draws(clients, jnp.ones_like(clients))
     share = jnp.ones(hyper.num_clients)
-    if hyper.selection == "by_examples" and hyper.examples is not None:
+    if hyper.cohort.selection == "by_examples" and hyper.examples is not None:
         share = hyper.examples
-    if hyper.with_replacement:
+    if hyper.cohort.with_replacement:
         return draw_with_replacement(key, share, num, num_ticks)
     clients = draw_by_share(key, share, num, num_ticks)
     return Draws(clients, jnp.ones_like(clients))

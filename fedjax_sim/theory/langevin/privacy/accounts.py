@@ -87,7 +87,7 @@ def of(
     if timelines and num_rounds > most:
         allowed = f"at most {most}, those of the run, or given with the settings of the run instead"
         raise ConfigError("rounds", num_rounds, allowed)
-    has_control = hyper.control != "none"
+    has_control = hyper.control_variates.anchor != "none"
     clip = 0.0 if has_control else 2 * hyper.training.example_clip
     bound = clip if sensitivity is None else sensitivity
     for each in lanes:
@@ -107,7 +107,7 @@ def of(
         local_steps=int(hyper.local_steps),
         num_rounds=num_rounds if adversary == "outsider" else max(int(times.max()), 1),
         step_size=float(hyper.step_size),
-        temperature=float(hyper.temperature * hyper.friction),
+        temperature=float(hyper.temperature * hyper.dynamics.friction),
         rho=float(hyper.rho),
         batch_fraction=float(fraction.min()),
         sensitivity=float(bound),
@@ -218,26 +218,26 @@ def _check_accounted(hyper: Any, sensitivity: float, delta: float, rounds: int) 
         ("step_decay", float(hyper.step_decay), hyper.step_decay == 0, "0 to be accounted for"),
         (
             "noise_correction",
-            hyper.noise_correction,
-            not hyper.noise_correction,
+            hyper.dynamics.noise_correction,
+            not hyper.dynamics.noise_correction,
             "false to be accounted for",
         ),
         (
             "control",
-            hyper.control,
-            hyper.control != "global",
+            hyper.control_variates.anchor,
+            hyper.control_variates.anchor != "global",
             "none or client to be accounted for, as global ones are sent without noise",
         ),
         (
             "preconditioner",
-            hyper.preconditioner,
-            hyper.preconditioner == "none",
+            hyper.preconditioning.preconditioner,
+            hyper.preconditioning.preconditioner == "none",
             "none to be accounted for, as gradients are sent without noise",
         ),
         (
             "transform",
-            getattr(hyper.transform, "__name__", str(hyper.transform)),
-            hyper.transform is optax.identity,
+            getattr(hyper.dynamics.transform, "__name__", str(hyper.dynamics.transform)),
+            hyper.dynamics.transform is optax.identity,
             "optax.identity to be accounted for, as another one may change the sensitivity",
         ),
     ):
