@@ -34,7 +34,7 @@ from fedjax_sim.lifecycle import InputError, nearest
 HyperT = TypeVar("HyperT")
 _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 FORMER_NAMES = {
-    "aggregation": "field",
+    "aggregation": "field_rule",
     "alpha": "regularization",
     "client_weights": "weighting",
     "control": "anchor",
@@ -431,13 +431,17 @@ def full_name(hyper_type: type, name: str) -> str:
     raise ConfigError("setting name", name, f"one of {', '.join(ends or known_names(hyper_type))}")
 
 
-@functools.lru_cache(maxsize=256)
 def names_of(hyper_type: type) -> Mapping[str, str]:
     """Return the full name of every setting by each of its names, short ones and full ones.
 
     Args:
       hyper_type: A settings struct's class.
     """
+    return _names_of(hyper_type)
+
+
+@functools.lru_cache(maxsize=256)
+def _names_of(hyper_type: type) -> Mapping[str, str]:
     known = fields(hyper_type)
     shorts = {short_name(hyper_type, name): name for name in known}
     return MappingProxyType(shorts | {name: name for name in known})

@@ -20,7 +20,7 @@ RATES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 1.0)
 """The grid of every method's learning rate of local steps."""
 SERVER_RATES = (0.3, 1.0, 3.0)
 """The grid of FedBuff's server learning rate. The other systems have none."""
-EVERYONE = {"restart": "after_interaction", "weighting": "mean"}
+EVERYONE = {"restart": "after_interaction", "rule": "mean"}
 """FedBuff with all clients at work and no discount."""
 
 

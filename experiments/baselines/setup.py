@@ -21,7 +21,7 @@ from fedjax_sim.datasets import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots, results
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.settings import ConfigError, names_of
 from fedjax_sim.types import Model
 
 HELD_OUT = 0.1
@@ -43,7 +43,7 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "fedadagrad": {"server_lr": SERVER_RATES},
     "fedadam": {"server_lr": SERVER_RATES},
     "fedyogi": {"server_lr": SERVER_RATES},
-    "feddyn": {"alpha": (0.01, 0.1, 1.0)},
+    "feddyn": {"regularization": (0.01, 0.1, 1.0)},
     "mimelite": {},
     "fedbuff": {"server_lr": (0.3, 1.0)},
     "fedasync": {"mixing": (0.1, 0.3, 0.6, 0.9)},
@@ -132,7 +132,7 @@ def contestant(
     system: str, settings: Mapping[str, Any], grid: Mapping[str, Sequence[float]]
 ) -> Contestant:
     """Make a contestant of a system and those of the settings that it has."""
-    known = fields(SYSTEMS[system].Hyper)
+    known = names_of(SYSTEMS[system].Hyper)
     fixed = {key: value for key, value in settings.items() if key in known}
     return Contestant(SYSTEMS[system], fixed, grid)
 

@@ -43,7 +43,13 @@ from fedjax_sim.settings import real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.theory.langevin import exact_laws as oracle
 from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
-from fedjax_sim.timelines import Arrivals, arrivals_within, schedule_arrivals
+from fedjax_sim.timelines import (
+    ArrivalClock,
+    Arrivals,
+    ClientDelays,
+    arrivals_within,
+    schedule_arrivals,
+)
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -243,10 +249,8 @@ def run(arguments: Arguments) -> Outcome:
             num_clients=NUM_CLIENTS,
             local_steps=LOCAL_STEPS,
             buffer_size=size,
-            restart="free",
-            slow_fraction=0.0,
-            rate_fast=1.0,
-            runtime_law="runtime_exp",
+            clock=ArrivalClock(restart="free"),
+            delays=ClientDelays(slow_fraction=0.0, rate_fast=1.0, runtime_law="runtime_exp"),
         )
         ran = fedjax_sim.sweep(
             system,

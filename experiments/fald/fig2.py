@@ -231,7 +231,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> 
             options=arguments.kept,
             name=f"panel {panel}",
             local_steps=LOCAL_STEPS,
-            participation=who.scheme,
+            participants=who.scheme,
             num_selected=who.num_selected or problem.centers.shape[0],
         )
         for place, (panel, who) in enumerate(PANELS.items())

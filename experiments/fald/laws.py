@@ -80,7 +80,7 @@ def compare(
         settings={"rho": RHOS},
         step_size=STEP_SIZE,
         local_steps=local_steps,
-        participation=who.scheme,
+        participants=who.scheme,
         num_selected=who.num_selected or 1,
     )
     clients, at = clients_of(problem), [1, 2, 4, 8]
@@ -153,7 +153,7 @@ def measure_noise(sizes: Sizes) -> Found:
         run = fedjax_sim.sweep(
             langevin.system,
             flat,
-            hyper.replace(participation=who, num_selected=num_selected),
+            hyper.replace(participants=who, num_selected=num_selected),
             **options,
         )
         moved = np.diff(
@@ -248,7 +248,7 @@ def measure_alone(sizes: Sizes) -> Found:
     hyper: Any = langevin.system.Hyper(
         num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
     )
-    hyper = hyper.replace(participation="with_replacement", num_selected=1)
+    hyper = hyper.replace(participants="with_replacement", num_selected=1)
     options: dict[str, Any] = {
         "settings": {"rho": RHOS},
         "num_ticks": 1,

@@ -28,7 +28,7 @@ from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.results import load
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.settings import ConfigError, names_of
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.types import Problem, System
 
@@ -48,7 +48,7 @@ class Method(NamedTuple):
     low_bit: tuple[int, int, int] | None = None
 
 
-BLOCKED: dict[str, Any] = {"restart": "after_interaction", "weighting": "mean"}
+BLOCKED: dict[str, Any] = {"restart": "after_interaction", "rule": "mean"}
 """FedBuff as FAVANO's paper runs it.
 
 All clients are at work, those that finish wait for the server, and nothing is discounted.
@@ -56,7 +56,7 @@ All clients are at work, those that finish wait for the server, and nothing is d
 PUBLIC: dict[str, Any] = {**BLOCKED, "restart": "own_finish", "send_old_model": True}
 """FedBuff's clock in the public simulator of QuAFL.
 
-With `lr_scale` Z/n this is all of that simulator's FedBuff.
+With a learning rate of Z/n times lr (`lr_scale`) this is all of that simulator's FedBuff.
 """
 
 METHODS: dict[str, Method] = {
@@ -453,11 +453,11 @@ def percent(data: xr.Dataset) -> tuple[float, float]:
 
 
 def _hyper(system: System, settings: Mapping[str, Any]) -> Any:
-    known = {name: value for name, value in settings.items() if name in fields(system.Hyper)}
-    if known.get("lr_scale") == "Z/n":
-        plain = system.Hyper(**{**known, "lr_scale": 1.0})
-        known["lr_scale"] = plain.buffer_size / plain.num_clients
-    return system.Hyper(**known)
+    known = names_of(system.Hyper)
+    hyper = system.Hyper(**{name: value for name, value in settings.items() if name in known})
+    if settings.get("lr_scale") == "Z/n":
+        hyper = hyper.replace(lr=hyper.lr * hyper.buffer_size / hyper.num_clients)
+    return hyper
 
 
 def _group(name: str) -> str:

@@ -41,13 +41,13 @@ from experiments.harness.heatmaps import heat_maps
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
-from fedjax_sim.settings import fields
+from fedjax_sim.settings import names_of
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 
 CLOCKS: dict[str, Method] = {
     "FedBuff, fresh": Method(fedbuff.system, {**BLOCKED, "restart": "fresh"}),
     "FedBuff, 20 at work": Method(
-        fedbuff.system, {"restart": "replaced", "concurrency": 20, "weighting": "mean"}
+        fedbuff.system, {"restart": "replaced", "concurrency": 20, "rule": "mean"}
     ),
     "FedBuff, blocked": Method(fedbuff.system, BLOCKED),
     "FedBuff, own finish": Method(fedbuff.system, PUBLIC),
@@ -448,7 +448,7 @@ def _tasks(
 def _hyper(method: Method, sizes: Sizes, column: str) -> Any:
     """Complete a method's settings for a column."""
     settings = {**sizes.shared, **method.settings, "slow_fraction": COLUMNS[column].slow_fraction}
-    known = fields(method.system.Hyper)
+    known = names_of(method.system.Hyper)
     return method.system.Hyper(**{name: settings[name] for name in settings if name in known})
 
 

@@ -41,6 +41,7 @@ from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.timelines import ClientDelays
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan
 
 REWEIGHTINGS = ("stochastic", "deterministic")
@@ -362,7 +363,7 @@ def measure_bound(
                 num_clients=case.n,
                 num_selected=case.s,
                 local_steps=case.most_steps,
-                slow_fraction=case.slow_fraction,
+                delays=ClientDelays(slow_fraction=case.slow_fraction),
                 lr=step_size,
                 reweight=reweighting,
                 batch_size=1,
@@ -463,7 +464,7 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
         num_clients=3,
         num_selected=2,
         local_steps=3,
-        slow_fraction=0.0,
+        delays=ClientDelays(slow_fraction=0.0),
         lr=0.01,
         batch_size=1,
         reweight="deterministic",

@@ -44,6 +44,7 @@ from experiments.harness import (
     verdict_table,
 )
 from fedjax_sim.compression import Compressor, parse_compressor
+from fedjax_sim.server import Memories
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory.fedem import bounds as theory
 from fedjax_sim.theory.fedem import moments
@@ -143,10 +144,9 @@ def floors(sizes: Sizes) -> Ablation:
                 hyper = fedem.Hyper(
                     num_clients=N,
                     batch_size=M,
-                    sampling="full",
+                    batches="full",
                     participation=p,
-                    compression=compression,
-                    aggregation=way,
+                    memories=Memories(compression=compression, field_rule=way),
                 )
                 options: dict[str, Any] = {
                     "num_ticks": 3 * sizes.rounds,
@@ -222,7 +222,10 @@ def participation_study(sizes: Sizes) -> Ablation:
         ("dEM", parse_compressor("identity"), "naive"),
     ):
         hyper = fedem.Hyper(
-            num_clients=N, batch_size=BATCH, gamma=gamma, compression=compression, aggregation=way
+            num_clients=N,
+            batch_size=BATCH,
+            gamma=gamma,
+            memories=Memories(compression=compression, field_rule=way),
         )
         run = curves_of(
             fedem.system,
@@ -328,7 +331,11 @@ def blocks_study(sizes: Sizes) -> Ablation:
         setup = theory.FedEMSetup(toy.known.constants, num, omega)
         gamma = theory.largest_step_size(setup)
         hyper = fedem.Hyper(
-            num_clients=num, batch_size=4, sampling="full", gamma=gamma, compression=compression
+            num_clients=num,
+            batch_size=4,
+            batches="full",
+            gamma=gamma,
+            memories=Memories(compression=compression),
         )
         data = curves_of(fedem.system, toy.problem, hyper, num_ticks=80, num_evals=80, seeds=2)
         curves[f"blocks of {block}"] = data
@@ -447,7 +454,12 @@ def clients_study(sizes: Sizes) -> Ablation:
             float(moments.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
         )
         if num <= 2 * N:
-            hyper = fedem.Hyper(num_clients=num, batch_size=BATCH, gamma=gamma, compression=SPARSE)
+            hyper = fedem.Hyper(
+                num_clients=num,
+                batch_size=BATCH,
+                gamma=gamma,
+                memories=Memories(compression=SPARSE),
+            )
             options: dict[str, Any] = {
                 "num_ticks": 2 * sizes.rounds,
                 "num_evals": 100,
@@ -507,10 +519,9 @@ def alpha_study(sizes: Sizes) -> Ablation:
     hyper = fedem.Hyper(
         num_clients=N,
         batch_size=M,
-        sampling="full",
+        batches="full",
         gamma=gamma,
-        compression=SPARSE,
-        memory_start="zero",
+        memories=Memories(compression=SPARSE, memory_start="zero"),
     )
     options: dict[str, Any] = {"num_ticks": 300, "num_evals": 60, "seeds": 5}
     run = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": [*ALPHAS]}, **options)
@@ -623,7 +634,7 @@ def inner_study(sizes: Sizes) -> Ablation:
             batch_size=vr_theory.batch_size(inner, 1.0),
             inner_steps=inner,
             gamma=gamma,
-            compression=BLOCKS,
+            memories=Memories(compression=BLOCKS),
         )
         data = curves_of(
             vr_fedem.system,

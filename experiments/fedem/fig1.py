@@ -67,13 +67,13 @@ def run(arguments: Arguments) -> Outcome:
         options: dict[str, Any] = {"seeds": sizes.seeds, "num_evals": 250}
         hyper, ticks = fedem_of_fig1(sizes)
         kept = arguments.kept(f"FedEM, {split}")
-        ways = {"aggregation": ["fedem", "naive"]}
+        ways = {"field_rule": ["fedem", "naive"]}
         both = curves_of(
             fedem.system, problems, hyper, num_ticks=ticks, settings=ways, **options, **kept
         )
         curves |= {
-            f"FedEM, {split}": both.sel(aggregation="fedem"),
-            f"naive, {split}": both.sel(aggregation="naive"),
+            f"FedEM, {split}": both.sel(field_rule="fedem"),
+            f"naive, {split}": both.sel(field_rule="naive"),
         }
         reduced, ticks = vr_fedem_of_fig1(sizes)
         kept = arguments.kept(f"VR-FedEM, {split}")

@@ -29,6 +29,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Verdict, table
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.problems import latent
 from fedjax_sim.reporting.plots import COLORS, styled
+from fedjax_sim.server import Memories
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
 
@@ -98,11 +99,10 @@ def fit(
     """
     hyper = fedem.Hyper(
         num_clients=visits.num_servers,
-        sampling="full",
+        batches="full",
         batch_size=1,
         gamma=gamma,
-        alpha=alpha,
-        compression=batch,
+        memories=Memories(alpha=alpha, compression=batch),
     )
     with jax.enable_x64(True):
         ran = fedjax_sim.sweep(fedem.system, problem, hyper, num_ticks=rounds, num_evals=50, **kept)

@@ -20,6 +20,7 @@ from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even,
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.problems import latent
+from fedjax_sim.server import Memories
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory.fedem import bounds as theory
@@ -118,7 +119,7 @@ def measure_fixed_points() -> FixedPoints:
         last = {}
         for system, hyper in (
             (em.system, em.Hyper(num_clients=6)),
-            (fedem.system, fedem.Hyper(num_clients=6, sampling="full", batch_size=40, gamma=1.0)),
+            (fedem.system, fedem.Hyper(num_clients=6, batches="full", batch_size=40, gamma=1.0)),
         ):
             data = curves_of(
                 system, problem.replace(start=start), hyper, num_ticks=50, num_evals=50
@@ -257,7 +258,11 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     def step(key: Any, state: fedem.State, tick: Any, p: Any, coins: Any) -> fedem.State:
         """Take one round, in which clients take part by coin flips."""
         hyper = fedem.Hyper(
-            num_clients=N, batch_size=BATCH, gamma=0.2, participation=p, compression=SPARSE
+            num_clients=N,
+            batch_size=BATCH,
+            gamma=0.2,
+            participation=p,
+            memories=Memories(compression=SPARSE),
         )
         at_tick, present = jnp.full(N, tick), jax.random.bernoulli(coins, p, (N,))
         event = Event(
@@ -277,7 +282,9 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     @jax.jit
     def run(p: Any) -> Any:
         key, coins = jax.random.split(jax.random.key(7))
-        hyper = fedem.Hyper(num_clients=N, batch_size=BATCH, participation=p, compression=SPARSE)
+        hyper = fedem.Hyper(
+            num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=SPARSE)
+        )
         first = fedem.system.algorithm(toy.problem, hyper, Plan()).init(key)
 
         def one(state: fedem.State, tick: Any) -> Any:
@@ -348,7 +355,7 @@ def measure_irrelevance() -> Found:
     """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     hyper: Any = fedem.Hyper(num_clients=N, batch_size=BATCH, gamma=0.3)
-    ways = [{"memory_start": "mean_field"}, {"memory_start": "zero"}, {"aggregation": "naive"}]
+    ways = [{"memory_start": "mean_field"}, {"memory_start": "zero"}, {"field_rule": "naive"}]
     settings = {"alpha": [0.01, 0.5, 1.0]}
     ran = [
         curves_of(
@@ -406,7 +413,9 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
     for p in (1.0, 0.5):
         setup = theory.FedEMSetup(known.constants, N, 1.0, p)
         gammas = [theory.largest_step_size(setup) / factor for factor in (1, 4)]
-        hyper = fedem.Hyper(num_clients=N, batch_size=BATCH, participation=p, compression=BLOCKS)
+        hyper = fedem.Hyper(
+            num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=BLOCKS)
+        )
         options: dict[str, Any] = {
             "seeds": sizes.seeds,
             "num_ticks": sizes.rounds[-1],
@@ -457,13 +466,15 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
         batch_size=vr_theory.batch_size(inner, 1.0),
         inner_steps=inner,
         gamma=gamma,
-        compression=BLOCKS,
+        memories=Memories(compression=BLOCKS),
     )
     reduced = curves_of(vr_fedem.system, toy.problem, hyper, seeds=sizes.seeds // 2, **options)
     plain = curves_of(
         fedem.system,
         toy.problem,
-        fedem.Hyper(num_clients=N, batch_size=20, gamma=gamma, compression=BLOCKS),
+        fedem.Hyper(
+            num_clients=N, batch_size=20, gamma=gamma, memories=Memories(compression=BLOCKS)
+        ),
         seeds=sizes.seeds // 2,
         **options,
     )
@@ -471,7 +482,11 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
         fedem.system,
         toy.problem,
         fedem.Hyper(
-            num_clients=N, batch_size=100, sampling="full", gamma=gamma, compression=BLOCKS
+            num_clients=N,
+            batch_size=100,
+            batches="full",
+            gamma=gamma,
+            memories=Memories(compression=BLOCKS),
         ),
         num_ticks=200,
         num_evals=20,
@@ -555,7 +570,11 @@ def measure_spider(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int 
     y, kappa = random.normal(size=(1, 50, DIM)) + 1, 1 / (1 + random.uniform(0, 3, (1, 50)) ** 2)
     toy, gamma, num = Toy(y, kappa), 0.3, loops * inner
     hyper = vr_fedem.Hyper(
-        num_clients=1, batch_size=batch, inner_steps=inner, gamma=gamma, alpha=0.3
+        num_clients=1,
+        batch_size=batch,
+        inner_steps=inner,
+        gamma=gamma,
+        memories=Memories(alpha=0.3),
     )
     with jax.enable_x64(True):
         algorithm = vr_fedem.system.algorithm(toy.problem, hyper, Plan(slots_at_once=1))

@@ -45,8 +45,8 @@ from fedjax_sim.systems import fedstaleweight
 SYSTEM = fedstaleweight.system
 METHODS: dict[str, dict[str, Any]] = {
     "FedStaleWeight": {},
-    "buffer mean": {"weighting": "mean"},
-    "Algorithm 1's formula": {"weighting": "alg1"},
+    "buffer mean": {"rule": "mean"},
+    "Algorithm 1's formula": {"rule": "alg1"},
 }
 OURS, BASELINE, ALG1 = METHODS
 SLOW_LABELS = 4

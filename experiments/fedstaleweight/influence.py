@@ -49,8 +49,8 @@ NUM, NUM_FAST = 15, 10
 RATE = np.r_[np.full(NUM_FAST, 1 / 1.5), np.full(NUM - NUM_FAST, 1 / 10)]
 GROUPS = (np.arange(NUM) >= NUM_FAST).astype(int)
 SLOW, FAIR = 1, 1 / 3
-MEAN, ALG1, RAW = {"weighting": "mean"}, {"weighting": "alg1"}, {"normalised": False}
-REVERSE = {"weighting": "exponential", "base": 2.0}
+MEAN, ALG1, RAW = {"rule": "mean"}, {"rule": "alg1"}, {"normalised": False}
+REVERSE = {"rule": "exponential", "base": 2.0}
 AVERAGES: dict[str, dict[str, Any]] = {
     "window 5": {},
     "cumulative": {"average": "cumulative"},
@@ -106,7 +106,7 @@ def arrivals(lanes: int, num: int, hypers: Sequence[Any] = (HYPER,)) -> Timeline
       hypers: Settings that differ in numbers only.
     """
     drawn = draw(
-        SYSTEM, [hyper.replace(buffer_size=1, weighting="mean") for hyper in hypers], lanes, num
+        SYSTEM, [hyper.replace(buffer_size=1, rule="mean") for hyper in hypers], lanes, num
     )
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), drawn)
 

@@ -39,7 +39,7 @@ class Memories(Compression):
         "First memory V_{0,i}: h_i(S_0), for which every client evaluates all its examples once "
         "and sends one uncompressed message; or 0.",
     )
-    field: str = choice(
+    field_rule: str = choice(
         "fedem",
         ("fedem", "naive", "local_memory"),
         'The field H: "fedem" adds the server\'s memory and the mean message; "naive" has no '
@@ -50,7 +50,7 @@ class Memories(Compression):
     @property
     def starts_known(self) -> bool:
         """Whether V_{0,i} is h_i(S_0)."""
-        return self.memory_start == "mean_field" and self.field != "naive"
+        return self.memory_start == "mean_field" and self.field_rule != "naive"
 
 
 class Memory(NamedTuple):
@@ -76,7 +76,7 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
     Returns:
       The memories V_{0,i}, `f[N, q]`, and their mean.
     """
-    clients = fields if hyper.memories.starts_known else jnp.zeros_like(fields)
+    clients = fields if hyper.starts_known else jnp.zeros_like(fields)
     return Memory(clients, clients.mean(axis=0))
 
 
@@ -110,9 +110,9 @@ def exchange(
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
     mean = weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     field = memory.server + mean / hyper.participation
-    if hyper.memories.field == "naive":
+    if hyper.memories.field_rule == "naive":
         return field, memory
-    if hyper.memories.field == "local_memory":
+    if hyper.memories.field_rule == "local_memory":
         senders = jnp.where(active, 1 / (num_clients * hyper.participation), 0)
         field = weighted_sum(senders, known) + mean / hyper.participation
     alpha = jnp.where(
@@ -141,5 +141,5 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     up = senders * hyper.memories.compression.bits(
         statistics.size, word=8 * statistics.dtype.itemsize
     )
-    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
+    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.starts_known
     return up, broadcast_bits(problem, timeline)

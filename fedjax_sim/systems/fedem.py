@@ -93,7 +93,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
 
     def init(key: Key) -> State:
         server = problem.init(key)
-        memory = first_memory(hyper, fields(server))
+        memory = first_memory(hyper.memories, fields(server))
         passes = jnp.asarray(hyper.memories.starts_known, "int32")
         return State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
 

@@ -132,7 +132,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     def init(key: Key) -> State:
         server = problem.init(key)
         oracle = problem.client_statistics(natural(server))
-        memory = first_memory(hyper, oracle - server[None])
+        memory = first_memory(hyper.memories, oracle - server[None])
         seen = replicate(server, num_clients) if freezes else server
         passes, batches = jnp.asarray(1, "int32"), jnp.asarray(0, "int32")
         return State(server, memory, oracle, seen, memory.server, server, passes, batches)

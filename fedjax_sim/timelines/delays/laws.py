@@ -246,14 +246,6 @@ class ClientDelays(Checked):
                 names.add(name)
         return names
 
-    @property
-    def source_of_times(self) -> str:
-        """What brings another unit of time, in words; "" if all times come from settings."""
-        if self.trace is not None:
-            return "the trace"
-        has_times = self.client_table is not None and self.client_table.has_times
-        return "the client_table" if has_times else ""
-
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.
 
@@ -269,35 +261,6 @@ class ClientDelays(Checked):
     def has_own_speeds(self) -> bool:
         """Whether every client's speed is in the table."""
         return self.client_table is not None and self.client_table.rate is not None
-
-    @property
-    def needs_message_bits(self) -> bool:
-        """Whether messages take time, and it is not set how many bits they have."""
-        table = self.client_table
-        unset = [
-            speed is not None and not np.all(np.asarray(bits) > 0)
-            for bits, speed in (
-                (self.bits_up, table and table.up),
-                (self.bits_down, table and table.down),
-            )
-        ]
-        return any(unset)
-
-    def with_message_bits(self, up: int, down: int) -> Any:
-        """Set the bits of messages that are not set.
-
-        Args:
-          up: Bits of a client's message.
-          down: Bits of the server's message.
-
-        Returns:
-          The settings.
-        """
-        this: Any = self
-        return this.replace(
-            bits_up=np.where(np.asarray(self.bits_up) > 0, self.bits_up, float(up))[()],
-            bits_down=np.where(np.asarray(self.bits_down) > 0, self.bits_down, float(down))[()],
-        )
 
     @property
     def mean_rate(self) -> Any:
@@ -380,9 +343,9 @@ class Clients(Checked):
             self.recorded  # noqa: B018 - checks the clients
         times = [x for x in fields(type(self)) if isinstance(value_of(self, x), DefaultTime)]
         left = [name for name in times if name not in self.idle()]
-        if self.delays.source_of_times and left:
+        if self.source_of_times and left:
             others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
-            allowed = f"given in the unit of time of {self.delays.source_of_times}{others}"
+            allowed = f"given in the unit of time of {self.source_of_times}{others}"
             allowed += ": defaults are in another unit"
             raise ConfigError(left[0], value_of(self, left[0]), allowed)
 
@@ -415,6 +378,47 @@ class Clients(Checked):
         """The trace, with the numbers of its clients."""
         table = self.delays.client_table
         return self.delays.trace.of_clients(self.num_clients, () if table is None else table.names)
+
+    @property
+    def source_of_times(self) -> str:
+        """What brings another unit of time, in words; "" if all times come from settings."""
+        if self.delays.trace is not None:
+            return "the trace"
+        has_times = self.delays.client_table is not None and self.delays.client_table.has_times
+        return "the client_table" if has_times else ""
+
+    @property
+    def needs_message_bits(self) -> bool:
+        """Whether messages take time, and it is not set how many bits they have."""
+        table = self.delays.client_table
+        unset = [
+            speed is not None and not np.all(np.asarray(bits) > 0)
+            for bits, speed in (
+                (self.delays.bits_up, table and table.up),
+                (self.delays.bits_down, table and table.down),
+            )
+        ]
+        return any(unset)
+
+    def with_message_bits(self, up: int, down: int) -> Any:
+        """Set the bits of messages that are not set.
+
+        Args:
+          up: Bits of a client's message.
+          down: Bits of the server's message.
+
+        Returns:
+          The settings.
+        """
+        this: Any = self
+        return this.replace(
+            bits_up=np.where(np.asarray(self.delays.bits_up) > 0, self.delays.bits_up, float(up))[
+                ()
+            ],
+            bits_down=np.where(
+                np.asarray(self.delays.bits_down) > 0, self.delays.bits_down, float(down)
+            )[()],
+        )
 
     @property
     def times_per_update(self) -> int:

@@ -35,7 +35,6 @@ from fedjax_sim.settings import (
     whole,
 )
 from fedjax_sim.timelines.delays import ClientDelays, Clients
-from fedjax_sim.timelines.delays.laws import RATES, SPREADS
 from fedjax_sim.types import EMPTY, Array, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
@@ -347,18 +346,10 @@ class Groups(Clients):
                 [f"iteration.{name}" for name in fields(IterationDelays)],
                 'clock.delays_of "client"',
             )
-        of_clients = (
-            *RATES,
-            "slow_fraction",
-            "slow_clients",
-            *SPREADS,
-            "runtime_law",
-            "time_of",
-            "client_table",
-            *("on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
-        )
-        of_clients = [f"delays.{name}" for name in of_clients]
-        return found | dict.fromkeys(of_clients, 'clock.delays_of "group"')
+        unused = [
+            f"delays.{name}" for name in fields(ClientDelays) if name not in ("drop_rate", "trace")
+        ]
+        return found | dict.fromkeys(unused, 'clock.delays_of "group"')
 
     def _check_grouping(self) -> None:
         """Check that sizes or association fit the numbers of clients and groups."""
