@@ -28,7 +28,7 @@ from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.results import load
-from fedjax_sim.settings import ConfigError, names_of
+from fedjax_sim.settings import ConfigError, fields, names_of, value_of
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.types import Problem, System
 
@@ -244,7 +244,7 @@ def runs(
             split, slow_fraction = COLUMNS[column]
             hyper = _hyper(system, {**sizes.shared, **settings, "slow_fraction": slow_fraction})
             resolved[f"{name} | {column}"] = {
-                field: getattr(hyper, field) for field in fields(system.Hyper)
+                field: value_of(hyper, field) for field in fields(system.Hyper)
             } | {
                 "partition": split,
                 "low_bit": low_bit,

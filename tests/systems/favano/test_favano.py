@@ -158,7 +158,9 @@ def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
         with jax.enable_x64(True):
             rates = np.asarray(draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper))
         assert (rates == hyper.delays.rate_slow).sum() == 4
-        return Located.of(np.where(rates == hyper.delays.rate_slow, 1.0, -1.0)[:, None].astype("float32"))
+        return Located.of(
+            np.where(rates == hyper.delays.rate_slow, 1.0, -1.0)[:, None].astype("float32")
+        )
 
     layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
     run = fedjax_sim.sweep(

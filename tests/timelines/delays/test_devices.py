@@ -18,8 +18,8 @@ from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
-    Clients,
     ClientQueues,
+    Clients,
     ClientTable,
     Contacts,
     GroupArrivals,
