@@ -32,6 +32,9 @@ from flax import struct as flax_struct
 from fedjax_sim.lifecycle import InputError, nearest
 
 HyperT = TypeVar("HyperT")
+Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
+"""Names of settings, and the values (or a test of them) with which another one has an effect."""
+NO_CONDITION: Uses = MappingProxyType({})
 _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 FORMER_NAMES = {
     "aggregation": "field_rule",
@@ -106,6 +109,7 @@ def real(
     most: float | None = None,
     simpler_at: tuple[float, ...] = (),
     of_time: bool = False,
+    only_with: Uses = NO_CONDITION,
 ) -> Any:
     """Declare a traced real number.
 
@@ -119,6 +123,7 @@ def real(
         of them, it is not traced, and `is_known` tells that it has this value.
       of_time: Whether it depends on the unit of time. Its default is then a `DefaultTime`, unless
         it is 0, which is the same in all units.
+      only_with: What other settings must be for this one to have an effect, see `idle_of`.
     """
 
     def accepts(value: Any) -> bool:
@@ -140,6 +145,7 @@ def real(
     words = " and ".join(f"{word} {limit:g}" for limit, word in limits if limit is not None)
     allowed = f"a finite number {words}".rstrip()
     further = {"is_single": True, "simpler_at": simpler_at, "of_time": of_time}
+    further |= {"only_with": only_with}
     return _field(default, meaning, True, accepts, allowed, float, **further)
 
 
@@ -183,29 +189,32 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
     return _with_default(default, metadata | changed)
 
 
-def count(default: int, meaning: str, *, least: int = 1) -> Any:
+def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
     """Declare a static whole number: a size, on which shapes depend.
 
     Args:
       default: Default value.
       meaning: What the setting does, in plain words.
       least: Inclusive lower limit.
+      only_with: As in `real`.
     """
 
     def accepts(value: Any) -> bool:
         is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         return is_whole and int(value) >= least
 
-    return _field(default, meaning, False, accepts, f"a whole number of at least {least}", int)
+    allowed = f"a whole number of at least {least}"
+    return _field(default, meaning, False, accepts, allowed, int, only_with=only_with)
 
 
-def whole(default: int, meaning: str, *, least: int = 1) -> Any:
+def whole(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
     """Declare a traced whole number: a count on which no shape depends.
 
     Args:
       default: Default value.
       meaning: What the setting does, in plain words.
       least: Inclusive lower limit.
+      only_with: As in `real`.
     """
 
     def accepts(value: Any) -> bool:
@@ -215,7 +224,8 @@ def whole(default: int, meaning: str, *, least: int = 1) -> Any:
         return bool(np.all(x >= least) and np.all(x == np.round(x)))
 
     allowed = f"a whole number of at least {least}"
-    return _field(default, meaning, True, accepts, allowed, int, is_single=True)
+    further = {"is_single": True, "only_with": only_with}
+    return _field(default, meaning, True, accepts, allowed, int, **further)
 
 
 def weights(meaning: str) -> Any:
@@ -235,31 +245,37 @@ def weights(meaning: str) -> Any:
     return _field(None, meaning, True, accepts, allowed, float)
 
 
-def choice(default: str, options: Iterable[str], meaning: str) -> Any:
+def choice(
+    default: str, options: Iterable[str], meaning: str, *, only_with: Uses = NO_CONDITION
+) -> Any:
     """Declare a static name out of a few.
 
     Args:
       default: Default value.
       options: All values.
       meaning: What the setting does, in plain words.
+      only_with: As in `real`.
     """
     options = tuple(options)
     allowed = "one of " + ", ".join(options)
-    return _field(default, meaning, False, lambda value: value in options, allowed, str)
+    accepts = lambda value: value in options  # noqa: E731
+    return _field(default, meaning, False, accepts, allowed, str, only_with=only_with)
 
 
-def switch(default: bool, meaning: str) -> Any:
+def switch(default: bool, meaning: str, *, only_with: Uses = NO_CONDITION) -> Any:
     """Declare a static yes or no.
 
     Args:
       default: Default value.
       meaning: What the setting does, in plain words.
+      only_with: As in `real`.
     """
 
     def accepts(value: Any) -> bool:
         return isinstance(value, bool)
 
-    return _field(default, meaning, False, accepts, "true or false", _parse_bool)
+    allowed = "true or false"
+    return _field(default, meaning, False, accepts, allowed, _parse_bool, only_with=only_with)
 
 
 def static(
@@ -476,6 +492,29 @@ def value_of(hyper: Any, name: str) -> Any:
       name: The setting's full name.
     """
     return functools.reduce(getattr, name.split("."), hyper)
+
+
+def idle_of(hyper: Any) -> set[str]:
+    """Return the full names of settings without effect, as `only_with` and `decided` say.
+
+    A condition names a setting of the same struct, or of one of its groups.
+
+    Args:
+      hyper: The settings.
+    """
+    found = set(hyper.decided()) if hasattr(hyper, "decided") else set()
+    for name, field in fields(type(hyper)).items():
+        owner = value_of(hyper, name.rpartition(".")[0]) if "." in name else hyper
+        for other, values in field.metadata.get("only_with", NO_CONDITION).items():
+            value = value_of(owner, other)
+            if not (values(value) if callable(values) else value in values):
+                found.add(name)
+    return found
+
+
+def is_not(number: float) -> Callable[[Any], bool]:
+    """Return a test for `only_with`: whether a setting may have another value than this number."""
+    return lambda value: not is_known(value, number)
 
 
 def describe(hyper_type: type) -> list[str]:

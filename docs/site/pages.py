@@ -14,7 +14,6 @@ import ast
 import base64
 import functools
 import importlib
-import inspect
 import io
 import json
 import pkgutil
@@ -31,7 +30,7 @@ import numpy as np
 
 import fedjax_sim
 from fedjax_sim.reporting import plots
-from fedjax_sim.settings import default_text, fields, is_traced
+from fedjax_sim.settings import default_text, fields, groups, is_traced
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import SYSTEMS
 
@@ -381,7 +380,7 @@ def algorithm_page(name: str) -> str:
             "Settings marked *swept* can differ between the lanes of one compiled program; each",
             "value of the others compiles a new one.",
             "",
-            *settings_by_class(system.Hyper),
+            *settings_by_group(system.Hyper),
             "## Source",
             "",
             f'```python title="{module_of(name).relative_to(ROOT).as_posix()}"',
@@ -435,21 +434,22 @@ def picture_of(name: str) -> Iterator[str]:
     )
 
 
-def settings_by_class(hyper: type) -> Iterator[str]:
-    """Write a table of settings for each class that declares some, the system's own first."""
+def settings_by_group(hyper: type) -> Iterator[str]:
+    """Write a table of a system's own settings, and one for each of its groups."""
     known = fields(hyper)
-    left = dict(known)
-    for owner in hyper.__mro__:
-        names = [name for name in left if name in inspect.get_annotations(owner)]
-        rows = {name: left.pop(name) for name in names}
-        if rows:
-            if owner is hyper:
-                yield "### Of this system"
-            else:
-                yield f"### Of `{owner.__name__}`"
-                doc = (owner.__doc__ or "").partition("\n\n")[0]
-                yield from ("", " ".join(doc.split()))
-            yield from ("", *settings_table(rows), "")
+    own = {name: field for name, field in known.items() if "." not in name}
+    yield from ("### Of this system", "", *settings_table(own), "")
+    for held in groups(hyper):
+        kind, words = type(held.default).__name__, held.metadata["group"]
+        inside = {name: field for name, field in known.items() if name.startswith(f"{held.name}.")}
+        yield from (
+            f"### `{held.name}`: {words}",
+            "",
+            f"A `{kind}`.",
+            "",
+            *settings_table(inside),
+            "",
+        )
 
 
 def settings_table(rows: dict[str, Field]) -> list[str]:

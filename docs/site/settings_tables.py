@@ -24,5 +24,6 @@ class SettingsTables(griffe.Extension):
         lines = ["", "", "Settings:", ""]
         for line in describe(owner):
             name, _, words = line.partition(": ")
-            lines.append(f"- `{name}`: {words}")
+            indent = " " * 2 * (len(name) - len(name.lstrip()))
+            lines.append(f"{indent}- `{name.strip()}`: {words}")
         cls.docstring.value += "\n".join(lines)

@@ -14,7 +14,7 @@ from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.cli.tables import make_console, print_json
 from fedjax_sim.models import MODELS
 from fedjax_sim.problems import latent
-from fedjax_sim.settings import default_text, fields
+from fedjax_sim.settings import default_text, fields, groups, idle_of
 from fedjax_sim.systems import SYSTEMS
 
 
@@ -51,6 +51,9 @@ def run(arguments: argparse.Namespace) -> None:
 def settings_tables(names: Sequence[str]) -> list[Table]:
     """Tabulate the settings of systems: name, default, meaning and allowed values.
 
+    A system's own settings come first, then its groups. Settings without effect at the defaults are
+    only named, below the table.
+
     Args:
       names: Names of systems.
 
@@ -63,27 +66,40 @@ def settings_tables(names: Sequence[str]) -> list[Table]:
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
         for column in ("setting", "default", "meaning and allowed values"):
             table.add_column(column, overflow="fold")
-        for setting, told in system["settings"].items():
+        owner = ""
+        for full, told in system["settings"].items():
+            inside, _, last = full.rpartition(".")
+            if not told["has_effect"]:
+                continue
+            if inside != owner:
+                owner = inside
+                table.add_row(f"\n{inside}:", "", f"\n{system['groups'][inside]}")
             words = f"{told['meaning']} Allowed: {told['allowed']}."
-            table.add_row(setting, told["default"], words)
+            table.add_row(f"  {last}" if inside else last, told["default"], words)
+        idle = [full for full, told in system["settings"].items() if not told["has_effect"]]
+        if idle:
+            table.add_row("\nno effect here:", "", "\n" + ", ".join(idle))
         tables.append(table)
     return tables
 
 
 def _settings(names: Sequence[str]) -> dict[str, Any]:
-    """Collect what is known of systems and their settings."""
+    """Collect what is known of systems, their settings by full name, and their groups."""
     found = {}
     for name in [check_name("system", name, SYSTEMS) for name in names]:
         system = SYSTEMS[name]
+        idle = idle_of(system.Hyper())
         settings = {
-            field.name: {
+            full: {
                 "default": _default(field),
                 "meaning": field.metadata["meaning"],
                 "allowed": field.metadata["allowed"],
+                "has_effect": full not in idle,
             }
-            for field in fields(system.Hyper).values()
+            for full, field in fields(system.Hyper).items()
         }
-        found[name] = {"summary": system.summary, "settings": settings}
+        about = {field.name: field.metadata["group"] for field in groups(system.Hyper)}
+        found[name] = {"summary": system.summary, "settings": settings, "groups": about}
     return found
 
 

@@ -49,26 +49,46 @@ class StalenessWeights(Checked):
         'How "eq8", "alg1" and "code" average a client\'s staleness: over its last `window` '
         "updates, over all of them, as an exponential moving average that begins with the first "
         "value, or not at all.",
+        only_with={"rule": AVERAGED},
     )
-    window: int = count(5, "Updates in the window; fewer if the client has sent fewer.")
+    window: int = count(
+        5,
+        "Updates in the window; fewer if the client has sent fewer.",
+        only_with={"rule": AVERAGED, "average": ("window",)},
+    )
     decay: float = real(
         0.9,
         "Share of the past that the exponential moving average keeps at each update.",
         least=0,
         most=1,
+        only_with={"rule": AVERAGED, "average": ("exponential",)},
     )
-    base: float = real(0.5, 'Base of "exponential"; above 1 it favours stale updates.', above=0)
-    exponent: float = real(0.5, 'Exponent of "polynomial".', least=0)
+    base: float = real(
+        0.5,
+        'Base of "exponential"; above 1 it favours stale updates.',
+        above=0,
+        only_with={"rule": ("exponential",)},
+    )
+    exponent: float = real(
+        0.5, 'Exponent of "polynomial".', least=0, only_with={"rule": ("polynomial",)}
+    )
     hinge_start: float = real(
-        4.0, 'Largest staleness that "hinge" does not discount (FedAsync\'s experiments).', least=0
+        4.0,
+        'Largest staleness that "hinge" does not discount (FedAsync\'s experiments).',
+        least=0,
+        only_with={"rule": ("hinge",)},
     )
     hinge_slope: float = real(
-        10.0, 'How fast "hinge" falls beyond hinge_start (FedAsync\'s experiments).', least=0
+        10.0,
+        'How fast "hinge" falls beyond hinge_start (FedAsync\'s experiments).',
+        least=0,
+        only_with={"rule": ("hinge",)},
     )
     include_current: bool = switch(
         True,
         "Whether the averages read for a buffer include the updates in it. If not, a client "
         "without history has average 0.",
+        only_with={"rule": (*AVERAGED, "code_exact")},
     )
     normalised: bool = switch(
         True,

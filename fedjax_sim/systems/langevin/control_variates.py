@@ -35,7 +35,11 @@ class Controls(Checked):
         ("none", "client", "global"),
         "Control variates of the gradients: whole gradients at an anchor, of the client or of all.",
     )
-    control_rounds: int = whole(1, "Rounds between two anchors of the control variates.")
+    control_rounds: int = whole(
+        1,
+        "Rounds between two anchors of the control variates.",
+        only_with={"anchor": ("client", "global")},
+    )
 
 
 class Anchor(NamedTuple):

@@ -32,10 +32,17 @@ class Preconditioning(Checked):
         "none", ("none", "rmsprop"), "Preconditioner of steps and noise, 1 / (floor + sqrt(V))."
     )
     precondition_decay: float = real(
-        0.99, "Share of V that a round keeps; 1 keeps the first one.", least=0, most=1
+        0.99,
+        "Share of V that a round keeps; 1 keeps the first one.",
+        least=0,
+        most=1,
+        only_with={"preconditioner": ("rmsprop",)},
     )
     precondition_floor: float = real(
-        1e-3, "Added to sqrt(V), in units of the gradient of the mean loss.", above=0
+        1e-3,
+        "Added to sqrt(V), in units of the gradient of the mean loss.",
+        above=0,
+        only_with={"preconditioner": ("rmsprop",)},
     )
 
 

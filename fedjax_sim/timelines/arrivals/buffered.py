@@ -89,6 +89,7 @@ class ArrivalClock(Checked):
         'under restart "replaced", "free", "before_aggregation" and "new_version".',
         least=0,
         of_time=True,
+        only_with={"restart": tuple(name for name in RESTARTS if name not in IMMEDIATE)},
     )
     restart: str = choice(
         "after_interaction",
@@ -124,6 +125,7 @@ class Arrivals(Clients):
         20,
         'Clients at work at one time under restart "replaced", M; all clients if there are fewer. '
         "Has no effect otherwise.",
+        only_with={"clock.restart": ("replaced",)},
     )
     clock: ArrivalClock = group(ArrivalClock(), "when clients start, and when the server acts")
 
@@ -177,12 +179,6 @@ class Arrivals(Clients):
         """Name the settings that have no effect, and what takes their place."""
         names = [f"clock.{name}" for name in fields(ArrivalClock)]
         return super().decided() | self.decided_by_trace(*names)
-
-    def idle(self) -> set[str]:
-        """Name the settings that have no effect, whether or not they may be changed."""
-        return super().idle() | (
-            {"clock.server_interact"} if self.clock.restart in IMMEDIATE else set()
-        )
 
     @property
     def num_at_work(self) -> int:

@@ -21,7 +21,8 @@ from fedjax_sim.settings import (
     count,
     fields,
     group,
-    is_known,
+    idle_of,
+    is_not,
     real,
     static,
     struct,
@@ -63,6 +64,11 @@ def _is_table(value: Any) -> bool:
     return value is None or isinstance(value, ClientTable)
 
 
+def _has_bandwidth(table: ClientTable | None) -> bool:
+    """Tell whether a table of clients says how long messages take."""
+    return table is not None and table.has_bandwidth
+
+
 @struct
 class ClientDelays(Checked):
     """Settings of the clients' delays: two speeds, or speeds from a table, and a delay law.
@@ -101,18 +107,21 @@ class ClientDelays(Checked):
         "random",
         ("random", "last"),
         "Which clients are slow: a random set per lane, or the clients with the highest numbers.",
+        only_with={"slow_fraction": is_not(0)},
     )
     rate_fast: float = real(
         1 / 2,
         "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
         of_time=True,
+        only_with={"slow_fraction": is_not(1)},
     )
     rate_slow: float = real(
         1 / 16,
         "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
         of_time=True,
+        only_with={"slow_fraction": is_not(0)},
     )
     runtime_law: str = choice(
         "runtime_geom",
@@ -124,12 +133,14 @@ class ClientDelays(Checked):
         "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
         least=0,
+        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": is_not(1)},
     )
     spread_slow: float = real(
         0.0,
         "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
         least=0,
+        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": is_not(0)},
     )
     time_of: str = choice(
         "step",
@@ -149,6 +160,7 @@ class ClientDelays(Checked):
         "`off_time` follows each window, and each client starts at a random place of this cycle.",
         above=0,
         of_time=True,
+        only_with={"off_time": is_not(0)},
     )
     off_time: float = real(
         0.0,
@@ -162,18 +174,21 @@ class ClientDelays(Checked):
         "spread. 1 makes about as many available at any time; with 0 all have the same hours.",
         least=0,
         most=1,
+        only_with={"off_time": is_not(0)},
     )
     bits_up: float = real(
         0.0,
         "Bits of a client's update, for the time that a table's bandwidths make it take; 0 for the "
         "bits that the system sends.",
         least=0,
+        only_with={"client_table": _has_bandwidth},
     )
     bits_down: float = real(
         0.0,
         "Bits of the model that a client receives, for the time that a table's bandwidths make it "
         "take; 0 for the bits that the system sends.",
         least=0,
+        only_with={"client_table": _has_bandwidth},
     )
     client_table: Any = static(
         None,
@@ -235,16 +250,6 @@ class ClientDelays(Checked):
             *(() if table is not None and table.only_names else ("client_table",)),
             *("drop_rate", "on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
         )
-
-    def idle(self) -> set[str]:
-        """Name the settings that have no effect, whether or not they may be changed."""
-        names = set(self.decided())
-        if is_known(self.off_time, 0):
-            names.add("on_time")
-        for share, name in ((0, "rate_slow"), (1, "rate_fast")):
-            if is_known(self.slow_fraction, share):
-                names.add(name)
-        return names
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.
@@ -342,7 +347,8 @@ class Clients(Checked):
         if self.delays.trace is not None:
             self.recorded  # noqa: B018 - checks the clients
         times = [x for x in fields(type(self)) if isinstance(value_of(self, x), DefaultTime)]
-        left = [name for name in times if name not in self.idle()]
+        idle = idle_of(self)
+        left = [name for name in times if name not in idle]
         if self.source_of_times and left:
             others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
             allowed = f"given in the unit of time of {self.source_of_times}{others}"
@@ -357,10 +363,6 @@ class Clients(Checked):
           what decides them instead.
         """
         return {f"delays.{name}": what for name, what in self.delays.decided().items()}
-
-    def idle(self) -> set[str]:
-        """Name the settings that have no effect, whether or not they may be changed."""
-        return {*self.decided(), *(f"delays.{name}" for name in self.delays.idle())}
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.
