@@ -418,10 +418,16 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
 def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:
     """Put settings that are given by full or short names into their groups."""
     sorted_in = {name: value for name, value in settings.items() if name in own}
-    defaults = {field.name: field.default for field in groups(hyper_type)}
-    for name in settings.keys() - own:
-        owner, _, rest = full_name(hyper_type, name).partition(".")
-        inside = sorted_in.get(owner, defaults[owner])
+    held = {field.name: field for field in groups(hyper_type)}
+    given: dict[str, str] = {}
+    for name in (name for name in settings if name not in own):
+        full = full_name(hyper_type, name)
+        if given.setdefault(full, name) != name:
+            allowed = f"left out with `{given[full]}`, which is the same setting"
+            raise ConfigError("setting name", name, allowed)
+        owner, _, rest = full.partition(".")
+        inside = sorted_in.get(owner, held[owner].default)
+        _check_kind(hyper_type, held[owner], inside)
         sorted_in[owner] = inside.replace(**{rest: settings[name]})
     return sorted_in
 
@@ -714,6 +720,7 @@ def check(hyper: Any) -> None:
 def _check_fields(hyper: Any) -> None:
     """Check every field alone, and every group."""
     for owner in groups(type(hyper)):
+        _check_kind(type(hyper), owner, getattr(hyper, owner.name))
         _check_group(owner, getattr(hyper, owner.name))
     for name, field in fields(type(hyper)).items():
         if "." in name:
@@ -736,11 +743,18 @@ def _check_fields(hyper: Any) -> None:
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
 
+def _check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
+    """Check that a group is of its class."""
+    kind = type(owner.default)
+    if not isinstance(value, kind):
+        allowed = f"a `{kind.__module__}.{kind.__name__}`"
+        if new := names_of(hyper_type).get(FORMER_NAMES.get(owner.name, "")):
+            allowed += f"; the setting of this name is now called `{new}`"
+        raise ConfigError(owner.name, value, allowed)
+
+
 def _check_group(owner: dataclasses.Field, value: Any) -> None:
     """Check a group, whose settings are then named with it."""
-    if not isinstance(value, type(owner.default)):
-        kind = type(owner.default)
-        raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")
     try:
         check(value)
         for name in owner.metadata["without"]:

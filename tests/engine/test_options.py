@@ -46,7 +46,7 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
         ({"num_ticks": 2, "max_lanes": 1.5}, "max_lanes is 1.5"),
         (
             {"num_ticks": 2, "settings": {"optimizer": [abs]}},
-            "optimizer is .*gradient transformation",
+            "training.optimizer is .*gradient transformation",
         ),
         (
             {"num_ticks": 2, "settings": {"learning_rate": [1.0]}},

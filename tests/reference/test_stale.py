@@ -24,7 +24,7 @@ def of_stale_clients(
         "num_steps": K,
         "lr": LR,
         "duration": clock.updates(),
-        "pull": clock.hyper.restart,
+        "pull": clock.hyper.clock.restart,
     }
     return fedstaleweight_loop.run(
         start=start, gradient=gradients(reshuffled=True), **(loop | options)

@@ -108,7 +108,7 @@ def formula(
       size: Slots of the buffer, b.
       num_clients: Number of clients, n.
     """
-    match settings.weighting:
+    match settings.rule:
         case "eq8":
             return (average * size + 1) / num_clients
         case "alg1":
@@ -133,9 +133,9 @@ def slow_server(
 
     For weightings that use the update's staleness, this is also reported as the average.
     """
-    rule = "code_exact" if settings.weighting == "code_exact" else settings.average
+    rule = "code_exact" if settings.rule == "code_exact" else settings.average
     is_per_update = (
-        settings.weighting in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
+        settings.rule in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
     )
     known = {client: Client(rule, settings) for client in range(num_clients)}
     all_averages, all_weights = [], []
@@ -149,7 +149,7 @@ def slow_server(
             formula(settings, tau, average, len(row), num_clients)
             for tau, average in zip(taus, read, strict=True)
         ]
-        is_normalised = settings.normalised or settings.weighting == "code_exact"
+        is_normalised = settings.normalised or settings.rule == "code_exact"
         divisor = (sum(raw) or 1.0) if is_normalised else len(row)
         all_averages.append([float(average) for average in read])
         all_weights.append([each / divisor for each in raw])

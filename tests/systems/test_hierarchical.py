@@ -327,15 +327,15 @@ def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> No
 BAD: dict[str, tuple[dict, str]] = {
     "momentum in pieces": (
         {"ticks_per_round": 2, "optimizer": optax.adam},
-        "ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
+        "clock.ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
     ),
     "shuffles in pieces": (
         {"ticks_per_round": 2, "sampling": "reshuffled"},
-        'ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
+        'clock.ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
     ),
     "epochs of absent clients": (
         {"active_per_group": 2, "sampling": "shuffled_epochs"},
-        "sampling is 'shuffled_epochs', but must be \"with_replacement\" with active_per_group",
+        "training.sampling is 'shuffled_epochs', but must be \"with_replacement\" with active_per_group",
     ),
     "unknown aggregation": (
         {"aggregation": "sum"},

@@ -221,12 +221,16 @@ def test_estimates_behind_groups_that_report_twice_are_refused(small: Callable) 
     """A second round would need the estimates of the first, which is in the same tick."""
     system, compression = SYSTEMS["async_hierarchical"], parse_compressor("sign")
     hyper = small(system, compression=compression, error_feedback=True, num_reports=2)
-    with pytest.raises(ConfigError, match="error_feedback is True, but must be false with num_rep"):
+    with pytest.raises(
+        ConfigError, match="messages.error_feedback is True, but must be false with num_rep"
+    ):
         check(hyper)
 
 
 def test_lossy_statistics_are_refused(small: Callable) -> None:
     """Those of Adam: a second moment must not become negative."""
     hyper = small(SYSTEMS["mimelite"], optimizer=optax.adam, downlink=parse_compressor("sign"))
-    with pytest.raises(ConfigError, match="downlink is 'sign', but must be identity unless the op"):
+    with pytest.raises(
+        ConfigError, match="messages.downlink is 'sign', but must be identity unless the op"
+    ):
         check(hyper)

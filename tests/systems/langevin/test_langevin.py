@@ -211,9 +211,9 @@ def test_gradients_are_transformed_before_the_noise_is_added() -> None:
         ({"local_steps": 2.5}, "local_steps is 2.5, but must be a whole number"),
         (
             {"transform": optax.sgd},
-            "transform is .*, but must be a function that makes an optax gradient transformation",
+            "dynamics.transform is .*, but must be a function that makes an optax gradient transformation",
         ),
-        ({"round_time": "sum"}, "round_time is 'sum', but must be one of one_draw, mean"),
+        ({"round_time": "sum"}, "clock.round_time is 'sum', but must be one of one_draw, mean"),
     ],
 )
 def test_bad_settings_are_refused(

@@ -226,9 +226,15 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"memory": 0.5}, "memory is 0.5, but must be 0 unless messages are compressed"),
-        ({"friction": 0.0}, "friction is 0.0, but must be a finite number above 0 and at most 1"),
-        ({"example_clip": 1.0, "gradient": "exact"}, "example_clip is 1.0, but must be 0 with"),
+        ({"memory": 0.5}, "messages.memory is 0.5, but must be 0 unless messages are compressed"),
+        (
+            {"friction": 0.0},
+            "dynamics.friction is 0.0, but must be a finite number above 0 and at most 1",
+        ),
+        (
+            {"example_clip": 1.0, "gradient": "exact"},
+            "training.example_clip is 1.0, but must be 0 with",
+        ),
         ({"compression": parse_compressor("top_k")}, "an unbiased compressor here"),
     ],
 )

@@ -172,8 +172,11 @@ def test_rounds_that_a_run_does_not_have_are_refused(moved: Any) -> None:
     ("changes", "words"),
     [
         ({"step_decay": 1.0}, "step_decay is 1.0, but must be 0"),
-        ({"noise_correction": True}, "noise_correction is True, but must be false"),
-        ({"preconditioner": "rmsprop"}, "preconditioner is 'rmsprop', but must be none"),
+        ({"noise_correction": True}, "dynamics.noise_correction is True, but must be false"),
+        (
+            {"preconditioner": "rmsprop"},
+            "preconditioning.preconditioner is 'rmsprop', but must be none",
+        ),
         ({"transform": partial(optax.clip, 1.0)}, "but must be optax.identity"),
         ({"client_weights": np.arange(1.0, 51.0)}, "client_weights is .* one value"),
     ],
@@ -205,7 +208,11 @@ def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
         (HYPER, {"sensitivity": 1.0, "delta": 1.0}, "delta is 1.0"),
         (HYPER.replace(rho=1.0), {"sensitivity": 1.0}, "shared noise protects nothing"),
         (HYPER.replace(control="global"), {"sensitivity": 1.0}, "control is 'global'"),
-        (HYPER.replace(preconditioner="rmsprop"), {"sensitivity": 1.0}, "preconditioner is"),
+        (
+            HYPER.replace(preconditioner="rmsprop"),
+            {"sensitivity": 1.0},
+            "preconditioning.preconditioner is",
+        ),
         (
             HYPER.replace(transform=partial(optax.clip, 1.0)),
             {"sensitivity": 1.0},
