@@ -446,11 +446,11 @@ def test_floor_without_memories() -> None:
     compression = parse_compressor("block")
     gamma = theory.largest_step_size(make_setup())
     hyper = fedem.Hyper(
-        num_clients=N, sampling="full", batch_size=M, gamma=gamma, compression=compression
+        num_clients=N, batches="full", batch_size=M, gamma=gamma, compression=compression
     )
     runs = {
         name: simulated(
-            fedem.system, Y, KAPPA, hyper.replace(aggregation=name), ticks=60, seeds=100
+            fedem.system, Y, KAPPA, hyper.replace(field_rule=name), ticks=60, seeds=100
         ).mean_field.values
         for name in ("fedem", "naive")
     }

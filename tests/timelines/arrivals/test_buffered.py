@@ -231,7 +231,7 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, res
 def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
     with pytest.raises(
         ConfigError,
-        match='clock.send_old_model is False, but must be true under restart = "own_finish"',
+        match=r'clock\.send_old_model is False, but must be true under restart = "own_finish"',
     ):
         check(Arrivals(restart="own_finish"))
 

@@ -320,7 +320,7 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
     ("hyper", "words"),
     [
         (Groups(num_clients=2, off_time=1.0), "delays.off_time is 1.0, but must be left at 0.0"),
-        (Arrivals(restart="fresh", drop_rate=0.5), 'delays.drop_rate is 0.5, but must be 0 under restart'),
+        (Arrivals(restart="fresh", drop_rate=0.5), 'delays.drop_rate is 0.5, but must be 0 under'),
         (
             fedjax_sim.SYSTEMS["favano"].Hyper(drop_rate=0.5),
             "reweight is 'stochastic', but must be one of none, estimated_stochastic, estimated",

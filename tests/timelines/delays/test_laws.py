@@ -384,7 +384,7 @@ REFUSED: list[tuple[Clients, str]] = [
     ),
     (
         Clients(runtime_law="runtime_gamma"),
-        "delays.runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom",
+        "delays.runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp,",
     ),
     (
         Clients(slow_clients="first"),
@@ -393,7 +393,7 @@ REFUSED: list[tuple[Clients, str]] = [
     (Clients(time_of="round"), "delays.time_of is 'round', but must be one of step, update"),
     (
         Contacts(time_of="update"),
-        "delays.time_of is 'update', but must be \"step\", as contacts interrupt clients between steps",
+        "delays.time_of is 'update', but must be \"step\", as contacts interrupt clients between",
     ),
     *(
         (

@@ -652,7 +652,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "times of updates without use": (
         {"time_of": "update"},
-        "delays.time_of is 'update', but must be left at 'step' with clock.delays_of \"group\", which",
+        "delays.time_of is 'update', but must be left at 'step' with clock.delays_of \"group\",",
     ),
     "speeds of clients without use": (
         {"rate_slow": 0.1},
