@@ -443,14 +443,30 @@ def full_name(hyper_type: type, name: str) -> str:
       ConfigError: If there is no such setting, or several.
     """
     known = names_of(hyper_type)
-    if name in known:
-        return known[name]
-    if (new := FORMER_NAMES.get(name, "")) in known:
-        raise ConfigError("setting name", name, f"`{known[new]}`, as it is called now")
+    if name not in known:
+        raise unknown_name(name, [hyper_type])
+    return known[name]
+
+
+def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
+    """Return the error for a name that no setting has, or several of one struct.
+
+    It gives today's name of a setting that was renamed, or else the names that there are.
+
+    Args:
+      name: The name.
+      hyper_types: Classes of the settings structs among whose settings it may be.
+    """
+    known: set[str] = set()
+    ends: set[str] = set()
+    for kind in hyper_types:
+        if new := names_of(kind).get(FORMER_NAMES.get(name, "")):
+            return ConfigError("setting name", name, f"`{new}`, as it is called now")
+        known |= {short_name(kind, full) for full in fields(kind)}
+        ends |= {full for full in fields(kind) if full.rpartition(".")[2] == name}
     if name in GONE:
-        raise ConfigError("setting name", name, GONE[name])
-    ends = [each for each in fields(hyper_type) if each.rpartition(".")[2] == name]
-    raise ConfigError("setting name", name, f"one of {', '.join(ends or known_names(hyper_type))}")
+        return ConfigError("setting name", name, GONE[name])
+    return ConfigError("setting name", name, f"one of {', '.join(sorted(ends or known))}")
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:
@@ -479,15 +495,6 @@ def short_name(hyper_type: type, name: str) -> str:
     end = name.rpartition(".")[2]
     is_only = sum(each.rpartition(".")[2] == end for each in fields(hyper_type)) == 1
     return end if is_only else name
-
-
-def known_names(hyper_type: type) -> list[str]:
-    """Return the shortest names of all settings, in order of the alphabet, for error messages.
-
-    Args:
-      hyper_type: A settings struct's class.
-    """
-    return sorted(short_name(hyper_type, name) for name in fields(hyper_type))
 
 
 def value_of(hyper: Any, name: str) -> Any:

@@ -89,7 +89,7 @@ def exchange(
     Both results use the old memories and the same messages; only H is divided by p.
 
     Args:
-      hyper: Settings with the fields of `Memories`, and `participation` p.
+      hyper: Settings with the group `memories`, and `participation` p.
       key: The lane's learning key.
       event: The tick.
       memory: The memories before.
