@@ -23,21 +23,21 @@ from fedjax_sim.cli.arguments import (
 )
 from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
-from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
+from fedjax_sim.cli.launching import launch_parts, read_launcher, read_parts_wanted
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
-from fedjax_sim.engine.request import ANY_JAX
 from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
 from fedjax_sim.engine.sweeps import sweep
-from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.engine.watching import Watch
+from fedjax_sim.launch.parts import LANES, KeptPart, read_part
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Tracker
+from fedjax_sim.types import ANY_JAX, Checkpoints, Keep, Time, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
         "model": data.model,
         **data.facts,
         "evals": num_evals,
-        "layout": layout._asdict(),
+        "layout": layout.deciding(),
         "client_variance": arguments.client_variance,
         "keep_samples": arguments.keep_samples,
         "precision": precision,
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
     num_parts = None  # Unless they are launched.
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        num_parts = str(count_parts(launcher, arguments, folder, num_lanes))
+        num_parts = str(read_parts_wanted(launcher, arguments, folder, num_lanes))
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}
     is_known = (
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> None:
                 "hyper": contender.hyper,
                 "seeds": seeds,
                 "settings": contender.swept,
-                "time_budget": time_budget,
+                "budget": Time(time_budget),
             }
             for contender in contenders
         }
@@ -131,19 +131,19 @@ def run(arguments: argparse.Namespace) -> None:
         def check(grid: Mapping[str, Any]) -> None:
             check_schedules(**grid, goes_on=is_saved)
 
-        lanes = None
         is_saved = folder is not None and not arguments.distributed
-        if part is not None and arguments.resume and folder is not None:
-            lanes = keep_lanes(folder.checkpoints / LANES, part, survey)
-        elif part is not None:
-            lanes = lanes_of_part(part, survey())
-        elif not is_known:
+        file = None if folder is None else folder.checkpoints / LANES
+        kept = None
+        if part is not None:
+            kept = KeptPart(part.number, part.num_parts, file, arguments.resume)
+        lanes = None if kept is None else kept.find(survey)
+        if kept is None and not is_known:
             # Some errors show in the schedule alone. They shall come before any training.
             with ThreadPoolExecutor(2) as workers:
                 list(workers.map(check, grids.values()))
         on_first(partial(_open, folder, identity))
-        if part is not None and folder is not None and lanes is not None:
-            write_lanes(folder.checkpoints / LANES, part, lanes)
+        if kept is not None and lanes is not None:
+            kept.keep(lanes)
         runs = {}
         with (
             _without_trace_if_refused(folder),
@@ -152,22 +152,24 @@ def run(arguments: argparse.Namespace) -> None:
         ):
             # The table names these lanes.
             warnings.simplefilter("ignore", LaneWarning)
+            resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
             for name, grid in grids.items():
                 if lanes is not None and name not in lanes:
                     continue
+                saved = None
+                if folder is not None and is_saved:
+                    place = folder.checkpoints / name
+                    saved = Checkpoints(place, every=checkpoint_every, resume=resume)
                 runs[name] = sweep(
                     **grid,
                     num_evals=num_evals,
-                    layout=layout,
-                    max_lanes=max_lanes,
-                    client_variance=arguments.client_variance,
-                    keep_models=arguments.keep_samples,
+                    keep=Keep(
+                        models=arguments.keep_samples, client_variance=arguments.client_variance
+                    ),
+                    watch=Watch(progress=arguments.progress, trackers=tracking),
+                    checkpoints=saved,
+                    layout=layout._replace(max_lanes=max_lanes),
                     precision=precision,
-                    checkpoint=folder.checkpoints / name if folder and is_saved else None,
-                    checkpoint_every=checkpoint_every,
-                    resume=ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
-                    progress=arguments.progress,
-                    trackers=tracking,
                     lanes=None if lanes is None else lanes[name],
                 )
     if folder is None:

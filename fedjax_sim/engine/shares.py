@@ -7,28 +7,21 @@ division alone. It depends on the study and the number of parts, and not on the 
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, LaneSeed, checked
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
-from fedjax_sim.engine.request import Options, ProblemT, grid_of, list_lanes
+from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import (
-    EMPTY,
-    HyperT,
-    InfoT,
-    Layout,
-    StateT,
-    System,
-)
+from fedjax_sim.types import EMPTY, Budget, Layout, System, Ticks
 
 LaneT = TypeVar("LaneT")
 
@@ -135,60 +128,111 @@ def _parts_of(totals: Sequence[int], limit: int) -> int:
     return parts
 
 
-class Share(Protocol):
-    """A part of a study of several sweeps, whose parts meet in a folder."""
+class LanesToShare(NamedTuple):
+    """A sweep that is checked and listed, some lanes of which are to run.
 
-    def find(self, asked: Mapping[str, Any]) -> Run | None:
-        """Return the whole sweep if all of its lanes have run, otherwise None.
+    Attributes:
+      run: Runs some of the lanes, by number.
+      system: The system.
+      lanes: All lanes.
+      options: The options of the sweep.
+    """
 
-        Args:
-          asked: What identifies the sweep, see `asked_of`.
+    run: Callable[[Collection[int]], Run]
+    system: System
+    lanes: list[Lane]
+    options: Options
 
-        Raises:
-          ConfigError: If lanes of another sweep are in its place.
+    def units(self) -> list[Unit[int]]:
+        """Draw the schedules, and find the lanes that belong together and what each does."""
+        return units_of_all(self.system, self.lanes, self.options)
+
+    def identity(self) -> dict[str, Any]:
+        """Collect what identifies the sweep, whatever machines its parts run on.
+
+        Programs are therefore those of one lane and one tick on a CPU.
         """
+        short = dataclasses.replace(
+            self.options,
+            budget=Ticks(1),
+            layout=Layout(lane_devices=1, client_devices=1),
+            checkpoints=None,
+            devices=tuple(jax.local_devices(backend="cpu")[:1]),
+        )
+        groups = groups_of(self.lanes)
+        planned = [plan_group(self.system, group[:1], short) for group in groups]
+        programs = [each.on_devices().program_digest() for each in planned]
+        return {**asked_of(self.system, self.lanes, self.options), "program": programs}
 
-    def choose(self, units: Sequence[Unit[int]]) -> Collection[int]:
-        """Choose the lanes to run, possibly none.
+
+class Sharing(Protocol):
+    """Something that decides which lanes of a sweep run here, such as a `Part`."""
+
+    def run(self, sweep: LanesToShare) -> Run:
+        """Run some of the lanes, and return what `sweep` is to return.
 
         Args:
-          units: All lanes of the sweep.
-        """
-
-    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
-        """Keep what ran, and return the whole sweep if it is complete now.
-
-        Args:
-          run: What ran; None if no lane was chosen.
-          asked: As in `find`.
+          sweep: All lanes.
         """
 
 
 @checked
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The lanes of one part of a sweep, or of a study of several, that is shared out.
+
+    Attributes:
+      number: Number of the part, from 0.
+      num_parts: Number of parts, above `number`.
+    """
+
+    number: Whole
+    num_parts: Count
+
+    def __post_init__(self) -> None:
+        """Check that there is such a part."""
+        if self.number >= self.num_parts:
+            allowed = "i/n with whole numbers i from 0 to n - 1, such as 0/4"
+            raise ConfigError("part", str(self), allowed)
+
+    def __str__(self) -> str:
+        """Return "0/4" for the first of four parts."""
+        return f"{self.number}/{self.num_parts}"
+
+    def choose(self, units: Sequence[Unit[LaneT]]) -> list[LaneT]:
+        """Return the lanes of the part.
+
+        Args:
+          units: All lanes.
+
+        Raises:
+          ConfigError: If there are more parts than lanes.
+        """
+        return divide(units, self.num_parts)[self.number]
+
+    def run(self, sweep: LanesToShare) -> Run:
+        """Run the lanes of the part.
+
+        Args:
+          sweep: All lanes.
+        """
+        return sweep.run(self.choose(sweep.units()))
+
+
 def survey_lanes(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
-    *,
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: Above0 | None = None,
-    num_ticks: Count | None = None,
-    max_lanes: Count | None = None,
+    system: System, problem: Any, hyper: Any, seeds: Any, settings: Any, budget: Budget
 ) -> list[Unit[int]]:
     """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
 
     Schedules are drawn; nothing is trained.
 
     Args:
-      system: The system.
+      system: As in `sweep`.
       problem: As in `sweep`.
       hyper: As in `sweep`.
       seeds: As in `sweep`.
       settings: As in `sweep`.
-      time_budget: As in `sweep`.
-      num_ticks: As in `sweep`.
-      max_lanes: As in `sweep`.
+      budget: As in `sweep`.
 
     Returns:
       The numbers of the lanes, in units that `divide` can divide among parts.
@@ -196,21 +240,19 @@ def survey_lanes(
     Raises:
       ConfigError: If an input is not allowed.
     """
-    options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
+    options = Options(budget)
     lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
     return units_of_all(system, lanes, options)
 
 
-@checked
 def check_schedules(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
+    system: System,
+    problem: Any,
+    hyper: Any,
+    seeds: Any,
+    settings: Any,
+    budget: Budget,
     *,
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: Above0 | None = None,
-    num_ticks: Count | None = None,
     goes_on: bool = False,
 ) -> None:
     """Draw the schedules of a sweep, a few at a time, and keep none. Nothing is trained.
@@ -218,42 +260,22 @@ def check_schedules(
     As many are drawn as `sweep` draws, which then finds the drawing program compiled.
 
     Args:
-      system: The system.
+      system: As in `sweep`.
       problem: As in `sweep`.
       hyper: As in `sweep`.
       seeds: As in `sweep`.
       settings: As in `sweep`.
-      time_budget: As in `sweep`.
-      num_ticks: As in `sweep`.
+      budget: As in `sweep`.
       goes_on: Whether the sweep will write checkpoints.
 
     Raises:
       ConfigError: If an input is not allowed, or the budget too short for one tick, or too long.
     """
-    options = Options(time_budget, num_ticks, 1, Layout(), None)
-    for group in groups_of(list_lanes(system, problem, hyper, grid_of(seeds, settings), options)):
+    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), Options(budget))
+    for group in groups_of(lanes):
         firsts, _ = schedules_of(system, group)
         drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        budget: dict[str, Any] = {"time_budget": time_budget, "num_ticks": num_ticks}
-        count_ticks(system, *drawn, **budget, goes_on=goes_on)
-
-
-def asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:
-    """Collect what identifies a sweep whose parts may run on machines of several kinds.
-
-    Programs are therefore those of one lane and one tick on a CPU.
-    """
-    short = dataclasses.replace(
-        options,
-        time_budget=None,
-        num_ticks=1,
-        layout=Layout(lane_devices=1, client_devices=1),
-        checkpoint=None,
-        devices=tuple(jax.local_devices(backend="cpu")[:1]),
-    )
-    planned = [plan_group(system, group[:1], short) for group in groups_of(lanes)]
-    programs = [each.on_devices().program_digest() for each in planned]
-    return {**asked_of(system, lanes, options), "program": programs}
+        count_ticks(system, *drawn, budget, goes_on=goes_on)
 
 
 def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[int]]:
@@ -263,8 +285,7 @@ def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[i
         system,
         [group[i].seed for i in firsts],
         [group[i].hyper for i in firsts],
-        time_budget=options.time_budget,
-        num_ticks=options.num_ticks,
+        options.budget,
     )
     examples = int(system.hints.step_examples(group[0].hyper))
     units = []

@@ -31,6 +31,7 @@ from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options, Precision, ProblemT, grid_of, list_lanes
 from fedjax_sim.types import (
     EMPTY,
+    Budget,
     Facts,
     HyperT,
     InfoT,
@@ -145,9 +146,8 @@ def plan_group(
         system,
         [group[i].seed for i in firsts],
         [hypers[i] for i in firsts],
-        time_budget=options.time_budget,
-        num_ticks=options.num_ticks,
-        goes_on=options.checkpoint is not None,
+        options.budget,
+        goes_on=options.folder is not None,
     )
     schedule = lay_out(
         timelines,
@@ -155,9 +155,9 @@ def plan_group(
         num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
         num_evals=options.num_evals,
         per_eval=per_eval,
-        client_variance=options.client_variance,
+        client_variance=options.keep.client_variance,
         longest=longest,
-        goes_on=options.checkpoint is not None,
+        goes_on=options.folder is not None,
     )
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
@@ -185,9 +185,9 @@ def plan_group(
         devices=options.devices,
     )
     num_evals, per_eval = schedule.shape[1:]
-    is_saved = options.checkpoint is not None
-    is_stepwise = is_saved or options.is_watched
-    chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
+    is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
+    is_stepwise = is_saved or options.watch.is_needed
+    chunk = min(asked or (1 if is_stepwise else num_evals), num_evals)
     facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations <= SMALL * num_examples
     program = Program(
@@ -196,11 +196,11 @@ def plan_group(
         facts,
         placement,
         (chunk, per_eval),
-        options.keep_models,
-        _block_of(per_eval, placement) if is_saved and options.evals_per_chunk is None else 0,
+        options.keep.models,
+        _block_of(per_eval, placement) if is_saved and asked is None else 0,
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
-        can_stop=options.on_evaluation is not None,
+        can_stop=options.watch.on_evaluation is not None,
         code=code,
     )
     told = _told(system, hypers, schedule.ticks, row)
@@ -280,7 +280,7 @@ def lower_sweep(
     devices: Sequence[Any],
     seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    num_ticks: Count,
+    budget: Budget,
     num_evals: Count = 25,
     layout: Layout = Layout(),
     precision: Precision = "float32",
@@ -294,7 +294,7 @@ def lower_sweep(
       devices: Devices, or descriptions of them from `jax.experimental.topologies`.
       seeds: As in `sweep`.
       settings: As in `sweep`.
-      num_ticks: As in `sweep`.
+      budget: As in `sweep`.
       num_evals: As in `sweep`.
       layout: As in `sweep`.
       precision: As in `sweep`.
@@ -306,8 +306,7 @@ def lower_sweep(
       ConfigError: If an input is not allowed.
     """
     options = Options(
-        time_budget=None,
-        num_ticks=num_ticks,
+        budget,
         num_evals=num_evals,
         layout=layout,
         precision=precision,
