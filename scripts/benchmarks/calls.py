@@ -69,7 +69,12 @@ def bench_calls(turns: int) -> dict[str, Any]:
         f"fedavg, {LANES} lanes": fedavg_of(LANES),
         f"favano, {LANES} lanes": favano_of(LANES),
         f"langevin, {LANES} lanes": lambda: fedjax_sim.sweep(
-            langevin.system, gaussian, chains, seeds=LANES // 5, settings=sizes, num_ticks=300
+            langevin.system,
+            gaussian,
+            chains,
+            seeds=LANES // 5,
+            settings=sizes,
+            budget=fedjax_sim.Ticks(300),
         ),
     }
     begin = replay._begin

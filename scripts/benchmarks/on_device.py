@@ -404,7 +404,7 @@ def calls(system: str, lanes: int, ticks: int = 40) -> Measure:
 
     def run() -> Any:
         found = fedjax_sim.sweep(
-            described, problem, hyper, seeds=lanes, settings=swept, num_ticks=ticks, num_evals=4
+            described, problem, hyper, seeds=lanes, settings=swept, budget=Ticks(ticks), num_evals=4
         )
         return jax.block_until_ready(found.models)
 
@@ -566,7 +566,7 @@ def own_loop(system: str, ticks: int = 40) -> Measure:
     import fedjax_sim
 
     given = _tiny(system)
-    bound = fedjax_sim.bind(**given, num_ticks=ticks)
+    bound = fedjax_sim.bind(**given, budget=Ticks(ticks))
     alone = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
 
     @jax.jit
@@ -579,7 +579,7 @@ def own_loop(system: str, ticks: int = 40) -> Measure:
         return jax.block_until_ready(bound.model(own(start)))
 
     def simulated() -> Any:
-        found = fedjax_sim.simulate(**given, num_ticks=ticks, num_evals=1, layout=alone)
+        found = fedjax_sim.simulate(**given, budget=Ticks(ticks), num_evals=1, layout=alone)
         return jax.block_until_ready(found.models)
 
     mine, theirs = run(), simulated()

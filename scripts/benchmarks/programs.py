@@ -213,7 +213,7 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
             devices=described.devices[:1],
             seeds=work.seeds,
             settings=work.settings,
-            num_ticks=TICKS,
+            budget=fedjax_sim.Ticks(TICKS),
             num_evals=EVALUATIONS,
         )
     # What is compiled for a device that is not there can be written to the cache but not read.

@@ -65,9 +65,9 @@ def run(problem: LogDensity) -> Any:
         hyper,
         seeds=[3, 5],
         settings={"temperature": TEMPERATURES},
-        num_ticks=600,
+        budget=fedjax_sim.Ticks(600),
         num_evals=300,
-        keep_models=True,
+        keep=fedjax_sim.Keep(models=True),
     )
 
 

@@ -29,7 +29,9 @@ from tests.engine.test_checkpoint import QUAFL, assert_same_bits
 def resumed(folder: Path, *what: Any, **options: Any) -> fedjax_sim.Run:
     """Run a small sweep of QuAFL from the checkpoints in a folder."""
     return fedjax_sim.sweep(
-        *what, checkpoint=folder, **{"seeds": 2, "num_ticks": 4, "num_evals": 2} | options
+        *what,
+        checkpoints=fedjax_sim.Checkpoints(folder),
+        **{"seeds": 2, "num_ticks": 4, "num_evals": 2} | options,
     )
 
 

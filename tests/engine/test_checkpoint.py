@@ -329,7 +329,13 @@ def test_a_folder_that_is_removed_under_way(
     """It is not made again, because somebody wanted it gone."""
     note_saves(monkeypatch, lambda number: shutil.rmtree(tmp_path / "run"))
     with pytest.raises(StorageError, match=r"writing to .* failed .No such file or directory"):
-        fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS)
+        fedjax_sim.sweep(
+            QUAFL,
+            regression(),
+            small(QUAFL),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+            **OPTIONS,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -541,10 +547,22 @@ def test_a_checkpoint_of_another_configuration_is_refused(
         with pytest.raises(ConfigError, match=f"{allowed} .*{differs}.*, or removed"):
             run(hyper, **options)
     with pytest.raises(ConfigError, match="same configuration"):
-        fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), checkpoint=tmp_path / "run", **other)
+        fedjax_sim.sweep(
+            FAVANO,
+            regression(),
+            small(FAVANO),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+            **other,
+        )
     for problem in (regression(dim=4), regression(seed=1)):
         with pytest.raises(ConfigError, match="differs in problems"):
-            fedjax_sim.sweep(QUAFL, problem, small(QUAFL), checkpoint=tmp_path / "run", **other)
+            fedjax_sim.sweep(
+                QUAFL,
+                problem,
+                small(QUAFL),
+                checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+                **other,
+            )
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
@@ -580,10 +598,18 @@ def test_without_resume_a_run_starts_anew(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     first = fedjax_sim.sweep(
-        QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS
+        QUAFL,
+        regression(),
+        small(QUAFL),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+        **OPTIONS,
     )
     other = fedjax_sim.sweep(
-        QUAFL, regression(seed=5), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS
+        QUAFL,
+        regression(seed=5),
+        small(QUAFL),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+        **OPTIONS,
     )
     assert not np.array_equal(first.models, other.models)
 
@@ -592,7 +618,11 @@ def test_resuming_without_a_checkpoint_starts_the_run(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     started = fedjax_sim.sweep(
-        QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "none", resume=True, **OPTIONS
+        QUAFL,
+        regression(),
+        small(QUAFL),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "none", resume=True),
+        **OPTIONS,
     )
     assert_same_bits(started, fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), **OPTIONS))
 
@@ -602,7 +632,13 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ConfigError, match="a folder that can be written"):
-        fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "file", **OPTIONS)
+        fedjax_sim.sweep(
+            QUAFL,
+            regression(),
+            small(QUAFL),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "file"),
+            **OPTIONS,
+        )
     assert (tmp_path / "file").read_text() == "not a folder"
 
 

@@ -204,7 +204,7 @@ def test_mini_batches_of_a_family_are_drawn_once(
             problem,
             small(FEDAVG),
             settings=settings,
-            num_ticks=3,
+            budget=fedjax_sim.Ticks(3),
             num_evals=1,
             layout=Layout(1, None, 1),
         )

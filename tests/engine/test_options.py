@@ -90,7 +90,7 @@ def test_a_budget_of_too_many_ticks(regression: Callable, small: Callable) -> No
     with pytest.raises(
         ConfigError, match=r"time_budget is 1000000000000000.0, but must be short enough"
     ):
-        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), time_budget=1e15)
+        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Time(1e15))
 
 
 def test_a_misspelt_option_is_refused(
@@ -110,14 +110,16 @@ def test_settings_are_an_instance(regression: Callable) -> None:
     """Not the class, nor a mapping, nor settings of another kind."""
     for hyper, name in ((FEDAVG.Hyper, "fedavg.Hyper"), ({"lr": 1.0}, "dict")):
         with pytest.raises(ConfigError, match=f"hyper is '.*{name}', but must be settings of fed"):
-            fedjax_sim.simulate(FEDAVG, regression(), hyper, num_ticks=2)  # type: ignore[arg-type]
+            fedjax_sim.simulate(FEDAVG, regression(), hyper, budget=fedjax_sim.Ticks(2))  # type: ignore[arg-type]
 
 
 def test_simulate_takes_no_lists(regression: Callable, small: Callable) -> None:
     """It runs one lane; lists of seeds and settings belong to `sweep`."""
     for name, value in (("seeds", [1]), ("settings", {"lr": [0.1]})):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            fedjax_sim.simulate(FEDAVG, regression(), small(FEDAVG), num_ticks=2, **{name: value})
+            fedjax_sim.simulate(
+                FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Ticks(2), **{name: value}
+            )
 
 
 def test_simulate_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,13 @@ def test_systems_of_em_have_no_client_variance(
     problem, hyper = noisy_mean(), small(system)
     compiled.clear()
     with pytest.raises(ConfigError, match=f"client_variance is True, but must be False for {name}"):
-        fedjax_sim.sweep(system, problem, hyper, num_ticks=2, client_variance=True)
+        fedjax_sim.sweep(
+            system,
+            problem,
+            hyper,
+            budget=fedjax_sim.Ticks(2),
+            keep=fedjax_sim.Keep(client_variance=True),
+        )
     assert compiled == []
 
 
@@ -168,19 +176,19 @@ def test_a_problem_of_the_wrong_kind_is_refused(
     for system, problem in ((FEDAVG, noisy_mean()), (em, regression())):
         kind = system.fit.learns.__name__
         with pytest.raises(ConfigError, match=f"problem is '.*', but must be a {kind}"):
-            fedjax_sim.sweep(system, problem, small(system), num_ticks=2)
+            fedjax_sim.sweep(system, problem, small(system), budget=fedjax_sim.Ticks(2))
 
 
 def test_settings_of_another_system_are_refused(regression: Callable, small: Callable) -> None:
     other = small(fedjax_sim.SYSTEMS["favano"])
     with pytest.raises(ConfigError, match=r"favano\.Hyper', but must be settings of fedavg"):
-        fedjax_sim.sweep(FEDAVG, regression(), other, num_ticks=2)
+        fedjax_sim.sweep(FEDAVG, regression(), other, budget=fedjax_sim.Ticks(2))
 
 
 def test_a_system_by_name_is_refused(regression: Callable) -> None:
     name: Any = "fedavg"
     with pytest.raises(ConfigError, match="system is 'fedavg', but must be a System"):
-        fedjax_sim.sweep(name, regression(), num_ticks=2)
+        fedjax_sim.sweep(name, regression(), budget=fedjax_sim.Ticks(2))
 
 
 @pytest.mark.parametrize(
@@ -231,5 +239,5 @@ def test_compilations_are_counted_within_a_with_statement_only() -> None:
 def test_a_sweep_leaves_no_listener(regression: Callable, small: Callable) -> None:
     before = listeners()
     with pytest.raises(ConfigError):
-        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), time_budget=1e15)
+        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Time(1e15))
     assert listeners() == before

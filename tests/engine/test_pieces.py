@@ -182,7 +182,7 @@ def test_pieces_go_on_to_a_longer_budget(sweep: Sweep, tmp_path: Path) -> None:
     for max_lanes in (8, 3):
         saved = {"checkpoint": tmp_path / str(max_lanes), "max_lanes": max_lanes}
         sweep(**saved)
-        longer.append(sweep(**saved, time_budget=90.0, resume=True))
+        longer.append(sweep(**saved, budget=fedjax_sim.Time(90.0), resume=True))
     assert_equal(*longer)
 
 
@@ -245,10 +245,10 @@ def test_a_large_store_of_old_models_is_named(
         FEDBUFF,
         Bowl(jnp.ones(40, "int32"), 1000),
         small(FEDBUFF, num_clients=40),
-        num_ticks=40,
+        budget=fedjax_sim.Ticks(40),
         num_evals=2,
         layout=OPTIONS["layout"],
-        client_variance=True,
+        keep=fedjax_sim.Keep(client_variance=True),
     )
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
@@ -307,7 +307,9 @@ def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., m
         layout = Layout(1, False, lane_devices, 1)
         with monkeypatch.context() as patch, pytest.raises(MeasuredError) as ended:
             patch.setattr(memory, "program_needs", listen)
-            fedjax_sim.sweep(system, problem, small(system), seeds=4, num_ticks=1, layout=layout)
+            fedjax_sim.sweep(
+                system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
+            )
         return ended.value.args[0]
 
     return needs
@@ -349,7 +351,9 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
     for inputs in (jnp.asarray(INPUTS), INPUTS.copy()):
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs)
         layout = Layout(1, False, 4, 1)
-        fedjax_sim.sweep(system, problem, small(system), seeds=4, num_ticks=1, layout=layout)
+        fedjax_sim.sweep(
+            system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
+        )
         _, ours, tests = replays.pop().lanes.problem.shared
         copies = {
             shard.data.unsafe_buffer_pointer()
@@ -395,7 +399,7 @@ def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Cal
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
         measure_plan(FEDBUFF, range(500), [hyper] * 500, num_ticks=10**7)
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
-        sweep(seeds=500, time_budget=1e7)
+        sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
 
 def test_ticks_are_counted_a_few_schedules_at_a_time(

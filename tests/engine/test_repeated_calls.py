@@ -172,7 +172,9 @@ def test_other_rows_and_steps_of_an_asynchronous_schedule() -> None:
     def run(**settings: Any) -> fedjax_sim.Run:
         few = {"num_clients": 6, "buffer_size": 2, "batch_size": 1, "local_steps": 2} | settings
         few = {name: value for name, value in few.items() if name in fields}
-        return fedjax_sim.sweep(system, distances(), system.Hyper(**few), num_ticks=20, num_evals=2)
+        return fedjax_sim.sweep(
+            system, distances(), system.Hyper(**few), budget=fedjax_sim.Ticks(20), num_evals=2
+        )
 
     run()
     after = run(**given, local_steps=5)
@@ -337,5 +339,5 @@ def test_one_transfer_for_each_return_to_the_host(fetched: list[int]) -> None:
     sweep(distances())
     assert len(fetched) == 3
     fetched.clear()
-    sweep(distances(), evals_per_chunk=1)
+    sweep(distances(), layout=fedjax_sim.Layout(evals_per_chunk=1))
     assert len(fetched) == 5

@@ -57,7 +57,7 @@ def test_lanes_that_share_a_schedule_draw_it_once(
     settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
     hyper = small(system, restart="after_interaction")
     run = fedjax_sim.sweep(
-        system, regression(), hyper, seeds=[5, 2], settings=settings, num_ticks=4
+        system, regression(), hyper, seeds=[5, 2], settings=settings, budget=fedjax_sim.Ticks(4)
     )
     assert drawn == [4]
     times = np.stack([timeline.time for timeline in run.timelines]).reshape(3, 2, 2, 4)
@@ -214,5 +214,5 @@ def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
     for checkpoint in (None, tmp_path):
         check_schedules(*given, **grid, goes_on=checkpoint is not None)
         programs = drawing_program._cache_size()
-        fedjax_sim.sweep(*given, **grid, checkpoint=checkpoint)
+        fedjax_sim.sweep(*given, **grid, checkpoints=fedjax_sim.Checkpoints(checkpoint))
         assert drawing_program._cache_size() == programs

@@ -59,7 +59,13 @@ def test_lanes_stand_where_their_labels_say(
     for reweight, lr, seed in ((0, 2, 0), (1, 0, 1), (1, 2, 0)):
         hyper = small(FAVANO, reweight=["none", "stochastic"][reweight], lr=[0.02, 0.05, 0.1][lr])
         alone = fedjax_sim.simulate(
-            FAVANO, regression(), hyper, seed=[5, 2][seed], num_ticks=6, num_evals=4, layout=LAYOUT
+            FAVANO,
+            regression(),
+            hyper,
+            seed=[5, 2][seed],
+            budget=fedjax_sim.Ticks(6),
+            num_evals=4,
+            layout=LAYOUT,
         )
         lane = (reweight * 3 + lr) * 2 + seed
         np.testing.assert_array_equal(alone.timelines[0].steps, grid.timelines[lane].steps)
@@ -154,7 +160,7 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
         small(FEDBUFF, **blocked),
         settings={"server_interact": [1.0, 12.0]},
         seeds=2,
-        max_lanes=2,
+        layout=Layout(max_lanes=2),
         **options,
     )
     ticks = run.curves.ticks.values[..., -1]
@@ -251,7 +257,7 @@ def test_a_lane_that_diverges_is_reported_and_does_not_disturb_others(
         small(FEDAVG),
         settings={"lr": [0.05, 1e30]},
         seeds=2,
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=2,
         layout=LAYOUT,
     )
@@ -290,7 +296,7 @@ def test_a_classification_names_lanes_that_collapse(small: Callable) -> None:
         problem,
         small(FEDAVG, batch_size=8),
         settings={"lr": [0.1, 1e4]},
-        num_ticks=20,
+        budget=fedjax_sim.Ticks(20),
         num_evals=2,
     )
     assert not run.curves.failed.any()
@@ -305,7 +311,7 @@ def test_optimizers_are_swept_by_name(regression: Callable, small: Callable) -> 
         regression(),
         small(FEDAVG),
         settings={"optimizer": values},
-        num_ticks=3,
+        budget=fedjax_sim.Ticks(3),
         layout=LAYOUT,
     )
     assert run.curves.optimizer.values.tolist()[:2] == ["sgd", "adam"]
@@ -323,8 +329,10 @@ def test_client_variance_is_measured_only_on_request(
     """
     options: dict[str, Any] = {"num_ticks": 30, "num_evals": 30, "layout": LAYOUT}
     problem, hyper = regression(40), small(system, num_clients=40)
-    whole = fedjax_sim.simulate(system, problem, hyper, client_variance=True, **options)
-    bare = fedjax_sim.simulate(system, problem, hyper, keep_models=True, **options)
+    whole = fedjax_sim.simulate(
+        system, problem, hyper, keep=fedjax_sim.Keep(client_variance=True), **options
+    )
+    bare = fedjax_sim.simulate(system, problem, hyper, keep=fedjax_sim.Keep(models=True), **options)
     assert whole.samples is None
     assert "client_variance" in whole.curves
     assert "client_variance" not in bare.curves
@@ -351,7 +359,7 @@ def test_settings_are_returned_as_completed(regression: Callable, small: Callabl
         small(langevin),
         settings={"rho": [0.0, 0.5]},
         seeds=2,
-        num_ticks=1,
+        budget=fedjax_sim.Ticks(1),
         layout=LAYOUT,
     )
     assert [hyper.rho for hyper in run.hypers] == [0.0, 0.0, 0.5, 0.5]
@@ -372,7 +380,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(regression: Callable, small: Cal
         FEDAVG,
         regression().replace(targets=regression().targets.at[0, 0].set(1e30)),
         small(FEDAVG),
-        num_ticks=1,
+        budget=fedjax_sim.Ticks(1),
     )
     assert np.isfinite(run.models).all()
     assert not np.isfinite(run.curves.loss).all()
@@ -432,7 +440,7 @@ def test_a_users_problem_needs_no_base_class(name: str, small: Callable) -> None
         system,
         UsersProblem(jnp.ones((7, 2))),
         small(system),
-        num_ticks=6,
+        budget=fedjax_sim.Ticks(6),
         num_evals=2,
         layout=LAYOUT,
     )

@@ -41,7 +41,7 @@ def tuned(small: Callable) -> Callable[[Arguments], Outcome]:
                 small(FEDAVG),
                 seeds=seeds,
                 settings={"lr": lrs},
-                num_ticks=4,
+                budget=fedjax_sim.Ticks(4),
                 num_evals=2,
                 layout=PINNED,
                 **arguments.kept(name),

@@ -350,7 +350,7 @@ def test_estimates_stay_in_place() -> None:
             error_feedback=True,
         ),
         devices=jax.devices("cpu")[:1],
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=2,
     )
     memory = program.compile().memory_analysis()
@@ -397,7 +397,9 @@ def test_sums_that_training_makes_are_those_of_all_models(
 
     def run() -> fedjax_sim.Run:
         layout = Layout(slots_at_once=slots, lanes_at_once=False)
-        return fedjax_sim.simulate(system, problem, hyper, num_ticks=30, num_evals=3, layout=layout)
+        return fedjax_sim.simulate(
+            system, problem, hyper, budget=fedjax_sim.Ticks(30), num_evals=3, layout=layout
+        )
 
     asked = []
     with monkeypatch.context() as patch:

@@ -243,7 +243,7 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
         small(fedavg),
         settings={"rate_slow": [1 / 16, 1 / 2]},
         layout=CHANGED,
-        time_budget=150.0,
+        budget=fedjax_sim.Time(150.0),
     )
     ticks = run.curves.ticks.isel(eval=-1)
     assert len(np.unique(ticks)) == 2
@@ -319,7 +319,7 @@ def test_a_lane_that_is_stopped_tells_only_what_happened(
         nobody,
         regression(),
         small(system),
-        on_evaluation=lambda progress: progress.evaluation == 2,
+        watch=fedjax_sim.Watch(on_evaluation=lambda progress: progress.evaluation == 2),
         **TICKS,
     )
     assert np.isnan(run.curves.staleness_mean).all() and not run.curves.staleness_max.any()
@@ -333,7 +333,9 @@ def test_what_an_event_cannot_be_is_refused(
 
     def refuses(system: System, sentence: str, **options: Any) -> None:
         with pytest.raises(ConfigError, match=sentence):
-            fedjax_sim.simulate(system, problem, small(fedavg), num_ticks=3, **options)
+            fedjax_sim.simulate(
+                system, problem, small(fedavg), budget=fedjax_sim.Ticks(3), **options
+            )
 
     for change, sentence in {
         "version": "field of the event is 'version'",
@@ -349,7 +351,10 @@ def test_what_an_event_cannot_be_is_refused(
 
     with pytest.raises(ConfigError, match="clients of tick 0 in slot 0 of the timeline is 7, but"):
         fedjax_sim.simulate(
-            changed_by(fedavg, lambda event: {"clients": 7}), problem, small(fedavg), num_ticks=1
+            changed_by(fedavg, lambda event: {"clients": 7}),
+            problem,
+            small(fedavg),
+            budget=fedjax_sim.Ticks(1),
         )
     private = {"privacy": parse_privacy("fixed:clip=1:noise=1"), "sampling": "reshuffled"}
     for change in ("weight", "clients"):
@@ -358,12 +363,15 @@ def test_what_an_event_cannot_be_is_refused(
                 changed_by(fedavg, lambda event, name=change: {name: 1}),
                 problem,
                 small(fedavg, **private),
-                num_ticks=3,
+                budget=fedjax_sim.Ticks(3),
             )
     fedem = fedjax_sim.SYSTEMS["fedem"]
     with pytest.raises(ConfigError, match="steps of the event is 'replaced'"):
         fedjax_sim.simulate(
-            changed_by(fedem, lambda event: {"steps": 2}), noisy_mean(), small(fedem), num_ticks=3
+            changed_by(fedem, lambda event: {"steps": 2}),
+            noisy_mean(),
+            small(fedem),
+            budget=fedjax_sim.Ticks(3),
         )
 
     class Loss(NamedTuple):

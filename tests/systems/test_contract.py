@@ -95,7 +95,7 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
         seeds=[7, 8, 9, 11],
         settings=kind.sweep(OTHER_RATES),
         layout=WHOLE,
-        client_variance=kind.client_variance,
+        keep=fedjax_sim.Keep(client_variance=kind.client_variance),
         **RUN,
     )
     assert compiled == []
@@ -115,7 +115,7 @@ def test_a_lane_alone_equals_it_in_a_batch(
         chosen(**{kind.swept: kind.scale * RATES[5]}),
         seed=2,
         layout=WHOLE,
-        client_variance=kind.client_variance,
+        keep=fedjax_sim.Keep(client_variance=kind.client_variance),
         **RUN,
     )
     lane = 5 * 4 + 2

@@ -49,7 +49,7 @@ def test_rows_are_changed_in_place(perceptron: Any, name: str) -> None:
         perceptron,
         hyper,
         devices=jax.devices()[:1],
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=1,
         layout=Layout(SLOTS, False, 1),
     )

@@ -227,7 +227,7 @@ def test_bad_settings_are_refused(
             langevin.system,
             problem,
             langevin.Hyper(**({"num_clients": 3, "num_selected": 2} | settings)),
-            num_ticks=2,
+            budget=fedjax_sim.Ticks(2),
         )
     assert compiled == []
 
@@ -253,7 +253,7 @@ def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None
             langevin.system,
             regression(),
             langevin.Hyper(num_clients=7, gradient="exact"),
-            num_ticks=2,
+            budget=fedjax_sim.Ticks(2),
         )
 
 
@@ -283,7 +283,7 @@ def test_noise_that_all_lanes_do_without_is_not_drawn(
             hyper,
             devices=jax.local_devices()[:1],
             settings=settings,
-            num_ticks=2,
+            budget=fedjax_sim.Ticks(2),
         )
         return program.as_text().count("chlo.erf_inv")
 
