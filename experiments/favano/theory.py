@@ -160,7 +160,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
     centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
     settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
     options: dict[str, Any] = {
-        "num_ticks": sizes.ticks,
+        "budget": fedjax_sim.Ticks(sizes.ticks),
         "num_evals": sizes.ticks // EVERY,
         "layout": LAYOUT,
     }
