@@ -184,7 +184,7 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         "reduced": sizes.words,
     }
     earlier = _earlier(arguments, facts)
-    options = {
+    options: dict[str, Any] = {
         "budget": fedjax_sim.Time(sizes.time_budget),
         "num_evals": NUM_EVALS,
         "watch": fedjax_sim.Watch(progress=True),

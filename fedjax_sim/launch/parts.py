@@ -33,7 +33,7 @@ def read_part(text: Any) -> Part | None:
     try:
         number, num_parts = (int(word) for word in text.split("/"))
         return Part(number, num_parts)
-    except (ValueError, AttributeError):  # No text, as it may be in a file.
+    except (ValueError, AttributeError, ConfigError):  # No text, as it may be in a file.
         allowed = "i/n with whole numbers i from 0 to n - 1, such as 0/4"
         raise ConfigError("part", text, allowed) from None
 

@@ -462,14 +462,20 @@ def test_traced_values_are_refused_where_schedules_are_drawn(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "length of the schedule"),
-        ({"num_ticks": 2, "time_budget": 3.0}, "length of the schedule"),
-        ({"num_ticks": 2, "layout": Layout(lanes_at_once=True)}, "layout.lanes_at_once"),
-        ({"num_ticks": 2, "layout": Layout(client_devices=2)}, "layout.client_devices"),
-        ({"num_ticks": 0}, "num_ticks"),
-        ({"num_ticks": 2, "seed": -1}, "seed"),
-        ({"num_ticks": 2, "differentiable": "yes"}, "differentiable"),
-        ({"num_ticks": 2, "precision": "half"}, "precision"),
+        ({"budget": 2}, "budget is 2, but must be a Ticks, a Time or a Timeline"),
+        ({"num_ticks": 2}, r"num_ticks is 2, but must be given as budget=Ticks\(\.\.\.\)"),
+        ({"timeline": []}, r"timeline is \[\], but must be given as budget=timeline"),
+        (
+            {"budget": fedjax_sim.Ticks(2), "layout": Layout(lanes_at_once=True)},
+            "layout.lanes_at_once",
+        ),
+        (
+            {"budget": fedjax_sim.Ticks(2), "layout": Layout(client_devices=2)},
+            "layout.client_devices",
+        ),
+        ({"budget": fedjax_sim.Ticks(2), "seed": -1}, "seed"),
+        ({"budget": fedjax_sim.Ticks(2), "differentiable": "yes"}, "differentiable"),
+        ({"budget": fedjax_sim.Ticks(2), "precision": "half"}, "precision"),
     ],
 )
 def test_bad_input_gets_a_sentence(
@@ -483,7 +489,7 @@ def test_bad_input_gets_a_sentence(
 def test_a_program_may_start_from_a_model(regression: Callable, small: Callable) -> None:
     """From a model or from a run, as `simulate`; another model may still be given to `init`."""
     system, problem, hyper = fedavg.system, regression(), small(fedavg.system)
-    options: dict[str, Any] = {"num_ticks": 3}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(3)}
     run = fedjax_sim.simulate(system, problem, hyper, **options, num_evals=1, layout=ALONE)
     again = fedjax_sim.simulate(
         system, problem, hyper, **options, num_evals=1, layout=ALONE, start=run

@@ -93,7 +93,7 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
             **chosen,
         )
 
-    whole, parts = run(), [run(part=(i, 2)) for i in range(2)]
+    whole, parts = run(), [run(lanes=fedjax_sim.Part(i, 2)) for i in range(2)]
     assert [set(part.curves.proximal.values) for part in parts] == [{0.0}, {0.1}]
     assert_equal_runs(join_runs(parts), whole)
     assert np.abs(whole.models[1] - whole.models[0]).max() > 1e-4
@@ -101,10 +101,10 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
 
 OPTIONS: dict[str, Any] = {
     "seeds": [5, 2, 9],
-    "time_budget": 200.0,
+    "budget": fedjax_sim.Time(200.0),
     "num_evals": 4,
     "layout": PINNED,
-    "keep_models": True,
+    "keep": fedjax_sim.Keep(models=True),
 }
 
 

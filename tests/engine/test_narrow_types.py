@@ -186,8 +186,8 @@ def test_whatever_ran_can_be_saved_and_resumed(tmp_path: Path) -> None:
             **options,
         )
 
-    run(2, checkpoint=tmp_path / "states")
-    longer = run(4, checkpoint=tmp_path / "states", resume=True)
+    run(2, checkpoints=fedjax_sim.Checkpoints(tmp_path / "states"))
+    longer = run(4, checkpoints=fedjax_sim.Checkpoints(tmp_path / "states", resume=True))
     longer.save(tmp_path / "run")
     for found in (longer, fedjax_sim.load(tmp_path / "run")):
         for name in TYPES:

@@ -203,8 +203,8 @@ def test_without_a_hint_the_ticks_of_a_budget_are_found(
     hypers, seeds = [small(system)], [4]
     bare = system._replace(hints=Hints())
     assert bare.hints.ticks_within(hypers[0], 1e9) == Hints().ticks_within(hypers[0], 1.0)
-    hinted, ticks = request_timelines(system, seeds, hypers, time_budget=budget)
-    found, found_ticks = request_timelines(bare, seeds, hypers, time_budget=budget)
+    hinted, ticks = request_timelines(system, seeds, hypers, fedjax_sim.Time(budget))
+    found, found_ticks = request_timelines(bare, seeds, hypers, fedjax_sim.Time(budget))
     np.testing.assert_array_equal(found_ticks, ticks)
     first = 16 + 1.1 * Hints().ticks_within(hypers[0], budget)
     assert ticks[0] > first, "the first request is too short, and is doubled"

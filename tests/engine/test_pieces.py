@@ -1,5 +1,6 @@
 """Lanes that do not fit in memory together run in pieces, with the results of the whole."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -28,10 +29,10 @@ FEDBUFF = fedjax_sim.SYSTEMS["fedbuff"]
 OPTIONS: dict[str, Any] = {
     "settings": {"server_interact": [1.0, 12.0]},
     "seeds": 4,
-    "time_budget": 60.0,
+    "budget": fedjax_sim.Time(60.0),
     "num_evals": 5,
     "layout": Layout(4, False, 1),
-    "keep_models": True,
+    "keep": fedjax_sim.Keep(models=True),
 }
 """Eight lanes of different numbers of ticks."""
 Sweep = Callable[..., fedjax_sim.Run]
@@ -167,22 +168,24 @@ def test_running_out_of_memory_keeps_checkpoints(
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
         evaluate(*given)
 
-    saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
+    saved = fedjax_sim.Checkpoints(tmp_path, every=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(chunks._Seen, "put", put)
         with pytest.raises(ConfigError, match="enough for 8 lanes of fedbuff, whose checkpoints"):
-            sweep(**saved)
+            sweep(checkpoints=saved)
     assert list(tmp_path.rglob("state-*"))
-    assert_equal(sweep(**saved, resume=True), whole)
+    assert_equal(sweep(checkpoints=dataclasses.replace(saved, resume=True)), whole)
 
 
 def test_pieces_go_on_to_a_longer_budget(sweep: Sweep, tmp_path: Path) -> None:
     """Lanes are evaluated as in the whole, although the longest one is in another piece."""
     longer = []
     for max_lanes in (8, 3):
-        saved = {"checkpoint": tmp_path / str(max_lanes), "max_lanes": max_lanes}
-        sweep(**saved)
-        longer.append(sweep(**saved, budget=fedjax_sim.Time(90.0), resume=True))
+        saved = fedjax_sim.Checkpoints(tmp_path / str(max_lanes))
+        run = partial(sweep, layout=OPTIONS["layout"]._replace(max_lanes=max_lanes))
+        run(checkpoints=saved)
+        saved = dataclasses.replace(saved, resume=True)
+        longer.append(run(checkpoints=saved, budget=fedjax_sim.Time(90.0)))
     assert_equal(*longer)
 
 
@@ -222,17 +225,20 @@ def test_a_resumed_run_has_the_pieces_it_had(
     replay_group = groups.replay_group
 
     def run_one(planned: Any, replay: Any, options: Any, saved: Any) -> Any:
-        if options.checkpoint.name == "part_1":
+        if options.folder.name == "part_1":
             raise KeyboardInterrupt
         return replay_group(planned, replay, options, saved)
 
-    run = partial(sweep, checkpoint=tmp_path, evals_per_chunk=5)
+    stepwise = OPTIONS["layout"]._replace(evals_per_chunk=5)
     with monkeypatch.context() as patch:
         patch.setattr(groups, "replay_group", run_one)
         with pytest.raises(KeyboardInterrupt):
-            run(max_lanes=4)
+            sweep(
+                checkpoints=fedjax_sim.Checkpoints(tmp_path), layout=stepwise._replace(max_lanes=4)
+            )
     assert lanes_run == [4]
-    assert_equal(run(resume=True), whole)
+    saved = fedjax_sim.Checkpoints(tmp_path, resume=True)
+    assert_equal(sweep(checkpoints=saved, layout=stepwise), whole)
     assert lanes_run == [4, 4]
 
 
@@ -407,7 +413,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
 ) -> None:
     """They are those of all schedules drawn together."""
     seeds, hypers = range(4), [small(FEDBUFF)] * 4
-    together = count_ticks(FEDBUFF, seeds, hypers, time_budget=30.0)
+    together = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     drawn: list[int] = []
     request = pieces.count_ticks.__globals__["request_timelines"]
 
@@ -419,7 +425,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
     size = measure_plan(FEDBUFF, seeds, hypers, time_budget=30.0)
     free = (size.bytes_fixed + 2.5 * size.bytes_each) / memory.SHARE
     monkeypatch.setitem(count_ticks.__globals__, "free_on_host", lambda: free)
-    alone = count_ticks(FEDBUFF, seeds, hypers, time_budget=30.0)
+    alone = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     assert drawn == [2, 2]
     np.testing.assert_array_equal(alone, together)
 

@@ -54,9 +54,17 @@ def sweep(regression: Callable, small: Callable) -> Sweep:
 
     def run(**options: Any) -> fedjax_sim.Run:
         EVALUATED.clear()
-        chosen = {"seeds": [5, 2], "settings": {"lr": RATES}, "num_ticks": 8, "num_evals": 4}
+        chosen = {
+            "seeds": [5, 2],
+            "settings": {"lr": RATES},
+            "budget": fedjax_sim.Ticks(8),
+            "num_evals": 4,
+        }
         return fedjax_sim.sweep(
-            FEDAVG, problem, hyper, **{**chosen, "layout": TURNS, "keep_models": True, **options}
+            FEDAVG,
+            problem,
+            hyper,
+            **{**chosen, "layout": TURNS, "keep": fedjax_sim.Keep(models=True), **options},
         )
 
     return run
@@ -134,7 +142,7 @@ def test_progress_says_what_is_known(sweep: Sweep, whole: fedjax_sim.Run, tmp_pa
     seen: list[Progress] = []
     run = sweep(
         watch=fedjax_sim.Watch(on_evaluation=seen.append, progress=tmp_path / "line"),
-        layout=Layout(max_lanes=3),
+        layout=TURNS._replace(max_lanes=3),
     )
     assert (run.curves.stopped_at == NEVER).all()
     assert [each.evaluation for each in seen] == [1, 2, 3] * 2
@@ -221,14 +229,17 @@ def test_a_stopped_lane_stays_stopped_when_the_run_is_resumed(
     ("options", "words"),
     [
         ({"on_evaluation": lambda progress: [True]}, "one bool for each of the 6 lanes"),
-        ({"on_evaluation": lambda progress: 1}, "what on_evaluation returned is 1, but must be"),
+        (
+            {"on_evaluation": lambda progress: 1},
+            "what on_evaluation returned is 1, but must be",
+        ),
         ({"on_evaluation": "stop"}, "on_evaluation is 'stop', but must be a function"),
         ({"trackers": ["csv"]}, "must be a list, each a Tracker, with close, log"),
     ],
 )
 def test_what_watchers_may_not_be(sweep: Sweep, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        sweep(**options)
+        sweep(watch=fedjax_sim.Watch(**options))
 
 
 def test_several_processes_cannot_ask_who_stops(

@@ -59,7 +59,7 @@ HYPER = fedavg.Hyper(num_clients=N, num_selected=4, local_steps=2)
 OPTIONS: dict[str, Any] = {
     "seeds": 2,
     "settings": {"lr": [0.1, 0.2]},
-    "num_ticks": 4,
+    "budget": fedjax_sim.Ticks(4),
     "num_evals": 2,
     "layout": Layout(1, False, 1),
 }

@@ -28,7 +28,11 @@ def bound(system: System, kind: Kind, chosen: Callable) -> Bound:
 @pytest.fixture(scope="module")
 def run(system: System, kind: Kind, chosen: Callable) -> fedjax_sim.Run:
     """The same run by `simulate`."""
-    options: dict[str, Any] = {"num_ticks": NUM_TICKS, "num_evals": NUM_EVALS, "layout": ALONE}
+    options: dict[str, Any] = {
+        "budget": fedjax_sim.Ticks(NUM_TICKS),
+        "num_evals": NUM_EVALS,
+        "layout": ALONE,
+    }
     return fedjax_sim.simulate(
         system, kind.make(), chosen(), seed=3, keep=fedjax_sim.Keep(models=True), **options
     )

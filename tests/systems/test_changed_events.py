@@ -126,7 +126,7 @@ LAYOUTS = {
     "packed": Layout(lane_devices=1, packed=True),
     "over two devices": Layout(4, lanes_at_once=True, lane_devices=1, client_devices=2),
 }
-TICKS: dict[str, Any] = {"num_ticks": 6, "num_evals": 3}
+TICKS: dict[str, Any] = {"budget": fedjax_sim.Ticks(6), "num_evals": 3}
 RUN: dict[str, Any] = {**TICKS, "seeds": 2}
 
 
@@ -221,8 +221,9 @@ def test_other_clients_are_received_and_counted(
     assert (found.timelines[0].clients[5, 2], found.timelines[0].steps[5, 2]) == (6, 2)
     assert_equal_runs(found, run(same_batches._replace(timeline=timeline), problem, hyper))
     for resume in (False, True):
-        saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0, "resume": resume}
-        assert_equal_runs(run(changed_by(system, change), problem, hyper, **saved), found)
+        saved = fedjax_sim.Checkpoints(tmp_path, every=0.0, resume=resume)
+        again = run(changed_by(system, change), problem, hyper, checkpoints=saved)
+        assert_equal_runs(again, found)
 
 
 def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: Callable) -> None:
@@ -270,7 +271,9 @@ def test_members_of_a_family_may_change_their_events(
 
     changed, rates = system._replace(algorithm=algorithm), [0.02, 0.05, 0.1]
     layout = Layout(packed=True, lane_devices=1) if is_packed else Layout(lane_devices=1)
-    run = partial(fedjax_sim.sweep, changed, problem, small(system), layout=layout, num_ticks=4)
+    run = partial(
+        fedjax_sim.sweep, changed, problem, small(system), layout=layout, budget=fedjax_sim.Ticks(4)
+    )
     together = run(settings={"lr": rates})
     for i, rate in enumerate(rates):
         alone = run(settings={"lr": [rate]}, lanes=[0])

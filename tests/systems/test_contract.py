@@ -14,7 +14,7 @@ from tests.systems.conftest import Kind, skip_if_like_another
 
 RATES = [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
 OTHER_RATES = [0.03, 0.04, 0.07, 0.08, 0.11, 0.12, 0.13, 0.14]
-RUN = {"num_ticks": 6, "num_evals": 3}
+RUN = {"budget": fedjax_sim.Ticks(6), "num_evals": 3}
 WHOLE = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
 WIDE = "all slots, lanes batched, both over two devices, 64-bit types enabled"
 """The layout that all systems run, in which problems in float32 must stay so."""
@@ -53,7 +53,7 @@ def swept(system: System, kind: Kind, chosen: Callable) -> Callable[..., fedjax_
             "seeds": 4,
             "settings": kind.sweep(RATES),
             "layout": WHOLE,
-            "client_variance": kind.client_variance,
+            "keep": fedjax_sim.Keep(client_variance=kind.client_variance),
             **RUN,
         }
         return fedjax_sim.sweep(system, kind.make(), chosen(), **(options | changes))

@@ -58,7 +58,7 @@ def slow_influence(timeline: Timeline, *, skip: float = 0.0) -> float:
 # The paper's clients on quadratics with one coordinate. The optimum of fast clients is 0, that of
 # slow ones is 1, and every gradient is exact.
 OPTIMA = {"batch_size": 1, "sampling": "with_replacement"}
-RUN = {"num_ticks": 8000, "num_evals": 1000, "layout": Layout(5, False, 1)}
+RUN = {"budget": fedjax_sim.Ticks(8000), "num_evals": 1000, "layout": Layout(5, False, 1)}
 
 
 @pytest.fixture(scope="module")

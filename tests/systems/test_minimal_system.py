@@ -128,7 +128,13 @@ def test_sums_of_counts_need_not_fit_in_32_bits(
         return bound._replace(step=step)
 
     problem = fedjax_sim.problems.Quadratic.of(centers, start=1.0)
-    saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0} if is_saved else {}
+    saved = (
+        {
+            "checkpoints": fedjax_sim.Checkpoints(tmp_path, every=0.0),
+        }
+        if is_saved
+        else {}
+    )
     run = fedjax_sim.simulate(
         MINIMAL._replace(algorithm=counting),
         problem,

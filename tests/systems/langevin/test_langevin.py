@@ -31,9 +31,9 @@ def model_path(
     """Return the server's model after every tick, and the initial one: `f64[ticks + 1, P]`."""
     with jax.enable_x64(True):
         how = {
-            "num_ticks": ticks,
+            "budget": fedjax_sim.Ticks(ticks),
             "num_evals": ticks,
-            "keep_models": True,
+            "keep": fedjax_sim.Keep(models=True),
             "layout": Layout(7, False, 1),
         }
         run = fedjax_sim.simulate(system, problem, hyper, seed=seed, **(how | options))
