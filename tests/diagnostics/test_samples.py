@@ -191,7 +191,7 @@ def test_what_is_refused(run: Any, tree: xr.DataTree) -> None:
     for options in ({"burn_in": 301}, {"thin": 0}, {"thin": 1.5}):
         with pytest.raises(ConfigError, match="must be a whole number"):
             to_arviz(run, **options)
-    with pytest.raises(ConfigError, match="keep_models=True"):
+    with pytest.raises(ConfigError, match=r"keep=Keep\(models=True\)"):
         to_arviz(dataclasses.replace(run, samples=None))
     with pytest.raises(ConfigError, match="problem is 'dict', but must be one of problems"):
         to_arviz(run, {})

@@ -64,15 +64,16 @@ class Drawn:
 
 hyper = fedavg.Hyper(num_clients=3, num_selected=2)
 layout = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
+two = fedjax_sim.Ticks(2)
 for size in (33, 60_000, 200_000):
     given = fedavg.system, Drawn(jnp.linspace(-1, 1, 3 * size).reshape(3, size))
-    options = dict(num_ticks=2, num_evals=1, layout=layout, keep_models=True)
-    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], num_ticks=2)
+    options = dict(budget=two, num_evals=1, layout=layout, keep=fedjax_sim.Keep(models=True))
+    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], budget=two)
     swept = fedjax_sim.sweep(*given, hyper, seeds=3, **options)
     for seed in range(3):
         run = fedjax_sim.simulate(*given, hyper, seed=seed, **options)
         np.testing.assert_array_equal(swept.models[seed], run.models)
-        for bound in (bind(*given, hyper, seed=seed, num_ticks=2), together[seed]):
+        for bound in (bind(*given, hyper, seed=seed, budget=two), together[seed]):
             state = bound.init()
             np.testing.assert_array_equal(bound.model(state), run.samples[0])
             np.testing.assert_array_equal(bound.model(bound.run(state)[0]), run.models)

@@ -167,9 +167,8 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
     rest_of = np.delete(whole.curves.loss.values.reshape(24, -1), lanes, axis=0)
     np.testing.assert_array_equal(np.delete(joined, lanes, axis=0), 2 * rest_of)
     for chosen, words in (
-        ({"part": (3, 3)}, "whole numbers i from 0 to n - 1"),
-        ({"part": (0, 25)}, "number of parts is 25, but must be from 1 to 24"),
-        ({"part": (0, 2), "lanes": [1]}, "left out for a part"),
+        ({"part": (0, 2)}, r"part is \(0, 2\), but must be given as lanes=Part\(\.\.\.\)"),
+        ({"lanes": fedjax_sim.Part(0, 25)}, "number of parts is 25, but must be from 1 to 24"),
         ({"lanes": [24]}, "some of the numbers from 0 to 23"),
         ({"lanes": []}, "some of the numbers from 0 to 23"),
         (
@@ -177,8 +176,9 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
             r"lanes is array.* 24\]\), but must be some of the",
         ),
         ({"lanes": [[1]]}, "a list, each a whole number"),
-        ({"lanes": 3}, "lanes is 3, but must be a list"),
-        ({"part": 3}, "part is 3, but must be 2 values: a whole number"),
+        ({"lanes": 3}, "lanes is 3, but must be a Part, .* a list, each a whole number"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(**chosen)
+    with pytest.raises(ConfigError, match=r"part is '3/3', .* whole numbers i from 0 to n - 1"):
+        fedjax_sim.Part(3, 3)

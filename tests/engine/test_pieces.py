@@ -403,7 +403,7 @@ def _pieces_of(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
     hyper = small(FEDBUFF)
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
-        measure_plan(FEDBUFF, range(500), [hyper] * 500, num_ticks=10**7)
+        measure_plan(FEDBUFF, range(500), [hyper] * 500, fedjax_sim.Ticks(10**7))
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
         sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
@@ -422,7 +422,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
         return request(system, few, *given, **budget)
 
     monkeypatch.setitem(count_ticks.__globals__, "request_timelines", listen)
-    size = measure_plan(FEDBUFF, seeds, hypers, time_budget=30.0)
+    size = measure_plan(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     free = (size.bytes_fixed + 2.5 * size.bytes_each) / memory.SHARE
     monkeypatch.setitem(count_ticks.__globals__, "free_on_host", lambda: free)
     alone = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))

@@ -348,9 +348,8 @@ def test_what_an_event_cannot_be_is_refused(
         value = jnp.zeros(3, "int32")
         refuses(changed_by(fedavg, lambda event, c=change, v=value: {c: v}), sentence)
     refuses(changed_by(fedavg, lambda event: {"steps": 1.5}), "event.steps is 'float32'")
-    refuses(
-        changed_by(fedavg, lambda event: {"clients": 0}), "client_variance", client_variance=True
-    )
+    measured = fedjax_sim.Keep(client_variance=True)
+    refuses(changed_by(fedavg, lambda event: {"clients": 0}), "client_variance", keep=measured)
 
     with pytest.raises(ConfigError, match="clients of tick 0 in slot 0 of the timeline is 7, but"):
         fedjax_sim.simulate(

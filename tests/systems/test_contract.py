@@ -75,10 +75,10 @@ def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
     Three devices do not divide 32 lanes, and the second of two chunks is padded with empty ticks.
     """
     skip_if_like_another(system)
-    devices = Layout(4, False, 3)
+    devices, chunked = Layout(4, False, 3), WHOLE._replace(evals_per_chunk=2)
     if system.name == ROUNDED:
-        return {"devices": swept(layout=devices), "chunks": swept(evals_per_chunk=2)}
-    return dict.fromkeys(("devices", "chunks"), swept(layout=devices, evals_per_chunk=2))
+        return {"devices": swept(layout=devices), "chunks": swept(layout=chunked)}
+    return dict.fromkeys(("devices", "chunks"), swept(layout=devices._replace(evals_per_chunk=2)))
 
 
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
@@ -204,7 +204,7 @@ def test_measuring_client_variance_changes_no_other_metric(
     skip_if_like_another(system)
     if not kind.client_variance:
         pytest.skip("clients hold statistics and no models")
-    without = swept(client_variance=False)
+    without = swept(keep=fedjax_sim.Keep())
     assert set(grid.run.curves.data_vars) == {*without.curves.data_vars, "client_variance"}
     assert_close(without.models, grid.run.models, rtol=0)
     for name in without.curves.data_vars:
