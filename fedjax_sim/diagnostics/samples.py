@@ -3,8 +3,8 @@
 Each lane of a run is one chain: the seeds of a sweep are its chains, and each swept setting has one
 dimension, so that chains of different settings are never pooled. Samples are those of
 `sweep(..., keep=Keep(models=True))`. The groups and dimensions are ArviZ's (`posterior`,
-`sample_stats`, `posterior_predictive`, `log_likelihood`, `observed_data`; `chain` and `draw`), in an
-`xarray.DataTree`. `tree.to_netcdf(path)` saves it, `xarray.open_datatree(path)` loads it, and
+`sample_stats`, `posterior_predictive`, `log_likelihood`, `observed_data`; `chain` and `draw`), in
+an `xarray.DataTree`. `tree.to_netcdf(path)` saves it, `xarray.open_datatree(path)` loads it, and
 `tree.sel(temperature=1.0)` chooses one setting.
 
 Parameters are named by their path in the model's pytree, joined by dots.
