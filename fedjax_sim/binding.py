@@ -19,7 +19,7 @@ from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
-from fedjax_sim.engine.request import Options, Precision, give_starts, grid_of, list_lanes
+from fedjax_sim.engine.request import FORMER, Options, Precision, give_starts, grid_of, list_lanes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
@@ -37,17 +37,10 @@ from fedjax_sim.types import (
 )
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
-FORMER = {
-    "num_ticks": "budget=Ticks(...)",
-    "time_budget": "budget=Time(...)",
-    "timeline": "budget=timeline",
-    "timelines": "budget=timelines",
-}
-"""Arguments of earlier versions, and how each is given now."""
 
 
 @checked
-@formerly(lambda: FORMER)
+@formerly(lambda: {**FORMER, "timeline": "budget=timeline"})
 def bind(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
@@ -100,7 +93,7 @@ def bind(
 
 
 @checked
-@formerly(lambda: FORMER)
+@formerly(lambda: {**FORMER, "timelines": "budget=timelines"})
 def bind_together(
     system: System[HyperT, StateT, InfoT],
     problems: ProblemT | Sequence[ProblemT],

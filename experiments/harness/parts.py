@@ -12,12 +12,12 @@ at its sweeps last needs one round; one that tunes a step size first needs two.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from experiments.harness.experiment import Arguments
-from fedjax_sim.engine.shares import LanesToShare, Part, Unit
+from fedjax_sim.engine.shares import Listed, Part, Unit
 from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.lifecycle import read_json, seal_json, write_whole
 from fedjax_sim.results.runs import Run, join_runs, load
@@ -139,7 +139,7 @@ class SweepShare:
         """
         self._part, self._name, self._turn = part, name, turn
 
-    def run(self, sweep: LanesToShare) -> Run:
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
         """Run the part's lanes and keep them; return the whole sweep, or what stands for it."""
         asked = sweep.identity()
         found = self.find(asked)
@@ -148,7 +148,7 @@ class SweepShare:
         assert self._part.number is not None
         file, lanes = self._file(self._part.number), self._choose(sweep.units())
         if lanes:
-            sweep.run(lanes).save(file.with_suffix(""))
+            run_lanes(lanes).save(file.with_suffix(""))
         _write(file, {"asked": _plain(asked), "has_lanes": bool(lanes)})
         self._part.say(f"{self._name}: {len(lanes)} lanes have run")
         found = self.find(asked)

@@ -28,7 +28,7 @@ from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
-from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
+from fedjax_sim.engine.shares import Unit, listed
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.launch.parts import LANES, KeptPart, read_part
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> None:
         problems = {num: data.problems(num) for num in data.partitions}
         for contender in contenders:
             comparison.check_problems(contender, problems[contender.hyper.num_clients])
-        grids = {
+        grids: dict[str, dict[str, Any]] = {
             contender.system.name: {
                 "system": contender.system,
                 "problem": problems[contender.hyper.num_clients],
@@ -126,10 +126,10 @@ def run(arguments: argparse.Namespace) -> None:
         }
 
         def survey() -> dict[str, list[Unit[int]]]:
-            return {name: survey_lanes(**grid) for name, grid in grids.items()}
+            return {name: listed(**grid).units() for name, grid in grids.items()}
 
         def check(grid: Mapping[str, Any]) -> None:
-            check_schedules(**grid, goes_on=is_saved)
+            listed(**grid).check_schedules(goes_on=is_saved)
 
         is_saved = folder is not None and not arguments.distributed
         file = None if folder is None else folder.checkpoints / LANES

@@ -68,10 +68,7 @@ def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
     Raises:
       ConfigError: If there are more parts than lanes.
     """
-    num_lanes = sum(len(unit.lanes) for unit in units)
-    if not 1 <= num_parts <= num_lanes:
-        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
-        raise ConfigError("number of parts", num_parts, allowed)
+    check_num_parts(num_parts, sum(len(unit.lanes) for unit in units))
     pieces = list(units)
     most = MOST_UNEVEN * sum(unit.total for unit in units) / num_parts
     while len(pieces) < num_parts or _largest(parts := _cut(pieces, num_parts)) > most:
@@ -84,6 +81,21 @@ def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
             for part in (_halves(piece) if 2 * piece.total > max(whole) else [piece])
         ]
     return [[lane for piece in part for lane in piece.lanes] for part in parts]
+
+
+def check_num_parts(num_parts: int, num_lanes: int) -> None:
+    """Check that every part can have a lane.
+
+    Args:
+      num_parts: Number of parts.
+      num_lanes: Number of lanes of the study.
+
+    Raises:
+      ConfigError: If there are more parts than lanes, or none.
+    """
+    if not 1 <= num_parts <= num_lanes:
+        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
+        raise ConfigError("number of parts", num_parts, allowed)
 
 
 def _halves(unit: Unit[LaneT]) -> list[Unit[LaneT]]:
@@ -128,24 +140,23 @@ def _parts_of(totals: Sequence[int], limit: int) -> int:
     return parts
 
 
-class LanesToShare(NamedTuple):
-    """A sweep that is checked and listed, some lanes of which are to run.
+class Listed(NamedTuple):
+    """A sweep that is checked and listed as lanes.
 
     Attributes:
-      run: Runs some of the lanes, by number.
       system: The system.
       lanes: All lanes.
       options: The options of the sweep.
     """
 
-    run: Callable[[Collection[int]], Run]
     system: System
     lanes: list[Lane]
     options: Options
 
     def units(self) -> list[Unit[int]]:
-        """Draw the schedules, and find the lanes that belong together and what each does."""
-        return units_of_all(self.system, self.lanes, self.options)
+        """Draw all schedules, and find lanes of equal program and schedule, by number."""
+        groups = groups_of(self.lanes)
+        return [unit for group in groups for unit in units_of(self.system, group, self.options)]
 
     def identity(self) -> dict[str, Any]:
         """Collect what identifies the sweep, whatever machines its parts run on.
@@ -164,15 +175,45 @@ class LanesToShare(NamedTuple):
         programs = [each.on_devices().program_digest() for each in planned]
         return {**asked_of(self.system, self.lanes, self.options), "program": programs}
 
+    def check_schedules(self, *, goes_on: bool = False) -> None:
+        """Draw the schedules, a few at a time, and keep none.
+
+        As many are drawn as `sweep` draws, which then finds the drawing program compiled.
+
+        Args:
+          goes_on: Whether the sweep will write checkpoints.
+
+        Raises:
+          ConfigError: If the budget is too short for one tick, or too long.
+        """
+        for group in groups_of(self.lanes):
+            firsts, _ = schedules_of(self.system, group)
+            drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+            count_ticks(self.system, *drawn, self.options.budget, goes_on=goes_on)
+
+
+def listed(
+    system: System, problem: Any, hyper: Any, seeds: Any, settings: Any, budget: Budget
+) -> Listed:
+    """Check and list the lanes of a sweep, with the arguments of `sweep`.
+
+    Raises:
+      ConfigError: If an input is not allowed.
+    """
+    options = Options(budget)
+    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
+    return Listed(system, lanes, options)
+
 
 class Sharing(Protocol):
     """Something that decides which lanes of a sweep run here, such as a `Part`."""
 
-    def run(self, sweep: LanesToShare) -> Run:
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
         """Run some of the lanes, and return what `sweep` is to return.
 
         Args:
           sweep: All lanes.
+          run_lanes: Runs lanes, by number.
         """
 
 
@@ -210,72 +251,14 @@ class Part:
         """
         return divide(units, self.num_parts)[self.number]
 
-    def run(self, sweep: LanesToShare) -> Run:
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
         """Run the lanes of the part.
 
         Args:
           sweep: All lanes.
+          run_lanes: Runs lanes, by number.
         """
-        return sweep.run(self.choose(sweep.units()))
-
-
-def survey_lanes(
-    system: System, problem: Any, hyper: Any, seeds: Any, settings: Any, budget: Budget
-) -> list[Unit[int]]:
-    """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
-
-    Schedules are drawn; nothing is trained.
-
-    Args:
-      system: As in `sweep`.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      budget: As in `sweep`.
-
-    Returns:
-      The numbers of the lanes, in units that `divide` can divide among parts.
-
-    Raises:
-      ConfigError: If an input is not allowed.
-    """
-    options = Options(budget)
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return units_of_all(system, lanes, options)
-
-
-def check_schedules(
-    system: System,
-    problem: Any,
-    hyper: Any,
-    seeds: Any,
-    settings: Any,
-    budget: Budget,
-    *,
-    goes_on: bool = False,
-) -> None:
-    """Draw the schedules of a sweep, a few at a time, and keep none. Nothing is trained.
-
-    As many are drawn as `sweep` draws, which then finds the drawing program compiled.
-
-    Args:
-      system: As in `sweep`.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      budget: As in `sweep`.
-      goes_on: Whether the sweep will write checkpoints.
-
-    Raises:
-      ConfigError: If an input is not allowed, or the budget too short for one tick, or too long.
-    """
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), Options(budget))
-    for group in groups_of(lanes):
-        firsts, _ = schedules_of(system, group)
-        drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        count_ticks(system, *drawn, budget, goes_on=goes_on)
+        return run_lanes(self.choose(sweep.units()))
 
 
 def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[int]]:
@@ -295,8 +278,3 @@ def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[i
         lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
         units.append(Unit(lanes, max(1, steps * examples)))
     return units
-
-
-def units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:
-    """List the units of all groups."""
-    return [unit for group in groups_of(lanes) for unit in units_of(system, group, options)]

@@ -27,7 +27,7 @@ from fedjax_sim.engine.request import (
     list_lanes,
 )
 from fedjax_sim.engine.running.pieces import locked, run_in_pieces
-from fedjax_sim.engine.shares import LanesToShare, Part, Sharing
+from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import Grid, label_curves, label_lanes
@@ -169,11 +169,13 @@ def sweep(
     num_lanes = math.prod(grid.shape)
     if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
+    if isinstance(lanes, Part):
+        check_num_parts(lanes.num_parts, num_lanes)
     whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
     run = partial(_run, system, whole, grid, options)
     if lanes is None or isinstance(lanes, Collection):
         return run(lanes)
-    return lanes.run(LanesToShare(run, system, whole, options))
+    return lanes.run(Listed(system, whole, options), run)
 
 
 def _run(

@@ -6,11 +6,11 @@ seeds, its `summary.json` counts lanes, and it has no pictures.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.engine.shares import LanesToShare, Part, Unit
+from fedjax_sim.engine.shares import Listed, Part, Unit, check_num_parts
 from fedjax_sim.launch.jobs import Launcher
 from fedjax_sim.lifecycle import read_record, say, write_record
 from fedjax_sim.results.runs import Run
@@ -93,15 +93,16 @@ class KeptPart(Part):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             write_record(self.file, {"part": [self.number, self.num_parts], "lanes": lanes})
 
-    def run(self, sweep: LanesToShare) -> Run:
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
         """Run the lanes of the part, if the study has one sweep only.
 
         Args:
           sweep: All lanes.
+          run_lanes: Runs lanes, by number.
         """
         lanes = self.find(lambda: {"sweep": sweep.units()})
         self.keep(lanes)
-        return sweep.run(lanes["sweep"])
+        return run_lanes(lanes["sweep"])
 
 
 def count_parts(
@@ -121,9 +122,7 @@ def count_parts(
     """
     usual = parts_in(within) if resume else None
     num_parts = asked or usual or min(launcher.count(), num_lanes)
-    if num_parts > num_lanes:
-        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
-        raise ConfigError("parts", num_parts, allowed)
+    check_num_parts(num_parts, num_lanes)
     return num_parts
 
 

@@ -86,6 +86,7 @@ def sweep(
     from fedjax_sim.lifecycle import read_record, write_record
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
     from fedjax_sim.settings import ConfigError
+    from fedjax_sim.types import Ticks, Time
 
     launcher.check()
     where = Path(checkpoints.folder).absolute()
@@ -106,7 +107,10 @@ def sweep(
             raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
-    first = None if known is None else _budget_in(known)
+    first: Budget | None = None
+    if known is not None:
+        ticks = known.get("num_ticks")
+        first = Time(known["time_budget"]) if ticks is None else Ticks(ticks)
     asked = budget or first
     if asked is None:
         raise ConfigError("budget", None, "a Ticks or a Time, unless a sweep is resumed")
@@ -164,15 +168,6 @@ def read_pickle(path: Path) -> Any:
         return cloudpickle.loads(path.read_bytes())
     except Exception as error:  # Pickles raise errors of every kind.
         raise InputError(f"{path} cannot be read here ({error}).") from None
-
-
-def _budget_in(known: Mapping[str, Any]) -> "Budget":
-    """Read the budget in the record of an earlier call."""
-    from fedjax_sim.types import Ticks, Time
-
-    if "num_ticks" in known:
-        return Ticks(known["num_ticks"])
-    return Time(known["time_budget"])
 
 
 def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None:

@@ -136,7 +136,7 @@ def test_a_budget_is_needed(regression: Callable, small: Callable) -> None:
 def test_a_list_of_a_static_choice_says_what_it_compiles(
     regression: Callable, small: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Numbers, and a list of one, share a program and say nothing. A part speaks for itself."""
+    """Numbers, and a list of one, share a program and say nothing. Lanes of one value neither."""
     run = partial(fedjax_sim.sweep, FEDAVG, regression(), small(FEDAVG), budget=TICKS, num_evals=1)
     run(settings={"lr": [0.1, 0.2], "batch_size": [2]})
     assert capsys.readouterr().err == ""
@@ -144,7 +144,7 @@ def test_a_list_of_a_static_choice_says_what_it_compiles(
     assert run(settings=settings).curves.attrs["programs_compiled"] >= 2
     said = "fedjax-sim: each of the 2 values of batch_size compiles a program of fedavg.\n"
     assert capsys.readouterr().err == said
-    run(settings=settings, lanes=fedjax_sim.Part(0, 2))
+    run(settings=settings, lanes=[0, 2])
     assert capsys.readouterr().err == ""
 
 

@@ -18,7 +18,7 @@ from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.program import prepare
-from fedjax_sim.engine.shares import check_schedules
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.settings import fields
 from fedjax_sim.types import Event, Facts
 
@@ -218,7 +218,7 @@ def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
     given = system, regression(), small(system)
     drawing_program: Any = drawing._draw.quickly
     for checkpoint in (None, fedjax_sim.Checkpoints(tmp_path)):
-        check_schedules(*given, **grid, goes_on=checkpoint is not None)
+        listed(*given, **grid).check_schedules(goes_on=checkpoint is not None)
         programs = drawing_program._cache_size()
         fedjax_sim.sweep(*given, **grid, checkpoints=checkpoint)
         assert drawing_program._cache_size() == programs

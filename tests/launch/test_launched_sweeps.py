@@ -228,7 +228,7 @@ def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> 
     lock, options = threading.Lock(), {**saved(tmp_path), "budget": fedjax_sim.Ticks(2)}
     for problem, further, words in (
         (lambda seed: lock, {"parts": 1}, "something that can be carried to another process"),
-        (None, {"parts": 3, "seeds": 2}, "parts is 3, but must be from 1 to 2"),
+        (None, {"parts": 3, "seeds": 2}, "number of parts is 3, but must be from 1 to 2"),
         (None, saved(tmp_path, resume=True), "one with an unfinished sweep"),
         (None, {"budget": None}, "budget is None, but must be a Ticks or a Time, unless"),
         (None, {"watch": fedjax_sim.Watch(progress="file")}, "progress is 'file', but must be tru"),
