@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from fedjax_sim import types as types
     from fedjax_sim.binding import Bound, bind, bind_together
     from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+    from fedjax_sim.engine.request import Checkpoints
     from fedjax_sim.engine.shares import Part
     from fedjax_sim.engine.sweeps import simulate, sweep
     from fedjax_sim.engine.watching import Progress, Watch
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from fedjax_sim.systems import SYSTEMS
     from fedjax_sim.types import (
         Algorithm,
-        Checkpoints,
         Event,
         Keep,
         Layout,
@@ -158,12 +158,13 @@ _HOMES = {
         "load",
     ),
     "fedjax_sim.engine.sweeps": ("simulate", "sweep"),
+    "fedjax_sim.engine.request": ("Checkpoints",),
     "fedjax_sim.engine.shares": ("Part",),
     "fedjax_sim.engine.watching": ("Progress", "Watch"),
     "fedjax_sim.settings": ("ConfigError",),
     "fedjax_sim.systems": ("SYSTEMS",),
     "fedjax_sim.types": (
-        *("Algorithm", "Checkpoints", "Event", "Keep", "Layout", "Plan", "Problem", "System"),
+        *("Algorithm", "Event", "Keep", "Layout", "Plan", "Problem", "System"),
         *("Ticks", "Time", "Timeline"),
     ),
 }

@@ -15,22 +15,11 @@ statistic.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Generic,
-    Literal,
-    NamedTuple,
-    Protocol,
-    Self,
-    TypeVar,
-    runtime_checkable,
-)
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, checked
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.events import EMPTY as EMPTY
 from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
@@ -117,36 +106,6 @@ class Keep:
 
     models: bool = False
     client_variance: bool = False
-
-
-ANY_JAX: Literal["any_jax"] = "any_jax"
-"""Value of `resume` that accepts a checkpoint of another version of JAX."""
-Resume = bool | Literal["any_jax"]
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Checkpoints:
-    """Where checkpoints are kept, how often they are written, and whether a run goes on from one.
-
-    A resumed run continues from the newest checkpoint. A run that ended returns its result again,
-    or goes on if the budget is now longer, with evaluations as far apart as before whatever
-    `num_evals` would give; its bits are those of a run of this length from the start. It is an
-    error if anything has changed that decides what the run returns: settings, data, the code of
-    the problem, the system or a function among the settings, the schedule, or the version of this
-    package or of JAX.
-
-    Attributes:
-      folder: Their folder. One process at a time writes to it.
-      every: Least seconds between two checkpoints.
-      resume: Whether to continue; otherwise older checkpoints in the folder are removed. "any_jax"
-        also accepts another version of JAX. The program is then not compared.
-    """
-
-    folder: str | Path
-    _: dataclasses.KW_ONLY
-    every: AtLeast0 = 20.0
-    resume: Resume = False
 
 
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")

@@ -166,21 +166,16 @@ def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
     rest = {each.kind: kinds.pop(each.name, ANYTHING) for each in parameters if _is_rest(each)}
     kinds = {each.name: kinds.get(each.name, ANYTHING) for each in parameters if not _is_rest(each)}
     named: Kind | None = rest.get(inspect.Parameter.VAR_KEYWORD)
-    for listed in map(_listed_names, hints.values()):
-        if listed is not None:
-            kinds, named = kinds | {name: _kind_of(hint) for name, hint in listed.items()}, None
+    for hint in hints.values():
+        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+            listed = _hints_of(typing.get_args(hint)[0])
+            kinds, named = kinds | {name: _kind_of(each) for name, each in listed.items()}, None
     return Signature(
         tuple(each.name for each in parameters if each.kind in BY_POSITION),
         kinds,
         rest.get(inspect.Parameter.VAR_POSITIONAL, ANYTHING),
         named,
     )
-
-
-def _listed_names(hint: Any) -> dict[str, Any] | None:
-    """Return the types of further arguments by name, if `**options: Unpack[...]` lists them."""
-    is_list = typing.get_origin(hint) is typing.Unpack
-    return _hints_of(typing.get_args(hint)[0]) if is_list else None
 
 
 def _is_rest(parameter: inspect.Parameter) -> bool:

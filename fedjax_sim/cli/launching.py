@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from fedjax_sim.cli.arguments import check_name, read_whole
+from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER, check_begun, count_parts
+from fedjax_sim.launch.parts import FOLDER, check_begun
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
@@ -69,26 +69,6 @@ def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
             raise ConfigError(f"resources.{field}", value, "one of " + ", ".join(options))
         chosen[field] = value if number is None else number
     return kind(**chosen)
-
-
-def read_parts_wanted(
-    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, num_lanes: int
-) -> int:
-    """Find the number of parts: in a resumed study the same as before if the user names none.
-
-    Args:
-      launcher: What starts the parts.
-      arguments: The parsed words of `run`.
-      folder: The results folder.
-      num_lanes: Lanes of the study, the largest number of parts.
-
-    Raises:
-      ConfigError: If the number of parts is not allowed.
-    """
-    known = (folder.recorded() or {}).get("parts") if arguments.resume else None
-    text, within = arguments.parts or known, folder.checkpoints / FOLDER
-    asked = None if text is None else read_whole("parts", text, 1)
-    return count_parts(launcher, asked, within, resume=arguments.resume, num_lanes=num_lanes)
 
 
 def launch_parts(

@@ -23,21 +23,22 @@ from fedjax_sim.cli.arguments import (
 )
 from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
-from fedjax_sim.cli.launching import launch_parts, read_launcher, read_parts_wanted
+from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
+from fedjax_sim.engine.request import ANY_JAX, Checkpoints
 from fedjax_sim.engine.shares import Unit, listed
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.launch.parts import LANES, KeptPart, read_part
+from fedjax_sim.launch.parts import FOLDER, LANES, KeptPart, count_parts, read_part
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import ANY_JAX, Checkpoints, Keep, Time, Tracker
+from fedjax_sim.types import Keep, Time, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +94,11 @@ def run(arguments: argparse.Namespace) -> None:
     num_parts = None  # Unless they are launched.
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        num_parts = str(read_parts_wanted(launcher, arguments, folder, num_lanes))
+        text, within = arguments.parts, folder.checkpoints / FOLDER
+        if arguments.resume:  # As many as before, if nobody says how many.
+            text = text or (folder.recorded() or {}).get("parts")
+        asked = None if text is None else read_whole("parts", text, 1)
+        num_parts = str(count_parts(launcher, asked, within, num_lanes, resume=arguments.resume))
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}
     is_known = (
@@ -132,12 +137,12 @@ def run(arguments: argparse.Namespace) -> None:
             listed(**grid).check_schedules(goes_on=is_saved)
 
         is_saved = folder is not None and not arguments.distributed
-        file = None if folder is None else folder.checkpoints / LANES
-        kept = None
+        lanes = kept = None
         if part is not None:
+            file = None if folder is None else folder.checkpoints / LANES
             kept = KeptPart(part.number, part.num_parts, file, arguments.resume)
-        lanes = None if kept is None else kept.find(survey)
-        if kept is None and not is_known:
+            lanes = kept.find(survey)
+        elif not is_known:
             # Some errors show in the schedule alone. They shall come before any training.
             with ThreadPoolExecutor(2) as workers:
                 list(workers.map(check, grids.values()))
@@ -152,6 +157,7 @@ def run(arguments: argparse.Namespace) -> None:
         ):
             # The table names these lanes.
             warnings.simplefilter("ignore", LaneWarning)
+            keep = Keep(models=arguments.keep_samples, client_variance=arguments.client_variance)
             resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
             for name, grid in grids.items():
                 if lanes is not None and name not in lanes:
@@ -163,9 +169,7 @@ def run(arguments: argparse.Namespace) -> None:
                 runs[name] = sweep(
                     **grid,
                     num_evals=num_evals,
-                    keep=Keep(
-                        models=arguments.keep_samples, client_variance=arguments.client_variance
-                    ),
+                    keep=keep,
                     watch=Watch(progress=arguments.progress, trackers=tracking),
                     checkpoints=saved,
                     layout=layout._replace(max_lanes=max_lanes),

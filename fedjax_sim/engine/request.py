@@ -11,13 +11,13 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, OneOf
+from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
 from fedjax_sim.engine.contract import check_known, check_problem
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import check_layout
@@ -31,7 +31,6 @@ from fedjax_sim.types import (
     PRECISIONS,
     AnyProblem,
     Budget,
-    Checkpoints,
     HyperT,
     Keep,
     LatentProblem,
@@ -45,6 +44,36 @@ Precision = Annotated[str, OneOf(PRECISIONS)]
 
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+
+
+ANY_JAX: Literal["any_jax"] = "any_jax"
+"""Value of `resume` that accepts a checkpoint of another version of JAX."""
+Resume = bool | Literal["any_jax"]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """Where checkpoints are kept, how often they are written, and whether a run goes on from one.
+
+    A resumed run continues from the newest checkpoint. A run that ended returns its result again,
+    or goes on if the budget is now longer, with evaluations as far apart as before whatever
+    `num_evals` would give; its bits are those of a run of this length from the start. It is an
+    error if anything has changed that decides what the run returns: settings, data, the code of
+    the problem, the system or a function among the settings, the schedule, or the version of this
+    package or of JAX.
+
+    Attributes:
+      folder: Their folder. One process at a time writes to it.
+      every: Least seconds between two checkpoints.
+      resume: Whether to continue; otherwise older checkpoints in the folder are removed. "any_jax"
+        also accepts another version of JAX. The program is then not compared.
+    """
+
+    folder: str | Path
+    _: dataclasses.KW_ONLY
+    every: AtLeast0 = 20.0
+    resume: Resume = False
 
 
 class RunOptions(TypedDict, total=False):
@@ -102,6 +131,7 @@ class Options:
                 numbers = {field: plain(each) for field, each in vars(value).items()}
                 value = dataclasses.replace(value, **numbers)
             object.__setattr__(self, name, plain(value))
+        object.__setattr__(self, "devices", tuple(self.devices))
 
     @property
     def folder(self) -> Path | None:

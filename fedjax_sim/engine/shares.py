@@ -21,7 +21,7 @@ from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Budget, Layout, System, Ticks
+from fedjax_sim.types import EMPTY, Layout, System, Ticks
 
 LaneT = TypeVar("LaneT")
 
@@ -155,8 +155,18 @@ class Listed(NamedTuple):
 
     def units(self) -> list[Unit[int]]:
         """Draw all schedules, and find lanes of equal program and schedule, by number."""
-        groups = groups_of(self.lanes)
-        return [unit for group in groups for unit in units_of(self.system, group, self.options)]
+        units = []
+        for group in groups_of(self.lanes):
+            firsts, row = schedules_of(self.system, group)
+            drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+            timelines, ticks = request_timelines(self.system, *drawn, self.options.budget)
+            examples = int(self.system.hints.step_examples(group[0].hyper))
+            for number, end in enumerate(ticks):
+                is_present = timelines.clients[number, :end] != EMPTY
+                steps = int(timelines.steps[number, :end].sum(where=is_present, dtype=np.int64))
+                lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
+                units.append(Unit(lanes, max(1, steps * examples)))
+        return units
 
     def identity(self) -> dict[str, Any]:
         """Collect what identifies the sweep, whatever machines its parts run on.
@@ -174,6 +184,11 @@ class Listed(NamedTuple):
         planned = [plan_group(self.system, group[:1], short) for group in groups]
         programs = [each.on_devices().program_digest() for each in planned]
         return {**asked_of(self.system, self.lanes, self.options), "program": programs}
+
+    def lower(self) -> list[jax.stages.Lowered]:
+        """Lower the program of each group, of one chunk, for `devices`, which need not exist."""
+        planned = [plan_group(self.system, group, self.options) for group in groups_of(self.lanes)]
+        return [each.on_devices().lower() for each in planned]
 
     def check_schedules(self, *, goes_on: bool = False) -> None:
         """Draw the schedules, a few at a time, and keep none.
@@ -193,16 +208,22 @@ class Listed(NamedTuple):
 
 
 def listed(
-    system: System, problem: Any, hyper: Any, seeds: Any, settings: Any, budget: Budget
+    system: System,
+    problem: Any,
+    hyper: Any,
+    *,
+    seeds: Any = 1,
+    settings: Any = None,
+    **options: Any,
 ) -> Listed:
-    """Check and list the lanes of a sweep, with the arguments of `sweep`.
+    """Check and list the lanes of a sweep, with its arguments and those of `Options`.
 
     Raises:
       ConfigError: If an input is not allowed.
     """
-    options = Options(budget)
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return Listed(system, lanes, options)
+    asked = Options(**options)
+    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), asked)
+    return Listed(system, lanes, asked)
 
 
 class Sharing(Protocol):
@@ -259,22 +280,3 @@ class Part:
           run_lanes: Runs lanes, by number.
         """
         return run_lanes(self.choose(sweep.units()))
-
-
-def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[int]]:
-    """Find the lanes of a group that have equal schedules, by position, and the work of each."""
-    firsts, row = schedules_of(system, group)
-    timelines, ticks = request_timelines(
-        system,
-        [group[i].seed for i in firsts],
-        [group[i].hyper for i in firsts],
-        options.budget,
-    )
-    examples = int(system.hints.step_examples(group[0].hyper))
-    units = []
-    for number, end in enumerate(ticks):
-        is_present = timelines.clients[number, :end] != EMPTY
-        steps = int(timelines.steps[number, :end].sum(where=is_present, dtype=np.int64))
-        lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
-        units.append(Unit(lanes, max(1, steps * examples)))
-    return units

@@ -18,6 +18,7 @@ from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.request import (
     FORMER,
+    Checkpoints,
     Options,
     Precision,
     ProblemT,
@@ -37,7 +38,6 @@ from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 from fedjax_sim.settings import ConfigError, fields, is_traced
 from fedjax_sim.types import (
     Budget,
-    Checkpoints,
     HyperT,
     InfoT,
     Keep,

@@ -80,11 +80,13 @@ def jobs_of(
       within: The folder that holds the parts' folders.
       command: From a part, such as "0/4", and its folder to the words after Python's name.
     """
+    known = ("JAX_", "XLA_", "FEDJAX_SIM_", "PYTHONPATH")  # How JAX and this package are set.
+    inherited = {name: value for name, value in os.environ.items() if name.startswith(known)}
     jobs = []
     for number in range(num_parts):
         part, folder = f"{number}/{num_parts}", within.absolute() / f"{number}-of-{num_parts}"
         words = (sys.executable, "-u", *command(part, folder))  # Output is not held back.
-        jobs.append(Job(f"part {part}", words, folder, Path.cwd(), inherited()))
+        jobs.append(Job(f"part {part}", words, folder, Path.cwd(), inherited))
     return jobs
 
 
@@ -151,9 +153,3 @@ class Launcher(Protocol):
 
     def count(self) -> int:
         """Return a fitting number of parts if the user names none."""
-
-
-def inherited() -> dict[str, str]:
-    """Return the variables that parts need on other machines: how JAX and this package are set."""
-    known = ("JAX_", "XLA_", "FEDJAX_SIM_", "PYTHONPATH")
-    return {name: value for name, value in os.environ.items() if name.startswith(known)}

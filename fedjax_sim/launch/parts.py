@@ -31,9 +31,8 @@ def read_part(text: Any) -> Part | None:
     if text is None:
         return None
     try:
-        number, num_parts = (int(word) for word in text.split("/"))
-        return Part(number, num_parts)
-    except (ValueError, AttributeError, ConfigError):  # No text, as it may be in a file.
+        return Part(*map(int, text.split("/")))
+    except (ValueError, TypeError, AttributeError, ConfigError):  # No text, as it may be in a file.
         allowed = "i/n with whole numbers i from 0 to n - 1, such as 0/4"
         raise ConfigError("part", text, allowed) from None
 
@@ -106,7 +105,7 @@ class KeptPart(Part):
 
 
 def count_parts(
-    launcher: Launcher, asked: int | None, within: Path, *, resume: bool, num_lanes: int
+    launcher: Launcher, asked: int | None, within: Path, num_lanes: int, *, resume: bool
 ) -> int:
     """Choose the number of parts: if nobody asks for one, as before, or what suits the launcher.
 
@@ -114,8 +113,8 @@ def count_parts(
       launcher: What starts the parts.
       asked: The number that is asked for, if any.
       within: The folder that holds the parts' folders.
-      resume: Whether an earlier attempt is resumed.
       num_lanes: Lanes of the study, the largest number of parts.
+      resume: Whether an earlier attempt is resumed.
 
     Raises:
       ConfigError: If more parts are asked for than there are lanes.

@@ -12,9 +12,9 @@ from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
-    from fedjax_sim.engine.request import ProblemT, RunOptions
+    from fedjax_sim.engine.request import Checkpoints, ProblemT, RunOptions
     from fedjax_sim.results.runs import Run
-    from fedjax_sim.types import Budget, Checkpoints, HyperT, InfoT, StateT, System
+    from fedjax_sim.types import Budget, HyperT, InfoT, StateT, System
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
@@ -117,9 +117,7 @@ def sweep(
     given: Any = {name: value for name, value in options.items() if name != "start"}
     checked_options = Options(asked, **given)
     check_call(system, hyper, grid, checked_options)
-    num_parts = count_parts(
-        launcher, parts, where, resume=bool(checkpoints.resume), num_lanes=num_lanes
-    )
+    num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))
     jobs = jobs_of(num_parts, where, lambda part, folder: (*worker, part, str(folder)))
@@ -128,16 +126,8 @@ def sweep(
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
         list_lanes(system, problem, hyper, grid, checked_options)
-    arguments = {
-        "system": system,
-        "problem": problem,
-        "hyper": hyper,
-        "seeds": seeds,
-        "settings": settings,
-        "budget": asked,
-        "checkpoints": checkpoints,
-        **options,
-    }
+    arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
+    arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
     record = {"lanes": num_lanes, **vars(checked_options.budget)}
     if known is None:
@@ -186,10 +176,12 @@ def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None
 
     if asked == first:
         return
+    where = f"as in {jobs[0].folder.parent}"
+    if type(asked) is not type(first):
+        raise ConfigError("budget", str(asked), f"a {type(first).__name__}, {where}")
     [(name, budget)], [before] = vars(asked).items(), vars(first).values()
-    if type(asked) is not type(first) or budget < before:
-        allowed = "left out" if type(asked) is not type(first) else f"at least {before}"
-        raise ConfigError(name, budget, f"{allowed}, as in {jobs[0].folder.parent}")
+    if budget < before:
+        raise ConfigError(name, budget, f"at least {before}, {where}")
     check_begun([job.folder / "checkpoint" for job in jobs], name, before)
 
 

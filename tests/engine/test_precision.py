@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.targets import is_for_cpu, tracing_for
 from fedjax_sim.types import PRECISIONS
 
@@ -29,14 +29,15 @@ def test_programs_of_a_cpu_do_not_depend_on_the_precision(
 
     def text(**options: str) -> str:
         devices = jax.local_devices()[:1]
-        (program,) = lower_sweep(
+        (program,) = listed(
             FEDAVG,
             regression(),
             small(FEDAVG),
+            seeds=1,
             devices=devices,
             budget=fedjax_sim.Ticks(2),
             **options,
-        )
+        ).lower()
         return program.as_text()
 
     assert text(precision=precision) == text()

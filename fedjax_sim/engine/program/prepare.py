@@ -3,13 +3,12 @@
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Count, LaneSeed, checked
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
 from fedjax_sim.engine.planning.lanes import (
@@ -19,7 +18,6 @@ from fedjax_sim.engine.planning.lanes import (
     distinct_rows,
     distinct_schedules,
     families_of,
-    groups_of,
     precision_of,
     stack_problems,
     stack_settings,
@@ -28,18 +26,13 @@ from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.program.user_code import number_of_code
-from fedjax_sim.engine.request import Options, Precision, ProblemT, grid_of, list_lanes
+from fedjax_sim.engine.request import Options
 from fedjax_sim.types import (
     EMPTY,
-    Budget,
     Facts,
-    HyperT,
-    InfoT,
     LatentProblem,
-    Layout,
     Params,
     Plan,
-    StateT,
     System,
     Timeline,
 )
@@ -269,48 +262,3 @@ def _facts_of_events(
         packed_rows=packed_rows,
         lane_rows=lane_rows,
     )
-
-
-@checked
-def lower_sweep(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
-    *,
-    devices: Sequence[Any],
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    budget: Budget,
-    num_evals: Count = 25,
-    layout: Layout = Layout(),
-    precision: Precision = "float32",
-) -> list[jax.stages.Lowered]:
-    """Lower the programs of a sweep for devices that need not exist; nothing learns.
-
-    Args:
-      system: The system.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      devices: Devices, or descriptions of them from `jax.experimental.topologies`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      budget: As in `sweep`.
-      num_evals: As in `sweep`.
-      layout: As in `sweep`.
-      precision: As in `sweep`.
-
-    Returns:
-      One program, of one chunk of evaluations, for each group of lanes.
-
-    Raises:
-      ConfigError: If an input is not allowed.
-    """
-    options = Options(
-        budget,
-        num_evals=num_evals,
-        layout=layout,
-        precision=precision,
-        devices=tuple(devices),
-    )
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return [plan_group(system, group, options).on_devices().lower() for group in groups_of(lanes)]

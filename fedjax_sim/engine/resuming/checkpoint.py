@@ -36,7 +36,7 @@ import numpy as np
 
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.request import Options
+from fedjax_sim.engine.request import ANY_JAX, Options
 from fedjax_sim.engine.resuming.files import (
     ANY,
     CONFIGURATION,
@@ -54,7 +54,7 @@ from fedjax_sim.lifecycle import (
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, text_of, versions
 from fedjax_sim.settings import ConfigError, fields
-from fedjax_sim.types import ANY_JAX, Budget, System, Ticks, Time, Timeline
+from fedjax_sim.types import Budget, System, Ticks, Time, Timeline
 
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""

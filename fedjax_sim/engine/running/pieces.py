@@ -24,7 +24,7 @@ from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_byte
 from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
-from fedjax_sim.engine.request import Options
+from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming.files import (
     count_lanes,
     folder_of_part,
@@ -36,7 +36,7 @@ from fedjax_sim.engine.running.groups import Ready, plan_or_load
 from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Returned
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Checkpoints, System, Ticks
+from fedjax_sim.types import EMPTY, System, Ticks
 
 FEW = 0.01
 """Share of the free memory up to which a program needs so little that it is not measured again."""

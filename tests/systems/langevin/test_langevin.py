@@ -13,7 +13,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.mini_batches import fresh_examples
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.systems import fedavg, langevin
@@ -277,14 +277,15 @@ def test_noise_that_all_lanes_do_without_is_not_drawn(
     hyper = langevin.Hyper(num_clients=3, local_steps=1, gradient="exact", **changed)
 
     def drawn(settings: dict[str, list[float]]) -> int:
-        (program,) = lower_sweep(
+        (program,) = listed(
             langevin.system,
             problem,
             hyper,
+            seeds=1,
             devices=jax.local_devices()[:1],
             settings=settings,
             budget=fedjax_sim.Ticks(2),
-        )
+        ).lower()
         return program.as_text().count("chlo.erf_inv")
 
     assert drawn({}) == draws
