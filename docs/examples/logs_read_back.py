@@ -14,7 +14,12 @@ problem = problems.make_classification(models.MLP((), 10), digits, split)
 hyper = fedavg.Hyper(num_clients=10, num_selected=5, local_steps=5, batch_size=16)
 kept = [trackers.CSV("log.csv"), trackers.TensorBoard("logs")]  # tensorboard --logdir logs
 run = fedjax_sim.sweep(
-    fedavg.system, problem, hyper, settings={"lr": [0.1, 0.3]}, num_ticks=50, trackers=kept
+    fedavg.system,
+    problem,
+    hyper,
+    settings={"lr": [0.1, 0.3]},
+    budget=fedjax_sim.Ticks(50),
+    watch=fedjax_sim.Watch(trackers=kept),
 )
 for tracker in kept:
     tracker.close()

@@ -258,7 +258,7 @@ def run(arguments: Arguments) -> Outcome:
             hyper,
             seeds=sizes.seeds,
             settings={"step_size": sizes.step_sizes},
-            num_ticks=sizes.ticks,
+            budget=fedjax_sim.Ticks(sizes.ticks),
             num_evals=1,
             **arguments.kept(f"buffer {size}"),
         )

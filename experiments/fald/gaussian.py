@@ -178,10 +178,10 @@ def chains(
         each,
         seeds=range(first_seed, first_seed + len(problems) * num_chains),
         settings=settings,
-        num_ticks=num_rounds,
+        budget=fedjax_sim.Ticks(num_rounds),
         num_evals=num_rounds,
-        keep_models=True,
-        evals_per_chunk=min(num_rounds, 50),
+        keep=fedjax_sim.Keep(models=True),
+        layout=fedjax_sim.Layout(evals_per_chunk=min(num_rounds, 50)),
         **(options or {}),
     )
     shape = [len(values) for values in (settings or {}).values()]

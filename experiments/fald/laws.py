@@ -140,9 +140,9 @@ def measure_noise(sizes: Sizes) -> Found:
     weights = np.array(COUNTS) / sum(COUNTS)
     options: dict[str, Any] = {
         "settings": {"rho": RHOS},
-        "num_ticks": ROUNDS,
+        "budget": fedjax_sim.Ticks(ROUNDS),
         "num_evals": ROUNDS,
-        "keep_models": True,
+        "keep": fedjax_sim.Keep(models=True),
         "seeds": sizes.seeds,
     }
     hyper: Any = langevin.system.Hyper(
@@ -251,7 +251,7 @@ def measure_alone(sizes: Sizes) -> Found:
     hyper = hyper.replace(participants="with_replacement", num_selected=1)
     options: dict[str, Any] = {
         "settings": {"rho": RHOS},
-        "num_ticks": 1,
+        "budget": fedjax_sim.Ticks(1),
         "num_evals": 1,
     }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)

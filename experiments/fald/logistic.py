@@ -259,9 +259,9 @@ def chains(
         ),
         seeds=sizes.seeds,
         settings={"rho": RHOS},
-        num_ticks=(num_samples - 1) * EVERY // local_steps,
+        budget=fedjax_sim.Ticks((num_samples - 1) * EVERY // local_steps),
         num_evals=num_samples - 1,
-        keep_models=True,
+        keep=fedjax_sim.Keep(models=True),
         layout=LAYOUT,
         **options,
     )

@@ -161,7 +161,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
     centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
     settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
     options: dict[str, Any] = {
-        "num_ticks": sizes.ticks,
+        "budget": fedjax_sim.Ticks(sizes.ticks),
         "num_evals": sizes.ticks // EVERY,
         "layout": LAYOUT,
     }
@@ -373,10 +373,10 @@ def measure_bound(
                 problem,
                 hyper,
                 seeds=sizes.seeds,
-                num_ticks=TICKS,
+                budget=fedjax_sim.Ticks(TICKS),
                 num_evals=TICKS,
                 layout=LAYOUT,
-                client_variance=True,
+                keep=fedjax_sim.Keep(client_variance=True),
             )
             squares = run.curves.gradient_square.values[:, :-1]
             found = estimate(squares.mean(1))
@@ -475,7 +475,13 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
         plain = Quadratic.of(np.stack([optimum] * 3), start=optimum + np.float32(0.3))
         problem = Rounded(plain.centers, plain.curvature, plain.noise, plain.start, bits)
         run = fedjax_sim.sweep(
-            favano.system, problem, hyper, seeds=2, num_ticks=3000, num_evals=30, layout=LAYOUT
+            favano.system,
+            problem,
+            hyper,
+            seeds=2,
+            budget=fedjax_sim.Ticks(3000),
+            num_evals=30,
+            layout=LAYOUT,
         )
         floors.append(
             float(run.curves.gradient_square.isel(eval=slice(-5, None)).mean(skipna=False))

@@ -43,6 +43,7 @@ from experiments.harness import (
     table,
     verdict_table,
 )
+from fedjax_sim import Ticks
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.server import Memories
 from fedjax_sim.systems import fedem, vr_fedem
@@ -149,7 +150,7 @@ def floors(sizes: Sizes) -> Ablation:
                     memories=Memories(compression=compression, field_rule=way),
                 )
                 options: dict[str, Any] = {
-                    "num_ticks": 3 * sizes.rounds,
+                    "budget": Ticks(3 * sizes.rounds),
                     "num_evals": 100,
                     "seeds": sizes.seeds,
                 }
@@ -213,7 +214,7 @@ def participation_study(sizes: Sizes) -> Ablation:
     levels: dict[str, np.ndarray] = {}
     curves = {}
     options: dict[str, Any] = {
-        "num_ticks": 2 * sizes.rounds,
+        "budget": Ticks(2 * sizes.rounds),
         "num_evals": 100,
         "seeds": sizes.seeds,
     }
@@ -337,7 +338,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
             gamma=gamma,
             memories=Memories(compression=compression),
         )
-        data = curves_of(fedem.system, toy.problem, hyper, num_ticks=80, num_evals=80, seeds=2)
+        data = curves_of(fedem.system, toy.problem, hyper, budget=Ticks(80), num_evals=80, seeds=2)
         curves[f"blocks of {block}"] = data
         rounds[block] = first_below(
             data.mean_field.values.mean(axis=0), data.ticks.values[0], ratio * toy.first_field
@@ -461,7 +462,7 @@ def clients_study(sizes: Sizes) -> Ablation:
                 memories=Memories(compression=SPARSE),
             )
             options: dict[str, Any] = {
-                "num_ticks": 2 * sizes.rounds,
+                "budget": Ticks(2 * sizes.rounds),
                 "num_evals": 100,
                 "seeds": sizes.seeds,
             }
@@ -523,7 +524,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         gamma=gamma,
         memories=Memories(compression=SPARSE, memory_start="zero"),
     )
-    options: dict[str, Any] = {"num_ticks": 300, "num_evals": 60, "seeds": 5}
+    options: dict[str, Any] = {"budget": Ticks(300), "num_evals": 60, "seeds": 5}
     run = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": [*ALPHAS]}, **options)
     first, last = run.mean_field.values[..., 0].max(axis=1), run.mean_field.values[..., -1]
     last = np.nan_to_num(last, nan=OVERFLOW, posinf=OVERFLOW).max(axis=1)
@@ -588,7 +589,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
             options: dict[str, Any] = {
                 "settings": {"alpha": alphas},
                 "seeds": mixture.seeds,
-                "num_ticks": ticks,
+                "budget": Ticks(ticks),
                 "num_evals": 250,
             }
             name = f"{system.name}, {split}"
@@ -640,7 +641,7 @@ def inner_study(sizes: Sizes) -> Ablation:
             vr_fedem.system,
             toy.problem,
             hyper,
-            num_ticks=400,
+            budget=Ticks(400),
             num_evals=400,
             seeds=max(5, sizes.seeds // 5),
         )

@@ -18,6 +18,7 @@ import xarray as xr
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
+from fedjax_sim import Ticks
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.problems import latent
 from fedjax_sim.server import Memories
@@ -122,7 +123,7 @@ def measure_fixed_points() -> FixedPoints:
             (fedem.system, fedem.Hyper(num_clients=6, batches="full", batch_size=40, gamma=1.0)),
         ):
             data = curves_of(
-                system, problem.replace(start=start), hyper, num_ticks=50, num_evals=50
+                system, problem.replace(start=start), hyper, budget=Ticks(50), num_evals=50
             )
             curves[f"mixture, {system.name}"], last[system.name] = data, data.objective.values[0]
         off = float(np.abs(last["em"] - last["fedem"]).max())
@@ -362,7 +363,7 @@ def measure_irrelevance() -> Found:
             fedem.system,
             toy.problem,
             hyper.replace(**way),
-            num_ticks=60,
+            budget=Ticks(60),
             num_evals=60,
             settings=settings,
         )
@@ -418,7 +419,7 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
         )
         options: dict[str, Any] = {
             "seeds": sizes.seeds,
-            "num_ticks": sizes.rounds[-1],
+            "budget": Ticks(sizes.rounds[-1]),
             "num_evals": sizes.rounds[-1],
         }
         data = curves_of(fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options)
@@ -458,7 +459,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
     constants, inner = toy.known.constants, 20
     gamma = vr_theory.step_size(constants, num_clients=N, omega=1.0)
     options: dict[str, Any] = {
-        "num_ticks": inner * sizes.loops[-1],
+        "budget": Ticks(inner * sizes.loops[-1]),
         "num_evals": inner * sizes.loops[-1],
     }
     hyper = vr_fedem.Hyper(
@@ -488,7 +489,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
             gamma=gamma,
             memories=Memories(compression=BLOCKS),
         ),
-        num_ticks=200,
+        budget=Ticks(200),
         num_evals=20,
         seeds=5,
     )

@@ -601,7 +601,7 @@ def measure_fixed_points(
             problem,
             HYPER.replace(**settings),
             seeds=sizes.seeds,
-            num_ticks=sizes.quadratic_ticks,
+            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
             num_evals=EVALS,
         )
         curves[f"quadratic, {name}"] = run.curves
@@ -636,7 +636,9 @@ def measure_bound(sizes: Sizes) -> dict[str, float]:
     lr, ticks = 0.001, sizes.counterexample_ticks
     hyper = HYPER.replace(num_clients=2, slow_fraction=0.5, buffer_size=1, lr=lr)
     problem = Watched.of(np.array([[0.0], [1.0]]), start=0.5)
-    run = fedjax_sim.simulate(SYSTEM, problem, hyper, num_ticks=ticks, num_evals=3000)
+    run = fedjax_sim.simulate(
+        SYSTEM, problem, hyper, budget=fedjax_sim.Ticks(ticks), num_evals=3000
+    )
     model = run.curves.model.values
     left = float(np.mean((model - 0.5) ** 2))
     largest = int((np.arange(ticks)[:, None] - run.timelines[0].version).max())
@@ -671,7 +673,7 @@ def measure_stability(sizes: Sizes) -> dict[str, float | None]:
             HYPER.replace(**settings),
             seeds=2,
             settings={"lr": rates},
-            num_ticks=sizes.quadratic_ticks,
+            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
             num_evals=4,
         )
         loss = run.curves.loss.isel(eval=-1).max("seed", skipna=False).values

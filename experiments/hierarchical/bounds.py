@@ -168,7 +168,11 @@ def play(
     """Sweep seeds on the fixed delays, evaluating at every tick."""
     common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
     hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
-    options: dict[str, Any] = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
+    options: dict[str, Any] = {
+        "budget": fedjax_sim.Ticks(num_ticks),
+        "num_evals": num_ticks,
+        "layout": LAYOUT,
+    }
     return fedjax_sim.sweep(
         SYSTEM, problem, hyper, seeds=seeds, settings=settings, **options
     ).curves
@@ -239,7 +243,7 @@ def measure_centralised(problem: Logistic) -> dict[str, float]:
     flat = fedavg.Hyper(
         **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
     )
-    options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(50), "num_evals": 50}
     expected = fedjax_sim.simulate(fedavg.system, problem, flat, **options).curves.loss.values
     differences = []
     for sizes in ((8,), (3, 5), (1, 2, 5)):

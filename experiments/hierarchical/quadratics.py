@@ -243,7 +243,7 @@ def run_all(sizes: Sizes) -> Curves:
     They have noise or none, division by the iterations or plain averaging; the fifth has less
     noise.
     """
-    options = {"time_budget": sizes.time, "num_evals": 200}
+    options = {"budget": fedjax_sim.Time(sizes.time), "num_evals": 200}
     runs = []
     for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
         settings = {

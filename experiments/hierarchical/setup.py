@@ -235,9 +235,9 @@ def play(
     hyper = hierarchical.Hyper(**{"num_clients": tasks[0].counts.shape[0], **changes})
     swept = {"lr": list(size.lrs), **(settings or {})}
     how = {
-        "time_budget": size.time,
+        "budget": fedjax_sim.Time(size.time),
         "num_evals": EVERY_TICK,
-        "progress": True,
+        "watch": fedjax_sim.Watch(progress=True),
         **arguments.kept(name),
     }
     curves = fedjax_sim.sweep(

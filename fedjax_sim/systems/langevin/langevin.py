@@ -19,8 +19,8 @@ k, shared noise only on seed and k; neither depends on rho, K or who takes part.
 
 Special cases. SGLD is K = 1 with everyone. FedAvg is temperature 0, with lr = n eta. The one-shot
 average of samples from the local posteriors exp(-l^c / tau), where l^c = p_c f^c is the sum of the
-losses of client c, is rho = 0 and one round of many steps (`num_ticks=1`). Theorem 5.8's falling
-step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
+losses of client c, is rho = 0 and one round of many steps (`budget=Ticks(1)`). Theorem 5.8's
+falling step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
 
 Readings. Clients are selected before a round instead of after it. That has the same law and costs
 the other clients nothing; uplink and downlink are counted for the selected clients. Under partial

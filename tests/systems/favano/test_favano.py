@@ -117,9 +117,9 @@ def test_three_clients_of_whom_two_are_contacted_at_a_time() -> None:
         SYSTEM._replace(timeline=timeline),
         problem,
         hyper,
-        num_ticks=2,
+        budget=fedjax_sim.Ticks(2),
         layout=Layout(2, False, 1),
-        client_variance=True,
+        keep=fedjax_sim.Keep(client_variance=True),
     )
     models = np.stack([run.curves.w0, run.curves.w1], axis=-1)
     np.testing.assert_allclose(models, [start, first, second], rtol=1e-6)
@@ -164,7 +164,13 @@ def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
 
     layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
     run = fedjax_sim.sweep(
-        SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks // 4, layout=layout
+        SYSTEM,
+        problem,
+        hyper,
+        seeds=seeds,
+        budget=fedjax_sim.Ticks(ticks),
+        num_evals=ticks // 4,
+        layout=layout,
     )
     means = run.curves.w0[:, burn_in // 4 :].mean("eval").values
     error = means.std(ddof=1) / np.sqrt(seeds)
@@ -213,7 +219,13 @@ def theorem() -> Callable[[str, float | None], tuple[float, theory.FavanoSetup, 
         problem = Located.of(centers.astype("float32"), noise=sigma, start=start)
         layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
         left = fedjax_sim.sweep(
-            SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks, layout=layout
+            SYSTEM,
+            problem,
+            hyper,
+            seeds=seeds,
+            budget=fedjax_sim.Ticks(ticks),
+            num_evals=ticks,
+            layout=layout,
         )
         server = np.stack([left.curves[f"w{i}"] for i in range(dim)], axis=-1)
         squares = []

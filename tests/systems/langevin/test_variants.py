@@ -52,7 +52,7 @@ def chains(
             hyper,
             seeds=num,
             settings=swept,
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=1,
             layout=WIDE,
         )

@@ -132,7 +132,7 @@ def course() -> Callable[[float, float, float], Course]:
             problems.__getitem__,
             hyper,
             seeds=len(BITS),
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=ticks,
             layout=layout,
         )

@@ -120,7 +120,13 @@ def moved() -> Any:
         )
         runs.append(
             fedjax_sim.sweep(
-                langevin.system, problem, hyper, seeds=8, num_ticks=3, num_evals=3, keep_models=True
+                langevin.system,
+                problem,
+                hyper,
+                seeds=8,
+                budget=fedjax_sim.Ticks(3),
+                num_evals=3,
+                keep=fedjax_sim.Keep(models=True),
             )
         )
     return problem, runs
