@@ -82,6 +82,10 @@ class DefaultTime(float):
     """
 
 
+class DefaultCount(int):
+    """A default number of clients, which nobody has given: a run has those of its problem."""
+
+
 def check_file(field: str, path: str | Path) -> None:
     """Refuse a pipe, a device or a socket in the place of a file: reading it might never end.
 
@@ -189,7 +193,14 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
     return _with_default(default, metadata | changed)
 
 
-def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
+def count(
+    default: int,
+    meaning: str,
+    *,
+    least: int = 1,
+    only_with: Uses = NO_CONDITION,
+    of_problem: bool = False,
+) -> Any:
     """Declare a static whole number: a size, on which shapes depend.
 
     Args:
@@ -197,6 +208,7 @@ def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CO
       meaning: What the setting does, in plain words.
       least: Inclusive lower limit.
       only_with: As in `real`.
+      of_problem: Whether it is the number of clients. Its default is then a `DefaultCount`.
     """
 
     def accepts(value: Any) -> bool:
@@ -204,7 +216,8 @@ def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CO
         return is_whole and int(value) >= least
 
     allowed = f"a whole number of at least {least}"
-    return _field(default, meaning, False, accepts, allowed, int, only_with=only_with)
+    further = {"only_with": only_with, "of_problem": of_problem}
+    return _field(default, meaning, False, accepts, allowed, int, **further)
 
 
 def whole(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
@@ -806,9 +819,11 @@ def _field(
 
 
 def _with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
-    """Make a field of its metadata, and mark its default if that is a time."""
+    """Make a field of its metadata, and mark its default if it depends on what nobody has given."""
     if metadata.get("of_time") and default != 0:
         default = DefaultTime(default)
+    if metadata.get("of_problem"):
+        default = DefaultCount(default)
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -25,7 +25,15 @@ from fedjax_sim.engine.watching import Watch, check_file
 from fedjax_sim.results.curves import Grid, label_of_value
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, lane_labels
-from fedjax_sim.settings import ConfigError, check, full_name, names_of, plain, value_of
+from fedjax_sim.settings import (
+    ConfigError,
+    DefaultCount,
+    check,
+    full_name,
+    names_of,
+    plain,
+    value_of,
+)
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
     PRECISIONS,
@@ -153,8 +161,15 @@ def list_lanes(
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
     seeds = list(grid.seeds)
-    points, hypers = check_call(system, hyper, grid, options)
-    problems = _problems_of(system, problem, seeds)
+    if has_default_clients(system, hyper, grid):
+        # Their number is needed for the other checks.
+        problems = _problems_of(system, problem, seeds)
+        given = system.Hyper() if hyper is None else hyper
+        hyper = dataclasses.replace(given, num_clients=problems[0].counts.shape[0])
+        points, hypers = check_call(system, hyper, grid, options)
+    else:
+        points, hypers = check_call(system, hyper, grid, options)
+        problems = _problems_of(system, problem, seeds)
     _check_clients(hypers, problems)
     _check_models(problems)
     completed = _completed(system, hypers, problems)
@@ -163,6 +178,13 @@ def list_lanes(
         for p in range(len(points))
         for s, seed in enumerate(seeds)
     ]
+
+
+def has_default_clients(system: System, hyper: Any, grid: Grid) -> bool:
+    """Tell whether nobody has given the number of clients, which the problem then decides."""
+    given = system.Hyper() if hyper is None else hyper
+    is_default = isinstance(getattr(given, "num_clients", None), DefaultCount)
+    return is_default and "num_clients" not in grid.settings and bool(grid.seeds)
 
 
 def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProblem]:

@@ -35,7 +35,7 @@ from fedjax_sim.results.curves import Grid, label_curves, label_lanes
 from fedjax_sim.results.metric_names import describe_metrics
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
-from fedjax_sim.settings import ConfigError, fields, is_traced
+from fedjax_sim.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.types import (
     Budget,
     HyperT,
@@ -216,8 +216,9 @@ def _run(
 
 def _say_what_compiles(system: System, grid: Grid, hypers: Sequence[Any]) -> None:
     """Name the swept settings of which each value has a program of its own."""
-    for name, field in fields(system.Hyper).items():
-        if not is_traced(field) and len(grid.settings.get(name, ())) > 1:
-            num = len({text_of(getattr(hyper, name)) for hyper in hypers})
+    known = names_of(system.Hyper)
+    for name in grid.settings:
+        if not is_traced(fields(system.Hyper)[known[name]]):
+            num = len({text_of(value_of(hyper, known[name])) for hyper in hypers})
             if num > 1:
                 say(f"each of the {num} values of {name} compiles a program of {system.name}.")

@@ -80,7 +80,13 @@ def sweep(
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
     """
-    from fedjax_sim.engine.request import Options, check_call, grid_of, list_lanes
+    from fedjax_sim.engine.request import (
+        Options,
+        check_call,
+        grid_of,
+        has_default_clients,
+        list_lanes,
+    )
     from fedjax_sim.engine.watching import Watch
     from fedjax_sim.launch.parts import count_parts
     from fedjax_sim.lifecycle import read_record, write_record
@@ -116,7 +122,8 @@ def sweep(
         raise ConfigError("budget", None, "a Ticks or a Time, unless a sweep is resumed")
     given: Any = {name: value for name, value in options.items() if name != "start"}
     checked_options = Options(asked, **given)
-    check_call(system, hyper, grid, checked_options)
+    if not has_default_clients(system, hyper, grid):
+        check_call(system, hyper, grid, checked_options)
     num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))

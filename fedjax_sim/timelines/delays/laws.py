@@ -315,7 +315,9 @@ class ClientDelays(Checked):
 class Clients(Checked):
     """Settings that every clock has: the clients, their local steps and their delays."""
 
-    num_clients: int = count(100, "Number of clients, N.")
+    num_clients: int = count(
+        100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
+    )
     local_steps: int = count(
         20, "Local steps of a client's update, or at most between two contacts, K."
     )

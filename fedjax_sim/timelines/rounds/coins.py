@@ -16,7 +16,9 @@ from fedjax_sim.types import Array, Key, Timeline
 class CoinRounds(Checked):
     """Settings of rounds with Bernoulli participation."""
 
-    num_clients: int = count(100, "Number of clients, N.")
+    num_clients: int = count(
+        100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
+    )
     participation: float = real(
         1.0,
         "Probability p that a client takes part in a round, independently of all else.",
