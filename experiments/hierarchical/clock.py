@@ -26,10 +26,11 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.hierarchical.claims import CLAIMS, verdict
+from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
 from fedjax_sim.reporting.plots import COLORS, HATCHES, LABELS, name_beside, styled
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory.hierarchical import timing as theory
+from fedjax_sim.theory import hierarchical as theory
 from fedjax_sim.types import Timeline
 
 TIE = 1e-9
@@ -49,7 +50,7 @@ class DelaySetup(NamedTuple):
     @property
     def delays(self) -> theory.Delays:
         """The delays of the groups and of exchanges."""
-        law = theory.linear_delays(self.sizes, self.coefficients)
+        law = linear_delays(self.sizes, self.coefficients)
         return law if self.global_shift is None else law._replace(global_shift=self.global_shift)
 
     def hypers(self) -> list[Any]:

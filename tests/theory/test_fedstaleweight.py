@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from experiments.fedstaleweight import formulas
 from fedjax_sim.theory import fedstaleweight as theory
+from tests.experiments.fedstaleweight import more_formulas as more
 
 Numbers = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -94,9 +96,9 @@ def test_values_of_the_papers_setting() -> None:
     np.testing.assert_allclose(staleness[[0, -1]], [1.95, 14.1333], atol=5e-5)
     weight = theory.raw_weight(staleness, buffer_size=5, num_clients=15)
     np.testing.assert_allclose(weight[[0, -1]], [0.716667, 4.777778], atol=5e-7)
-    np.testing.assert_allclose(theory.welfare_deviation(np.ones(15), share), 0.5271, atol=5e-5)
+    np.testing.assert_allclose(more.welfare_deviation(np.ones(15), share), 0.5271, atol=5e-5)
     np.testing.assert_allclose(
-        theory.slot_weights([FAST] * 4 + [SLOW]), [0.09375] * 4 + [0.625], rtol=1e-12
+        more.slot_weights([FAST] * 4 + [SLOW]), [0.09375] * 4 + [0.625], rtol=1e-12
     )
 
 
@@ -129,9 +131,9 @@ def test_fair_weights_solve_the_welfare_problem(rate: Numbers, buffer_size: int,
     weight = theory.raw_weight(staleness, buffer_size=buffer_size, num_clients=n, pull=pull)
     np.testing.assert_allclose(weight, theory.fair_weight(share), rtol=1e-10)
     np.testing.assert_allclose(weight @ share, 1, rtol=1e-10)
-    assert theory.welfare_deviation(weight, share) < 1e-10
+    assert more.welfare_deviation(weight, share) < 1e-10
     np.testing.assert_allclose(
-        theory.welfare_deviation(np.ones(n), share), np.sum(np.abs(share - 1 / n)), rtol=1e-12
+        more.welfare_deviation(np.ones(n), share), np.sum(np.abs(share - 1 / n)), rtol=1e-12
     )
 
 
@@ -141,7 +143,7 @@ def test_algorithm_1_as_printed_does_not_even_out_shares() -> None:
     deviations = []
     for buffer_size in (1, 5):
         printed = (theory.expected_staleness(share, buffer_size=buffer_size) + 1) / 15
-        deviations.append(theory.welfare_deviation(printed / (printed @ share), share))
+        deviations.append(more.welfare_deviation(printed / (printed @ share), share))
     assert deviations[0] < 1e-12
     assert deviations[1] > 0.1
 
@@ -160,14 +162,12 @@ def test_unit_of_time_does_not_matter(rate: Numbers, power: int) -> None:
     """For units that differ by a power of two the results are equal to the bit."""
     scaled = rate * 2.0**power
     np.testing.assert_array_equal(theory.arrival_shares(scaled), theory.arrival_shares(rate))
-    np.testing.assert_array_equal(theory.slot_weights(scaled), theory.slot_weights(rate))
+    np.testing.assert_array_equal(more.slot_weights(scaled), more.slot_weights(rate))
 
 
 @given(st.integers(1, 8), positive, st.floats(0, 40))
 def test_equal_slots_weigh_the_same(buffer_size: int, rate: float, staleness: float) -> None:
-    np.testing.assert_allclose(
-        theory.slot_weights([rate] * buffer_size), 1 / buffer_size, rtol=1e-14
-    )
+    np.testing.assert_allclose(more.slot_weights([rate] * buffer_size), 1 / buffer_size, rtol=1e-14)
     raw = theory.raw_weight([staleness] * buffer_size, buffer_size=buffer_size, num_clients=9)
     np.testing.assert_allclose(raw / raw.sum(), 1 / buffer_size, rtol=1e-14)
 
@@ -178,9 +178,9 @@ def test_equal_slots_weigh_the_same(buffer_size: int, rate: float, staleness: fl
 def test_long_form_of_the_normalised_weight(rate: Numbers, others: list[int]) -> None:
     """Client 0 holds one slot, other clients may hold several; compared with two short forms."""
     slots = [*others, 0]
-    short = theory.slot_weights(rate[slots])
+    short = more.slot_weights(rate[slots])
     np.testing.assert_allclose(
-        theory.slot_weight_printed(rate, slot_client=slots, client=0), short[-1], rtol=1e-9
+        more.slot_weight_printed(rate, slot_client=slots, client=0), short[-1], rtol=1e-9
     )
     staleness = theory.expected_staleness(theory.arrival_shares(rate), buffer_size=len(slots))
     raw = theory.raw_weight(staleness, buffer_size=len(slots), num_clients=6)[slots]
@@ -211,7 +211,7 @@ def test_utility_and_its_slope(random: np.random.Generator, buffer_size: int) ->
         [np.zeros((trials, 1), int), random.integers(1, n, (trials, buffer_size - 1))], axis=1
     )
     others = [
-        theory.competition(rate, slot_client=slot, client=0)
+        formulas.competition(rate, slot_client=slot, client=0)
         for rate, slot in zip(rates, slots, strict=True)
     ]
     with jax.enable_x64(True):
@@ -221,16 +221,16 @@ def test_utility_and_its_slope(random: np.random.Generator, buffer_size: int) ->
             value_and_slope(jnp.asarray(rates[:, 0]), jnp.asarray(rates), jnp.asarray(slots)),
         )
         short_slopes = [
-            float(jax.grad(theory.utility)(float(rate[0]), other))
+            float(jax.grad(formulas.utility)(float(rate[0]), other))
             for rate, other in zip(rates[:20], others, strict=False)
         ]
     found = np.array(
-        [theory.utility(rate[0], other) for rate, other in zip(rates, others, strict=True)]
+        [formulas.utility(rate[0], other) for rate, other in zip(rates, others, strict=True)]
     )
     np.testing.assert_allclose(found, values, rtol=1e-12)
     # Compare elasticities, because near its zero a slope is a small difference of large numbers.
     found_slopes = np.array(
-        [theory.utility_slope(rate[0], other) for rate, other in zip(rates, others, strict=True)]
+        [formulas.utility_slope(rate[0], other) for rate, other in zip(rates, others, strict=True)]
     )
     elasticity = rates[:, 0] / values
     np.testing.assert_allclose(found_slopes * elasticity, slopes * elasticity, atol=1e-12)
@@ -241,29 +241,31 @@ def test_utility_and_its_slope(random: np.random.Generator, buffer_size: int) ->
 
 @given(positive, positive)
 def test_slope_changes_sign_at_the_optimal_report(other_rate: float, other_delay: float) -> None:
-    others = theory.Competition(other_rate, other_delay)
-    best = theory.optimal_report(others)
+    others = formulas.Competition(other_rate, other_delay)
+    best = formulas.optimal_report(others)
     reports = best * np.geomspace(1e-3, 1e3, 61)
-    assert np.all(theory.utility(reports, others) <= theory.utility(best, others) * (1 + 1e-12))
+    assert np.all(formulas.utility(reports, others) <= formulas.utility(best, others) * (1 + 1e-12))
     assert (
-        theory.utility_slope(best * 0.999, others) > 0 > theory.utility_slope(best * 1.001, others)
+        formulas.utility_slope(best * 0.999, others)
+        > 0
+        > formulas.utility_slope(best * 1.001, others)
     )
-    assert theory.is_truthful(best * 0.999, others)
-    assert not theory.is_truthful(best * 1.001, others)
+    assert formulas.is_truthful(best * 0.999, others)
+    assert not formulas.is_truthful(best * 1.001, others)
 
 
 def test_alone_in_the_buffer_faster_is_always_better() -> None:
-    others = theory.competition([2.0, 3.0], slot_client=[0], client=0)
+    others = formulas.competition([2.0, 3.0], slot_client=[0], client=0)
     assert others == (3.0, 0.0)
-    assert theory.optimal_report(others) == np.inf
-    assert theory.is_truthful(1e9, others)
+    assert formulas.optimal_report(others) == np.inf
+    assert formulas.is_truthful(1e9, others)
 
 
 def test_a_client_with_two_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="one slot"):
-        theory.competition([1.0, 2.0], slot_client=[0, 0, 1], client=0)
+        formulas.competition([1.0, 2.0], slot_client=[0, 0, 1], client=0)
     with pytest.raises(ValueError, match="one slot"):
-        theory.slot_weight_printed([1.0, 2.0], slot_client=[1, 1], client=0)
+        more.slot_weight_printed([1.0, 2.0], slot_client=[1, 1], client=0)
 
 
 def test_truthfulness_depends_on_the_buffer() -> None:
@@ -274,37 +276,37 @@ def test_truthfulness_depends_on_the_buffer() -> None:
     values = []
     for num_slow in range(5):
         slots = [0, *range(1, 5 - num_slow), *range(NUM_FAST, NUM_FAST + num_slow)]
-        others = theory.competition(RATES, slot_client=slots, client=0)
+        others = formulas.competition(RATES, slot_client=slots, client=0)
         np.testing.assert_allclose(others.other_rate, 6.5)
         values.append(others.other_delay * FAST**2)
-        assert theory.is_truthful(FAST, others) == (num_slow <= 1)
-        assert (theory.utility(FAST / 1.5, others) > theory.utility(FAST, others)) == (
+        assert formulas.is_truthful(FAST, others) == (num_slow <= 1)
+        assert (formulas.utility(FAST / 1.5, others) > formulas.utility(FAST, others)) == (
             num_slow >= 2
         )
-        scaled = theory.competition(8 * RATES, slot_client=slots, client=0)
-        assert theory.is_truthful(8 * FAST, scaled) == (num_slow <= 1)
+        scaled = formulas.competition(8 * RATES, slot_client=slots, client=0)
+        assert formulas.is_truthful(8 * FAST, scaled) == (num_slow <= 1)
         slow_slots = [NUM_FAST, *range(4 - num_slow), *range(NUM_FAST + 1, NUM_FAST + 1 + num_slow)]
-        assert theory.is_truthful(
-            SLOW, theory.competition(RATES, slot_client=slow_slots, client=NUM_FAST)
+        assert formulas.is_truthful(
+            SLOW, formulas.competition(RATES, slot_client=slow_slots, client=NUM_FAST)
         )
     np.testing.assert_allclose(values, [2.667, 6.444, 10.222, 14, 17.778], atol=5e-4)
     # With four slow slots, truthfulness takes 17 more fast clients: (17.778 - 6.5) / FAST, rounded
     # up.
     for num_more in (16, 17):
         crowd = np.concatenate([RATES, np.full(num_more, FAST)])
-        others = theory.competition(
+        others = formulas.competition(
             crowd, slot_client=[0, *range(NUM_FAST, NUM_FAST + 4)], client=0
         )
-        assert theory.is_truthful(FAST, others) == (num_more == 17)
+        assert formulas.is_truthful(FAST, others) == (num_more == 17)
 
 
 @pytest.mark.parametrize("num_clients", [2, 3, 6])
 @pytest.mark.parametrize("buffer_size", range(1, 9))
 def test_truthfulness_at_equal_rates(num_clients: int, buffer_size: int) -> None:
     slots = [0, *(1 + slot % (num_clients - 1) for slot in range(buffer_size - 1))]
-    others = theory.competition(np.ones(num_clients), slot_client=slots, client=0)
-    assert theory.is_truthful(1.0, others) == (buffer_size <= num_clients)
-    assert (theory.utility_slope(1.0, others) > 0) == (buffer_size < num_clients)
+    others = formulas.competition(np.ones(num_clients), slot_client=slots, client=0)
+    assert formulas.is_truthful(1.0, others) == (buffer_size <= num_clients)
+    assert (formulas.utility_slope(1.0, others) > 0) == (buffer_size < num_clients)
 
 
 # Influence
@@ -435,13 +437,13 @@ def test_influence_rises_with_the_clients_rate(
 def test_stationary_point_of_two_groups() -> None:
     """Slow clients have optimum 1, fast ones 0, so the point is the influence of the slow group."""
     optima, share = np.repeat([0.0, 1.0], [NUM_FAST, NUM_SLOW]), theory.arrival_shares(RATES)
-    np.testing.assert_allclose(theory.stationary_point(share, optima), 0.0698, atol=5e-5)
+    np.testing.assert_allclose(more.stationary_point(share, optima), 0.0698, atol=5e-5)
     groups = theory.expected_influence(
         [FAST, SLOW], num_clients=[NUM_FAST, NUM_SLOW], buffer_size=5
     )
-    np.testing.assert_allclose(theory.stationary_point(groups, [0.0, 1.0]), 0.1980, atol=5e-5)
+    np.testing.assert_allclose(more.stationary_point(groups, [0.0, 1.0]), 0.1980, atol=5e-5)
     np.testing.assert_allclose(
-        theory.stationary_point(theory.fair_weight(share) * share, optima), 1 / 3, rtol=1e-12
+        more.stationary_point(theory.fair_weight(share) * share, optima), 1 / 3, rtol=1e-12
     )
 
 
@@ -451,10 +453,10 @@ def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Gen
         random.uniform(0.5, 4, 4),
         random.normal(size=(4, 3)),
     )
-    point = theory.stationary_point(influence, optima, curvature=curvature)
+    point = more.stationary_point(influence, optima, curvature=curvature)
     np.testing.assert_allclose((influence * curvature) @ (point - optima), np.zeros(3), atol=1e-12)
     np.testing.assert_allclose(
-        theory.stationary_point(influence, optima), influence @ optima / influence.sum(), rtol=1e-12
+        more.stationary_point(influence, optima), influence @ optima / influence.sum(), rtol=1e-12
     )
     # For three local steps, follow the mean update until it settles.
     point, step_size = np.zeros(3), 0.1
@@ -465,7 +467,7 @@ def test_stationary_point_is_where_expected_updates_vanish(random: np.random.Gen
         point = point + influence / influence.sum() @ (local - point)
     covered = 1 - (1 - step_size * curvature) ** 3
     np.testing.assert_allclose(
-        theory.stationary_point(influence, optima, curvature=covered), point, rtol=1e-10
+        more.stationary_point(influence, optima, curvature=covered), point, rtol=1e-10
     )
 
 
@@ -479,9 +481,9 @@ def test_normalised_weights_are_bounded(max_staleness: int, fractions: list[floa
         np.array(fractions) * max_staleness, buffer_size=buffer_size, num_clients=9
     )
     weight = raw / raw.sum()
-    least, most = theory.weight_bounds(max_staleness, buffer_size=buffer_size)
+    least, most = formulas.weight_bounds(max_staleness, buffer_size=buffer_size)
     assert np.all((least * (1 - 1e-12) <= weight) & (weight <= most * (1 + 1e-12)))
-    gap = theory.squared_weight_gap(max_staleness, buffer_size=buffer_size)
+    gap = formulas.squared_weight_gap(max_staleness, buffer_size=buffer_size)
     assert np.all((weight - 1 / buffer_size) ** 2 <= gap * (1 + 1e-12) + 1e-30)
 
 
@@ -495,17 +497,17 @@ def test_bounds_on_weights_are_attained() -> None:
         for first, rest in ((0, tau), (tau, 0)):
             raw = theory.raw_weight([first] + [rest] * (b - 1), buffer_size=b, num_clients=9)
             extremes.append(raw[0] / raw.sum())
-        np.testing.assert_allclose(theory.weight_bounds(tau, buffer_size=b), extremes, rtol=1e-12)
+        np.testing.assert_allclose(formulas.weight_bounds(tau, buffer_size=b), extremes, rtol=1e-12)
 
 
 def test_closed_form_of_the_squared_gap() -> None:
     for b, tau in GRID:
-        printed = theory.squared_weight_gap_printed(tau, buffer_size=b)
+        printed = formulas.squared_weight_gap_printed(tau, buffer_size=b)
         np.testing.assert_allclose(
-            theory.squared_weight_gap(tau, buffer_size=b), printed, rtol=1e-9, atol=1e-30
+            formulas.squared_weight_gap(tau, buffer_size=b), printed, rtol=1e-9, atol=1e-30
         )
     np.testing.assert_allclose(
-        theory.squared_weight_gap_printed(2, buffer_size=3), (7 / 9 - 1 / 3) ** 2, rtol=1e-12
+        formulas.squared_weight_gap_printed(2, buffer_size=3), (7 / 9 - 1 / 3) ** 2, rtol=1e-12
     )
 
 
@@ -521,15 +523,15 @@ def test_largest_staleness_shrinks_with_the_buffer(random: np.random.Generator) 
     for buffer_size in range(1, 9):
         staleness = staleness_of(previous, buffer_size=buffer_size)[later]
         limit = np.array(
-            [theory.max_staleness_bound(int(alone), buffer_size=buffer_size) for alone in others]
+            [more.max_staleness_bound(int(alone), buffer_size=buffer_size) for alone in others]
         )
         assert np.all(staleness <= limit)
         assert np.any(staleness == limit)
         assert np.all(staleness >= others // buffer_size)
-    assert theory.max_staleness_bound(138, buffer_size=5) == 28
+    assert more.max_staleness_bound(138, buffer_size=5) == 28
 
 
-def setup_of(**changes: object) -> theory.FedStaleWeightSetup:
+def setup_of(**changes: object) -> formulas.FedStaleWeightSetup:
     """Make the setup of quadratics 1/2 (w - c_i)^2 without noise, with b = 1 and one local step."""
     defaults: dict = {
         "buffer_size": 1,
@@ -542,11 +544,11 @@ def setup_of(**changes: object) -> theory.FedStaleWeightSetup:
         "gradient_bound": 4.0,
         "initial_gap": 0.0,
     }
-    return theory.FedStaleWeightSetup(**(defaults | changes))
+    return formulas.FedStaleWeightSetup(**(defaults | changes))
 
 
 def test_bound_of_a_worked_case() -> None:
-    setup = theory.FedStaleWeightSetup(
+    setup = formulas.FedStaleWeightSetup(
         buffer_size=3,
         max_staleness=2,
         client_lr=(0.1, 0.2),
@@ -557,7 +559,7 @@ def test_bound_of_a_worked_case() -> None:
         gradient_bound=3.0,
         initial_gap=4.0,
     )
-    terms = theory.bound(setup, num_ticks=10)
+    terms = formulas.bound(setup, num_ticks=10)
     np.testing.assert_allclose(terms, [16 / 3, 156.8, 28.8, 64 / 3], rtol=1e-12)
     np.testing.assert_allclose(terms.total, 16 / 3 + 156.8 + 28.8 + 64 / 3, rtol=1e-12)
 
@@ -565,19 +567,19 @@ def test_bound_of_a_worked_case() -> None:
 def test_condition_on_step_sizes() -> None:
     """What counts is the largest learning rate of the local steps, times their number."""
     setup = setup_of(client_lr=(0.01, 0.125), server_lr=0.5, smoothness=8.0)
-    assert theory.is_step_small(setup)
-    assert not theory.is_step_small(setup._replace(client_lr=(0.01, 0.126)))
-    assert not theory.is_step_small(setup._replace(client_lr=(0.01, 0.125, 0.01)))
+    assert more.is_step_small(setup)
+    assert not more.is_step_small(setup._replace(client_lr=(0.01, 0.126)))
+    assert not more.is_step_small(setup._replace(client_lr=(0.01, 0.125, 0.01)))
 
 
 def test_bound_is_vacuous_beyond_single_updates() -> None:
     """However small the steps and long the run, unless nothing is ever stale or b = 1."""
     for b, tau in GRID:
-        assert theory.is_vacuous(tau, buffer_size=b) == (b >= 2 and tau >= 1)
+        assert formulas.is_vacuous(tau, buffer_size=b) == (b >= 2 and tau >= 1)
         setup = setup_of(
             buffer_size=b, max_staleness=tau, client_lr=(1e-9,), gradient_bound=0.3, initial_gap=1.0
         )
-        assert (theory.bound(setup, num_ticks=10**15).total >= 0.3) == (b >= 2 and tau >= 1)
+        assert (formulas.bound(setup, num_ticks=10**15).total >= 0.3) == (b >= 2 and tau >= 1)
 
 
 @pytest.mark.parametrize(
@@ -602,14 +604,14 @@ def test_bound_is_violated_by_drawing_clients(
     expected = lr / (2 - lr) * (1 - (1 - kept**ticks) / (ticks * (1 - kept)))
     assert abs(squares.mean() - expected) < 5 * error
     np.testing.assert_allclose(expected, measured, rtol=0.03)
-    total = theory.bound(
+    total = formulas.bound(
         setup_of(client_lr=(lr,), gradient_bound=(1 + largest) ** 2), num_ticks=ticks
     ).total
     np.testing.assert_allclose(total, bound, rtol=0.1)
     assert squares.mean() - 5 * error > total
     # With the gradient bound of all models between the optima, which does not refer to the run, the
     # bound is exceeded for step sizes below 1 / 120.
-    assert (expected > theory.bound(setup_of(client_lr=(lr,)), num_ticks=ticks).total) == (
+    assert (expected > formulas.bound(setup_of(client_lr=(lr,)), num_ticks=ticks).total) == (
         lr < 1 / 120
     )
 
@@ -626,7 +628,7 @@ def test_bound_is_violated_by_unequal_rates(random: np.random.Generator) -> None
         models.append(models[-1] - lr * (models[base] - optimum))
     model = np.array(models[:-1])
     slow_share = theory.arrival_shares([FAST, SLOW])[1]
-    point = theory.stationary_point([1 - slow_share, slow_share], [0.0, 1.0])
+    point = more.stationary_point([1 - slow_share, slow_share], [0.0, 1.0])
     # The mean over the bases differs from the slow client's share of the drawn arrivals by how far
     # the model moved, divided by lr T. That share is within 0.1 % of the expected one.
     np.testing.assert_allclose(model[ticks // 2 :].mean(), point, atol=1e-3)
@@ -638,7 +640,7 @@ def test_bound_is_violated_by_unequal_rates(random: np.random.Generator) -> None
         global_variance=0.25,
         gradient_bound=float(max(np.max(model**2), np.max((model - 1) ** 2))),
     )
-    total = theory.bound(setup, num_ticks=ticks).total
+    total = formulas.bound(setup, num_ticks=ticks).total
     np.testing.assert_allclose(total, 0.0012, rtol=0.2)
-    assert theory.is_step_small(setup)
+    assert more.is_step_small(setup)
     assert left > 50 * total
