@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.favano.claims import CLAIMS, verdict
-from experiments.favano.formulas import orders
+from experiments.favano.formulas.orders import favano_orders, quafl_orders
 from experiments.favano.setup import BLOCKED, PUBLIC
 from experiments.harness import (
     FAR,
@@ -344,8 +344,8 @@ def measure_orders(favano_run: Timeline, blocked: Timeline) -> tuple[dict[str, A
     setup = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
     settings = [setup._replace(num_clients=int(n)) for n in numbers]
     orders = {
-        "FAVANO": np.array([orders.favano_orders(each) for each in settings]),
-        "QuAFL": np.array([orders.quafl_orders(each, mean_steps=9.0) for each in settings]),
+        "FAVANO": np.array([favano_orders(each) for each in settings]),
+        "QuAFL": np.array([quafl_orders(each, mean_steps=9.0) for each in settings]),
     }
     powers = {
         name: np.polyfit(np.log(numbers), np.log(values), 1)[0] for name, values in orders.items()

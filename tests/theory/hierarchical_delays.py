@@ -1,4 +1,4 @@
-"""Delays of the paper's figures, and draws of rounds, for the tests in this folder."""
+"""Delays of the hierarchical paper's figures, and draws of rounds, for tests."""
 
 import numpy as np
 import numpy.typing as npt

@@ -4,7 +4,6 @@ Compared with enumeration, draws, values worked out separately, and a run of the
 """
 
 import itertools
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -386,23 +385,6 @@ def test_theorem_holds_where_its_conditions_do(
     assert np.all(excess.mean(1) <= 3 * excess.std(1) / np.sqrt(runs))
 
 
-def test_conditions_of_a_worked_case() -> None:
-    setup = theory.FavanoSetup(9, 2, 10, 0.5, 1.0, 1.0, 3.0, 3.0, 1.0, 2.0)
-    found = {
-        name: (value, limit) for name, value, limit in theory.conditions(setup, step_size=0.01)
-    }
-    expected = {
-        "theorem": (0.01, 1 / 1200),
-        "local gradients": (0.01, 1 / 200),
-        "local drift": (0.01, 1 / 10),
-        "descent": (0.12 + 0.024 + 1.728, 1 / 4),
-        "contraction": (0.0032 / 3 + 1 / 45, 2 / 54),
-    }
-    assert found.keys() == expected.keys()
-    for name, pair in expected.items():
-        np.testing.assert_allclose(found[name], pair, err_msg=name)
-
-
 def test_potential_bounds_of_a_worked_case() -> None:
     setup = theory.FavanoSetup(4, 2, 5, 1.0, 3.0, 7.0, 1.5, 1.0, 0.5, 2.0)
     np.testing.assert_allclose(
@@ -419,53 +401,6 @@ def test_potential_bounds_of_a_worked_case() -> None:
         ),
         6 + 2880 + 640,
     )
-
-
-def test_conditions_name_what_fails(random: np.random.Generator) -> None:
-    setup = small_quadratics(random).setup(3, "stochastic")
-
-    def failing(
-        setup: theory.FavanoSetup,
-        step_size: float,
-        contraction: Callable[[int, int], float] = theory.kappa_sharp,
-    ) -> set[str]:
-        found = theory.conditions(setup, step_size=step_size, contraction=contraction)
-        return {condition.name for condition in found if not condition.holds}
-
-    largest = theory.largest_step_size(setup)
-    assert failing(setup, 0.999 * largest) == set()
-    assert failing(setup, 1.001 * largest) == {"theorem"}
-    assert failing(setup, 1.0) == {
-        "theorem",
-        "local gradients",
-        "local drift",
-        "descent",
-        "contraction",
-    }
-    # The paper's condition does not imply the others: with few local steps the descent condition
-    # binds, with many the one on local gradients.
-    few = setup._replace(max_steps=2, drift_constant=1.0)
-    assert "descent" in failing(few, 1 / (20 * 2 * 3))
-    many = setup._replace(max_steps=100)
-    assert failing(many, 1 / (20 * many.drift_constant * 100 * 3)) == {"local gradients"}
-    # The paper's rate of contraction is 0 if all clients are contacted.
-    everyone = setup._replace(num_contacted=10)
-    assert failing(everyone, 0.999 * theory.largest_step_size(everyone)) == set()
-    assert failing(everyone, 1e-9, contraction=formulas.kappa) == {"contraction"}
-    assert theory.largest_step_size(everyone, contraction=formulas.kappa) == 0
-
-    def barely(n: int, s: int) -> float:
-        return 1 / (5 * n) + 1e-7
-
-    assert (
-        failing(setup, 0.999 * theory.largest_step_size(setup, contraction=barely), barely) == set()
-    )
-    assert failing(setup, 1.001 * theory.largest_step_size(setup, contraction=barely), barely) == {
-        "contraction"
-    }
-    for case in (setup, few, many, everyone):
-        assert failing(case, 0.999 * theory.largest_step_size(case)) == set()
-        assert failing(case, 1.001 * theory.largest_step_size(case)) != set()
 
 
 def test_bound_of_a_worked_case() -> None:

@@ -1,18 +1,16 @@
 """FAVANO's times: the tuning lemma, the rows of Table 1, and the time of a server step."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from experiments.favano.formulas import bounds as formulas
 from experiments.favano.formulas.orders import Orders, favano_orders, quafl_orders
 from fedjax_sim.theory import favano as theory
 from tests.experiments.favano import table1
-from tests.experiments.favano.quadratics import FAST, SLOW, small_quadratics
+from tests.experiments.favano.quadratics import small_quadratics
 
 
 @pytest.fixture
@@ -173,37 +171,3 @@ def test_values_of_the_rows() -> None:
     np.testing.assert_allclose(
         table1.async_sgd_orders_printed(steep, mean_delay=2.0, max_delay=8.0), [56.0, 16.0, 32**0.5]
     )
-
-
-# Time of a server step
-
-
-@pytest.mark.parametrize(
-    ("num_fast", "round_time", "step_time"), [(66, 418.89, 5.69), (11, 461.41, 18.08)]
-)
-def test_time_of_a_server_step(num_fast: int, round_time: float, step_time: float) -> None:
-    rates = [FAST] * num_fast + [SLOW] * (100 - num_fast)
-    found = theory.fedavg_round_time(rates, num_contacted=20, local_steps=20, interact_time=3)
-    np.testing.assert_allclose(found, round_time, atol=5.1e-3)
-    found = theory.fedbuff_step_time(rates, buffer_size=10, local_steps=20, interact_time=3)
-    np.testing.assert_allclose(found, step_time, atol=5.1e-3)
-
-
-def test_fedbuff_is_never_faster_than_its_messages() -> None:
-    assert (
-        theory.fedbuff_step_time([FAST] * 1000, buffer_size=10, local_steps=20, interact_time=3)
-        == 3
-    )
-
-
-def test_fedavg_waits_for_the_slowest_of_those_drawn() -> None:
-    """Compare with an enumeration of the subsets, for clients of different rates."""
-    rates, times = np.array([0.9, 0.5, 0.3, 0.2]), np.arange(2000)
-    finished = np.asarray(stats.nbinom.cdf(times[:, None] - 3, 3, rates))
-    expected = np.mean(
-        [np.sum(1 - finished[:, chosen].prod(1)) for chosen in itertools.combinations(range(4), 2)]
-    )
-    found = theory.fedavg_round_time(rates, num_contacted=2, local_steps=3, interact_time=1.5)
-    np.testing.assert_allclose(found, 1.5 + expected, rtol=1e-10)
-    everyone = theory.fedavg_round_time([0.25], num_contacted=1, local_steps=3, interact_time=0)
-    np.testing.assert_allclose(everyone, 12)

@@ -72,32 +72,6 @@ def moments_of_run(
 # Constants ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("clients", "omega", "participation", "total", "second"),
-    [
-        (100, 1, 1, 1, 1.767767),
-        (10, 1, 1, 1, 0.559017),
-        (10, 9, 1, 9, 0.037268),
-        (100, 1, 0.75, 5 / 3, 1.026980),
-        (10, 1, 0.5, 3, 0.161374),
-        (10, 9, 0.5, 19, 0.012825),
-    ],
-)
-def test_largest_step_sizes(
-    clients: int, omega: float, participation: float, total: float, second: float
-) -> None:
-    """The second term of (7) and of Theorem 3 has the pinned values; the first is 1/2."""
-    setup = FedEMSetup(UNIT, clients, omega, participation)
-    assert setup.total_omega == pytest.approx(total)
-    assert theory.largest_step_size(setup) == pytest.approx(min(0.5, second), abs=1e-6)
-    steep = setup._replace(constants=UNIT._replace(lyapunov_smoothness=0.01))
-    assert theory.largest_step_size(steep) == pytest.approx(second, abs=1e-6)
-    half = steep._replace(alpha=0.5 / (1 + omega))
-    assert theory.largest_step_size(half) == pytest.approx(second / 2, abs=1e-6)
-    with pytest.raises(ValueError, match="alpha"):
-        theory.largest_step_size(setup._replace(alpha=1.01 / (1 + omega)))
-
-
 def test_step_sizes_of_the_toy() -> None:
     assert theory.largest_step_size(make_setup()) == pytest.approx(5 / 6, rel=1e-6)
     assert theory.largest_step_size(make_setup(participation=0.5)) == pytest.approx(0.269, abs=5e-4)

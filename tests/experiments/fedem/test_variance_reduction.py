@@ -39,30 +39,17 @@ UNLIKE = Constants(2.0, 3.0, 0.5, 0.7)
 # Constants, regimes and cost ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("clients", "omega", "gamma"),
-    [(100, 1, 0.364490), (10, 1, 0.153524), (16, 2.5, 0.077706), (1, 0, 1 / 3)],
-)
-def test_step_sizes(clients: int, omega: float, gamma: float) -> None:
-    """(10) has the pinned values and is 1 / (2 Lambda_*); the number of examples is not in it."""
-    assert theory.vr_step_size(UNIT, num_clients=clients, omega=omega) == pytest.approx(
-        gamma, rel=1e-5
-    )
-    exact = {"inner_steps": 4, "batch_size": 4, "alpha": 1 / (1 + omega)}
+@pytest.mark.parametrize("constants", [UNIT, UNLIKE])
+@pytest.mark.parametrize(("clients", "omega"), [(100, 1), (10, 1), (16, 2.5), (1, 0)])
+def test_step_sizes(constants: Constants, clients: int, omega: float) -> None:
+    """(10) is 1 / (2 Lambda_*); the number of examples is not in it."""
     # k_in / b = (1 + omega)^2, where b need not be rounded.
-    exact["batch_size"] = exact["inner_steps"] / (1 + omega) ** 2
-    inverse = formulas.inverse_step_size(UNIT, num_clients=clients, omega=omega, **exact)
-    assert gamma == pytest.approx(1 / (2 * inverse), rel=1e-5)
-    assert vr.shrinkage(UNIT, num_clients=clients, omega=omega) == pytest.approx(
-        1 / gamma - 1, rel=1e-5
-    )
-    unlike = formulas.inverse_step_size(UNLIKE, num_clients=clients, omega=omega, **exact)
-    assert theory.vr_step_size(UNLIKE, num_clients=clients, omega=omega) == pytest.approx(
-        1 / (2 * unlike)
-    )
-    assert theory.vr_step_size(UNLIKE, num_clients=1, omega=0) == pytest.approx(
-        0.5 / (3 + 2 * 0.7 * 2)
-    )
+    exact = {"inner_steps": 4, "batch_size": 4 / (1 + omega) ** 2, "alpha": 1 / (1 + omega)}
+    inverse = formulas.inverse_step_size(constants, num_clients=clients, omega=omega, **exact)
+    gamma = theory.vr_step_size(constants, num_clients=clients, omega=omega)
+    assert gamma == pytest.approx(1 / (2 * inverse))
+    shrinkage = vr.shrinkage(constants, num_clients=clients, omega=omega)
+    assert shrinkage == pytest.approx(constants.least / constants.lyapunov_smoothness / gamma - 1)
 
 
 def test_the_memories_bound() -> None:
