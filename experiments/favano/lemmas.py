@@ -1,7 +1,7 @@
 """FAVANO's mean-model identity, reweighting and contraction on small problems (claims 1 to 3).
 
 See arXiv 2305.16099. Server steps are those of `fedjax_sim.systems.favano`, step counts and alpha
-come from its clock, and expected values from `fedjax_sim.theory.favano`.
+come from its clock, and expected values from the paper's `formulas`.
 
 Dimension letters: `I` instances, `M` cohorts, `N` clients, `P` parameters.
 """
@@ -340,7 +340,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
             (formulas.kappa, "bound κ"),
         )
     ):
-        rates = [rate(n, s) for s in sizes_of_cohort]
+        rates = [rate(n, int(s)) for s in sizes_of_cohort]
         axes.plot(
             sizes_of_cohort,
             rates,

@@ -446,7 +446,7 @@ def throttled_influence(arrived: Timeline, **settings: Any) -> np.ndarray:
 
     A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays
     if influence grows with the reported rate up to the true one. For one composition of a buffer
-    that holds if and only if C r^2 <= A (`theory.fedstaleweight.is_truthful`). Over the
+    that holds if and only if C r^2 <= A (`formulas.is_truthful`). Over the
     compositions of a run it may hold even where it fails for one, which is what is measured here.
 
     Args:

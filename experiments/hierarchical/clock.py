@@ -1,8 +1,7 @@
 """Hierarchical FL's clock alone: iterations, rounds, idle time, a sample path (claims 1 to 3, 17).
 
 See arXiv 2302.04851, Sec. II and V. Expected values come from
-`fedjax_sim.theory.hierarchical.timing`, for every delay setting that the paper prints. Nothing is
-trained.
+`fedjax_sim.theory.hierarchical`, for every delay setting that the paper prints. Nothing is trained.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
 See arXiv 2302.04851. Runs go through the engine, with the delays of Fig. 7b, 2 x 15 clients, and 20
 coordinates of curvature 0.01 to 1. Expected values come from
-`fedjax_sim.theory.hierarchical.quadratics`.
+`experiments.hierarchical.formulas.quadratics`.
 """
 
 import itertools

@@ -26,6 +26,7 @@ from scipy import stats
 
 from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, Probability, checked
 from fedjax_sim.systems.favano import step_counts
+from fedjax_sim.timelines import STEP_COUNT_LAWS
 
 Numbers = npt.NDArray[np.float64]
 Reweighting = Annotated[str, OneOf(("stochastic", "deterministic"))]
@@ -104,7 +105,7 @@ def step_law(
     contact_probability: Probability,
     round_time: AtLeast0,
     max_steps: Count,
-    law: str,
+    law: Annotated[str, OneOf(STEP_COUNT_LAWS)],
 ) -> Numbers:
     """Compute the probabilities of X = 0, ..., K for each client, over stationary windows.
 

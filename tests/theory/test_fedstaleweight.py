@@ -98,8 +98,6 @@ def test_number_of_clients_cancels(staleness: list[float], num_clients: int) -> 
     np.testing.assert_allclose(raw[0] / raw[0].sum(), raw[1] / raw[1].sum(), rtol=1e-14)
 
 
-
-
 # Influence
 
 
@@ -186,5 +184,3 @@ def test_influence_rises_with_the_clients_rate(
         theory.expected_influence(faster, num_clients=ones, buffer_size=buffer_size)[0] > before[0]
     )
     np.testing.assert_allclose(before.sum(), 1, rtol=1e-12)
-
-

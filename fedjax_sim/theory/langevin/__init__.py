@@ -9,9 +9,8 @@ local step; the mini-batch drawn without replacement; K local steps; the draw of
 rounds.
 
 - `setup`: the settings on which privacy depends.
-- `theorem`: the guarantee, stage by stage.
-- `corollaries`: simpler bounds, and the largest rho within a budget.
-- `accounts`: `of` computes this bound for a run, and next to it the epsilon of the package
+- `theorem`: the guarantee, stage by stage, and the largest rho within a budget.
+- `accounts`: `privacy_of` computes this bound for a run, and next to it the epsilon of the package
   dp-accounting, which composes the local steps tightly instead of one stage after the other.
 
 Symbols of the paper and their names in `PrivacySetup`:

@@ -89,19 +89,13 @@ class Quadratics(NamedTuple):
         bases: Numbers,
         step_size: float,
         reweighting: str,
-        bits: int | None = None,
     ) -> Numbers:
-        """Draw the reweighted progress of all clients from their base models `f64[..., N, P]`.
-
-        With `bits`, gradients are taken at weights that are rounded to that many bits on [-4, 4].
-        """
+        """Draw the reweighted progress of all clients from their base models `f64[..., N, P]`."""
         steps = draw_steps(random, self.law, bases.shape[:-2])
         noise_scale = np.sqrt(self.gradient_variance / bases.shape[-1])
-        cell = None if bits is None else 8 / (2**bits - 1)
         local, total = bases, np.zeros_like(bases)
         for done in range(self.law.shape[1] - 1):
-            seen = local if cell is None else (np.round(local / cell - 0.5) + 0.5) * cell
-            gradient = self.smoothness * (seen - self.optima) + noise_scale * random.normal(
+            gradient = self.smoothness * (local - self.optima) + noise_scale * random.normal(
                 size=bases.shape
             )
             gradient *= (done < steps)[..., None]

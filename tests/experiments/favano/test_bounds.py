@@ -326,7 +326,6 @@ def follow(
     num_contacted: int,
     num_ticks: int,
     runs: int,
-    bits: int | None = None,
 ) -> Course:
     """Run the analysed algorithm, which draws windows anew for all clients at each server step."""
     n = len(problem.optima)
@@ -334,7 +333,7 @@ def follow(
     squares, potentials = [], [potential(server, bases)]
     for _ in range(num_ticks):
         squares.append(problem.gradient_square((server + bases.sum(1)) / (n + 1)))
-        progress = step_size * problem.progress(random, bases, step_size, reweighting, bits)
+        progress = step_size * problem.progress(random, bases, step_size, reweighting)
         order = np.argsort(random.random((runs, n)), axis=1)
         server, bases = after_contact(
             server, bases, progress, (order < num_contacted).astype(float)
@@ -442,36 +441,3 @@ def test_error_of_the_uniform_quantizer(random: np.random.Generator, rounding: s
         lemmas.uniform_quantizer_error(7, limit=limit, bits=bits, rounding=rounding),
         7 * bound_of(rounding=rounding),
     )
-
-
-def test_quantized_weights_raise_the_floor_fourfold_per_bit(random: np.random.Generator) -> None:
-    """Objectives are equal and without noise, so only rounding keeps the gradient from 0."""
-    n, size, max_steps, ticks = 3, 200, 6, 3000
-    law = np.tile(np.eye(max_steps + 1)[max_steps], (n, 1))
-    optima = np.tile(random.uniform(-2, 2, size), (n, 1))
-    problem = Quadratics(optima, optima[0] + 0.3, law, smoothness=1.0, gradient_variance=0.0)
-    setup = problem.setup(2, "deterministic")
-    step_size = 0.999 * theory.largest_step_size(setup)
-    floors = []
-    for bits in (3, 4, 5):
-        course = follow(
-            problem,
-            random,
-            step_size=step_size,
-            reweighting="deterministic",
-            num_contacted=2,
-            num_ticks=ticks,
-            runs=1,
-            bits=bits,
-        )
-        squared_error = lemmas.uniform_quantizer_error(
-            size, limit=4.0, bits=bits, rounding="nearest"
-        )
-        floor = lemmas.quantization_floor(1.0, squared_error)
-        assert (
-            course.gradient_square.mean()
-            <= formulas.bound(setup, step_size=step_size, num_ticks=ticks) + floor
-        )
-        floors.append(course.gradient_square[-300:].mean())
-        assert floors[-1] <= floor
-    np.testing.assert_allclose(np.array(floors[:-1]) / floors[1:], 4, rtol=0.3)

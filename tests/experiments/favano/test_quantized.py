@@ -65,7 +65,7 @@ class Rounded(Quadratic):
         return super().loss(straight_through(rounded, params), client, examples, key)
 
     def evaluate(self, params: jax.Array) -> Mapping[str, jax.Array]:
-        return {f"w{i}": params[i] for i in range(params.shape[0])}
+        return {"model[axis]": params}
 
 
 class Course(NamedTuple):
@@ -138,7 +138,7 @@ def course() -> Callable[[float, float, float], Course]:
             num_evals=ticks,
             layout=layout,
         )
-        server = np.stack([swept.curves[f"w{i}"] for i in range(dim)], axis=-1)
+        server = swept.curves["model"].values
         squares = np.empty((len(BITS), ticks))
         for lane, timeline in enumerate(swept.timelines):
             held = np.zeros(n, int)
@@ -186,6 +186,11 @@ def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(
     assert seen.squares[0].mean() > plain, "the term for rounding was not needed"
     floors = seen.squares[:, -300:].mean(1)
     np.testing.assert_allclose(floors[:-1] / floors[1:], 4, rtol=0.3)
+    errors = [
+        lemmas.uniform_quantizer_error(40, limit=LIMIT, bits=bits, rounding="nearest")
+        for bits in BITS
+    ]
+    assert (floors <= [lemmas.quantization_floor(1.0, error) for error in errors]).all()
 
 
 def test_quantized_bound_of_dissimilar_clients_with_noise(course: Callable) -> None:

@@ -331,7 +331,7 @@ def test_one_iteration_descends_as_bounded(ran: Run, path: Integers, logistic: L
 
 def test_corollary_1_as_time_grows_fourfold(logistic: Logistic) -> None:
     scaled = []
-    for rounds in (32, 128, 512):
+    for rounds in (16, 64, 256):
         iterations = draw_rounds(np.random.default_rng(rounds), UNEQUAL, 3.0, rounds)[0]
         ran = play(
             logistic,
