@@ -19,7 +19,7 @@ and for gradients through it. Where to look for the rest:
     results          what a sweep returns: labelled curves, models and schedules, and their files
     problems         what is learnt, from models, datasets and a partition among clients
     diagnostics      fairness, averaged predictions, samples
-    theory           bounds, timing and exact laws of the papers, as functions
+    theory           privacy, fair weights, lengths of rounds and step sizes, as functions
     reporting        results folders and pictures
     cli              the command line
     checking         declared types of arguments, checked at every public call

@@ -53,7 +53,7 @@ ALLOWED = {
         "types events lifecycle settings checking targets trees streams linear batching "
         "diagnostics results"
     ),
-    "theory": "types settings checking privacy diagnostics systems",
+    "theory": "settings checking timelines privacy systems",
     "binding": "types settings checking trees engine",
     "__init__": "types settings systems engine results binding",
     "reporting": "types lifecycle settings checking diagnostics results __init__",

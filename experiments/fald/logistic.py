@@ -28,6 +28,7 @@ from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
 from experiments.fald.claims import CLAIMS, Found, of_chains
+from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import (
     Arguments,
     Estimate,
@@ -47,7 +48,6 @@ from fedjax_sim.problems import Logistic, make_logistic
 from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory.langevin import exact_laws as oracle
 
 STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5
 RHOS = (0.0, 1.0)

@@ -82,6 +82,7 @@ SETUP = {
     "noise_constant": 1.0,
     "drift_constant": 1.0,
 }
+UNIT = fedem.Constants(1.0, 1.0, 1.0, 1.0)
 RUN = {"system": FEDAVG, "problem": QUADRATIC, "hyper": HYPER, "budget": fedjax_sim.Ticks(2)}
 SAVED = fedjax_sim.Checkpoints("never made")
 LAUNCH = {**RUN, "checkpoints": SAVED, "problem": lambda seed: QUADRATIC}
@@ -430,7 +431,7 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
             SETUP,
             {"num_clients": COUNT, "gradient_variance": AT_LEAST_0, "smoothness": ABOVE_0},
         ),
-        (favano.kappa, {"num_clients": 10}, {"num_contacted": COUNT}),
+        (favano.kappa_sharp, {"num_clients": 10}, {"num_contacted": COUNT}),
         (
             favano.step_law,
             {
@@ -438,14 +439,30 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
                 "contact_probability": 0.5,
                 "round_time": 1.0,
                 "max_steps": 3,
-                "law": "geom",
+                "law": "runtime_geom",
             },
-            {"contact_probability": PROBABILITY, "round_time": AT_LEAST_0, "max_steps": COUNT},
+            {
+                "law": [*TEXT, "geom"],
+                "contact_probability": PROBABILITY,
+                "round_time": AT_LEAST_0,
+                "max_steps": COUNT,
+            },
         ),
-        (fedem.bounds.total_omega, {"omega": 1.0}, {"participation": PROBABILITY}),
-        (fedem.bounds.memory_step, {}, {"omega": AT_LEAST_0}),
+        (fedem.total_omega, {"omega": 1.0}, {"participation": PROBABILITY}),
+        (fedem.memory_step, {}, {"omega": AT_LEAST_0}),
+        (fedem.vr_step_size, {"constants": UNIT, "num_clients": 4}, {"omega": AT_LEAST_0}),
+        (
+            favano.reweighting_constants,
+            {"moments": favano.StepMoments(*np.ones((4, 2))), "max_steps": 3},
+            {"reweighting": [*TEXT, "none"]},
+        ),
         (hierarchical.max_iterations, {"shift": 1.0}, {"sync_time": AT_LEAST_0}),
         (fedstaleweight.raw_weight, {"staleness": 1.0, "num_clients": 3}, {"buffer_size": COUNT}),
+        (
+            fedstaleweight.expected_staleness,
+            {"share": 0.5, "buffer_size": 3},
+            {"pull": [*TEXT, "never"]},
+        ),
     ],
     "reporting": [
         (reporting.load, {}, {"path": [*PATH, "no folder"]}),

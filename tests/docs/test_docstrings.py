@@ -20,7 +20,10 @@ import pytest
 import fedjax_sim
 
 ROOT = Path(fedjax_sim.__file__).parent
-SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets")
+SINGLE_MODULES = (
+    *("types", "settings", "streams", "batching", "trees", "targets"),
+    *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
+)
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -66,7 +69,7 @@ def definition_of(name: str, path: Path) -> tuple[str, Definition | ast.Constant
 def public_definitions() -> dict[str, Definition | ast.Constant]:
     """Collect public functions, classes, methods and constants by place and name."""
     found: dict[str, Definition | ast.Constant] = {}
-    single = [ROOT / f"{name}.py" for name in SINGLE_MODULES]
+    single = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in SINGLE_MODULES]
     for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
         for name in names_in(ast.parse(path.read_text())):
             if (entry := definition_of(name, path)) is None:

@@ -156,7 +156,8 @@ class Hyper(WeightedRounds):
         0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
     )
     temperature: float = real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
-    # A mixing weight; theory.langevin.bounds.noise_correlation computes the noise's correlation.
+    # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
+    # s_c^2 = rho^2 + (1 - rho^2) / p_c.
     rho: float = real(
         0.0,
         "Weight of the noise that all clients share (the correlation of their noise is smaller).",
