@@ -59,8 +59,6 @@ def bind(
     functions `init`, `step`, `run`, `model` and `evaluate`; see `Bound`.
 
     Args:
-      system: The system.
-      problem: What is learnt.
       hyper: The system's settings; its defaults if None.
       seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
       budget: How long the schedule lasts, `Ticks` or `Time` as in `sweep`; or a schedule of one's
@@ -114,7 +112,6 @@ def bind_together(
     all programs are one and `Bound.stack` can stack them.
 
     Args:
-      system: The system.
       problems: What is learnt, with equal shapes.
       hypers: Settings with equal static parts; None for the system's defaults.
       seeds: As in `bind`.

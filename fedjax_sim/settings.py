@@ -154,11 +154,7 @@ def real(
 
 
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
-    """Iterate over full names and values of settings that make the program simpler.
-
-    Args:
-      hyper: The settings.
-    """
+    """Iterate over full names and values of settings that make the program simpler."""
     if dataclasses.is_dataclass(hyper):
         for name, field in fields(type(hyper)).items():
             value = value_of(hyper, name)
@@ -501,7 +497,6 @@ def value_of(hyper: Any, name: str) -> Any:
     """Return the value of a setting.
 
     Args:
-      hyper: The settings.
       name: The setting's full name.
     """
     return functools.reduce(getattr, name.split("."), hyper)
@@ -511,9 +506,6 @@ def idle_of(hyper: Any) -> set[str]:
     """Return the full names of settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
-
-    Args:
-      hyper: The settings.
     """
     found = set(hyper.decided()) if hasattr(hyper, "decided") else set()
     for name, field in fields(type(hyper)).items():
@@ -526,7 +518,7 @@ def idle_of(hyper: Any) -> set[str]:
 
 
 def is_not(number: float) -> Callable[[Any], bool]:
-    """Return a test for `only_with`: whether a setting may have another value than this number."""
+    """Return a test for `only_with`: whether a setting may have another value than `number`."""
     return lambda value: not is_known(value, number)
 
 
@@ -708,9 +700,6 @@ def check(hyper: Any) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
     Settings that a struct has fixed must be as it fixed them.
-
-    Args:
-      hyper: The settings.
 
     Raises:
       ConfigError: If a value or a combination of values is not allowed.

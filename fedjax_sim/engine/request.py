@@ -267,7 +267,6 @@ def check_call(
     """Check everything that can be checked without problems and timelines.
 
     Args:
-      system: The system.
       hyper: Its settings; its defaults if None.
       grid: Seeds and values of settings.
       options: The options of the sweep.

@@ -64,7 +64,6 @@ def simulate(
 
     Args:
       system: As in `sweep`.
-      problem: What is learnt.
       hyper: As in `sweep`.
       seed: The seed, from 0 to 2^31 - 1.
       budget: As in `sweep`.
@@ -127,7 +126,6 @@ def sweep(
     results. Each device still holds the state of its lanes whole.
 
     Args:
-      system: The system.
       problem: What is learnt: one problem for all seeds, a list with one per seed, or a function of
         the seed. Arrays that problems share are held once on the device.
       hyper: The system's settings; its defaults if None.

@@ -102,7 +102,6 @@ def request_timelines(
     """Draw timelines that cover the budget.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
       budget: How long a run lasts.
@@ -197,7 +196,6 @@ def measure_plan(
     """Work out what planning will take, without drawing anything.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
       budget: As in `request_timelines`.
@@ -232,7 +230,6 @@ def count_ticks(
     So many are drawn at a time as fit in memory.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
       budget: As in `request_timelines`.
@@ -258,7 +255,6 @@ def draw_timelines(
     """Draw timelines.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
       num_ticks: Number of ticks, T.

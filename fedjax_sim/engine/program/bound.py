@@ -113,7 +113,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Put a program together; `fedjax_sim.bind` does.
 
         Args:
-          problem: What is learnt.
           hyper: The settings, numbers as arrays.
           key: The random key of learning.
           start: The model that it starts from; None to draw it.
@@ -242,9 +241,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def model(self, state: StateT) -> Params:
         """Return the model of a state that is evaluated and returned.
 
-        Args:
-          state: The state.
-
         Returns:
           The model.
         """
@@ -252,9 +248,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     def evaluate(self, state: StateT) -> Mapping[str, Array]:
         """Compute the metrics of a state by name, as the curves of a run have them.
-
-        Args:
-          state: The state.
 
         Returns:
           Each metric, named as `Problem.evaluate` names it.

@@ -125,7 +125,6 @@ def plan_group(
     """Draw the group's timelines, lay them out and choose a layout.
 
     Args:
-      system: The system.
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`.

@@ -79,7 +79,6 @@ def plan_or_load(
     """Plan a group, or load what its replay returned if it is finished.
 
     Args:
-      system: The system.
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`; called if the group is planned.
@@ -120,7 +119,6 @@ def _plan_again(
     A run that has gone on to a longer budget, or is a part of a longer one, would choose others.
 
     Args:
-      system: The system.
       group: The lanes.
       options: The options of the sweep.
       decided: What `Planned.decided` collected; empty if the lanes begin now.
@@ -155,7 +153,6 @@ def _go_on(
     Its evaluations are as far apart as those of the shorter run.
 
     Args:
-      system: The system.
       group: The lanes.
       earlier: The options of the shorter run.
       options: Those of the longer run.

@@ -48,7 +48,6 @@ def run_in_pieces(
     """Run lanes of a sweep.
 
     Args:
-      system: The system.
       lanes: All lanes of the sweep.
       options: The options of the sweep.
       places: Positions of the lanes to run.
@@ -77,7 +76,6 @@ class _Pieces:
         """Order the lanes so that those of one schedule are adjacent and planned together.
 
         Args:
-          system: The system.
           group: L lanes of equal static settings and shapes.
           whole: All such lanes of the sweep. The others run elsewhere.
           options: The options of the sweep.

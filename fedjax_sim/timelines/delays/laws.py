@@ -447,7 +447,6 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
     Args:
-      key: The lane's timeline key.
       clients: Settings.
 
     Returns:
@@ -481,7 +480,6 @@ def draw_client_rates(key: Key, clients: Clients) -> Array:
     """Draw every client's rate.
 
     Args:
-      key: The lane's timeline key.
       clients: Settings.
 
     Returns:

@@ -33,8 +33,6 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timel
     """Schedule rounds in which each client takes part with probability p.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of rounds T.
 
     Returns:
