@@ -1,22 +1,18 @@
-"""The theory of FedStaleWeight: staleness, weights, incentives, influence and convergence.
+"""FedStaleWeight's incentives and convergence bound, which its experiments check.
 
-The paper is Ma, Tu, Chen and Reddi, arXiv 2406.02877. Its own results are the shares of arrivals,
-staleness and weights (2)-(8), the utility (9) and the convergence bound (10)-(11). Equation numbers
-are the paper's. "Derived" marks what the paper does not state; "Deviation:" marks where this module
-corrects it. Results are float64.
+The paper is Ma, Tu, Chen and Reddi, arXiv 2406.02877: the utility (9) and the convergence bound
+(10)-(11). Staleness, weights and influence are in `fedjax_sim.theory.fedstaleweight`. Equation
+numbers are the paper's. "Derived" marks what the paper does not state; "Deviation:" marks where
+this module corrects it. Results are float64.
 
-Dimension letters: `N` clients, `S` slots of the buffer (the paper's b), `K` groups of clients that
-share one rate, `P` parameters. Rates are updates per unit of time, one over the mean delay.
-Staleness is counted in versions of the model, that is, in server steps. Where the paper writes r
-with a tilde, rates are what clients report; so `rate` may hold true or reported rates.
+Dimension letters: `N` clients, `S` slots of the buffer (the paper's b). Rates are updates per unit
+of time, one over the mean delay. Staleness is counted in versions of the model, that is, in server
+steps. Where the paper writes r with a tilde, rates are what clients report; so `rate` may hold true
+or reported rates.
 
-Corrected or refuted here:
+Refuted here:
 
-- The weight that Algorithm 1 prints does not invert the staleness; see `raw_weight`.
-- If a weight falls faster than the share of arrivals rises, it pays to be slow; the paper says
-  "more slowly".
 - Reporting the true rate is not optimal for every buffer; see `is_truthful`.
-- Weights that sum to 1 in each buffer leave influence far from 1 / n; see `expected_influence`.
 - The convergence bound says nothing for b >= 2 and is false for b = 1; see `bound`.
 """
 

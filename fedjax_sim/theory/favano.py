@@ -176,7 +176,7 @@ def kappa_sharp(num_clients: Count, num_contacted: Count) -> float:
         num_contacted: s.
 
     Returns:
-        A rate that may replace `kappa`, and does not vanish at s = n.
+        A rate that may replace the paper's kappa, eq. (6), and does not vanish at s = n.
     """
     return num_contacted / (2 * num_clients * (num_contacted + 1))
 
@@ -196,7 +196,7 @@ def conditions(
     Args:
         setup: Constants of the problem and of the run.
         step_size: eta.
-        contraction: Rate of contraction as a function of n and s; `kappa` is the paper's.
+        contraction: Rate of contraction as a function of n and s, such as the paper's kappa.
 
     Returns:
         The conditions "theorem", "local gradients", "local drift", "descent" and "contraction".
@@ -223,7 +223,7 @@ def largest_step_size(
 
     Args:
         setup: Constants of the problem and of the run.
-        contraction: Rate of contraction as a function of n and s; `kappa` is the paper's.
+        contraction: Rate of contraction as a function of n and s, such as the paper's kappa.
 
     Returns:
         The step size; 0 if no step size meets the conditions.

@@ -1,8 +1,4 @@
-"""FedStaleWeight's theory.
-
-Compared with schedules, enumeration, derivatives, values worked out separately, and runs that
-refute the paper's bound.
-"""
+"""FedStaleWeight's weights and influence: schedules, enumeration, values worked out separately."""
 
 import itertools
 from collections.abc import Callable

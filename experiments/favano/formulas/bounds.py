@@ -1,4 +1,4 @@
-"""FAVANO's identities, constants and convergence bound, in float64.
+"""FAVANO's contraction, fixed points and convergence bound, in float64.
 
 The paper is Leconte, Nguyen and Moulines, arXiv 2305.16099. Equation numbers are the paper's.
 "Derived" marks what the paper does not state; "Deviation:" marks where this module corrects it.
@@ -10,7 +10,8 @@ X, in 0, ..., K, is the number of local steps that a client reports at a contact
 paper's E and K. `law` holds the probabilities of its values. The server contacts s clients per
 step; eta is the step size of local steps; mu_t is the mean of the server's model and all clients'
 base models (the models that clients started from) at server step t; Phi_t, the potential, is the
-sum of squared distances of these n + 1 models to mu_t.
+sum of squared distances of these n + 1 models to mu_t. The law of X, its moments and the conditions
+on the step size are in `fedjax_sim.theory.favano`.
 """
 
 from typing import NamedTuple
@@ -188,8 +189,8 @@ def long_run_means(
 def bound(setup: FavanoSetup, *, step_size: AtLeast0, num_ticks: Count) -> float:
     """Bound the mean over t < T of the expected squared gradient of f at mu_t, Theorem 1.
 
-    In the form of (225)-(227). The bound holds if all `conditions` do. It is about mu_t, the mean
-    of all models, not about the server's model.
+    In the form of (225)-(227). The bound holds if all conditions on the step size do. It is about
+    mu_t, the mean of all models, not about the server's model.
 
     Args:
         setup: Constants of the problem and of the run.

@@ -1,12 +1,8 @@
-"""How long FAVANO and its baselines take: server steps to an accuracy, and time per server step.
+"""Server steps that FAVANO and QuAFL need for an accuracy, float64.
 
-The paper is Leconte, Nguyen and Moulines, arXiv 2305.16099: the step-size tuning lemma (App. B.1),
-the rows of Table 1, and the mean length of a server step of FedAvg and FedBuff (App. C.2). Results
-are float64. "Derived" marks what the paper does not state; "Deviation:" marks where this module
-corrects it.
-
-Dimension letters: `N` clients. In comments, T is the number of server steps, eps the accuracy,
-and n, s, K, L, sigma^2, G^2, B^2, F, a, b are the fields of `bounds.FavanoSetup`.
+The paper is Leconte, Nguyen and Moulines, arXiv 2305.16099, Table 1. "Deviation:" marks where this
+module corrects it. In comments, eps is the accuracy, and n, s, K, L, sigma^2, G^2, B^2, F, a, b are
+the fields of `FavanoSetup`.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""FedEM's step sizes, convergence bounds, regimes and cost (arXiv 2111.02083), in float64.
+"""FedEM's convergence bound and what leads to it (arXiv 2111.02083), in float64.
 
 Symbols of the paper and their names here:
 
@@ -11,21 +11,12 @@ Symbols of the paper and their names here:
     sigma^2                `sigma2`, mean over clients of the variance of a mini-batch statistic
     h, h_i                 mean field, and that of client i; H is the field that the server uses
     G_k                    `memory_error`, mean over clients of ||V_i - h_i(S_k)||^2
-    gamma_max, omega_p     `largest_step_size`, `total_omega`
-    epsilon                `epsilon`, the mean E||h||^2 that is required
 
 Bounds are on the mean of E||h(S_k)||^2 over the rounds k = 0, ..., k_max - 1 of a run. "Derived"
 marks what the paper does not state. VR-FedEM's bounds are in
 `experiments.fedem.formulas.variance_reduction`.
 
-Corrections of the paper:
-- (9) lacks the factor v_min on its left side and doubles the noise; it is false. See
-  `uncompressed_bound`.
-- The recursion of the memories with partial participation (D.3) lacks a 1 in its last term. See
-  `memory_step_bound`.
-- Noise dominates the cost (the "high noise" regime) where
-  gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1. The paper prints n / epsilon in place
-  of n epsilon. See `is_noisy`.
+The step size gamma_max and omega_p are in `fedjax_sim.theory.fedem`.
 """
 
 from typing import NamedTuple

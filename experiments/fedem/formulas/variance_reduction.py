@@ -1,4 +1,4 @@
-"""VR-FedEM's step size, bounds, regimes and cost (arXiv 2111.02083, Theorem 2 and App. E), float64.
+"""VR-FedEM's bounds and sizes of its loops (arXiv 2111.02083, Theorem 2 and App. E), float64.
 
 Symbols are those of `experiments.fedem.formulas.bounds`. In addition:
 
@@ -173,9 +173,3 @@ def best_inner_steps(num_examples: Above0, omega: AtLeast0) -> float:
         k_in, not rounded.
     """
     return (1 + omega) * max(math.sqrt(num_examples / 2), 1 + omega)
-
-
-# One step -----------------------------------------------------------------------------------------
-# These bounds are for one outer loop t, which begins with exact oracles. `moved` is the sum of
-# gamma^2 E||H_{t,l}||^2 over l = 1, ..., k: the sum of the squared lengths of the server's first k
-# steps. It is 0 before the first step.

@@ -19,8 +19,8 @@ Corrected or sharpened here:
 - The second and fourth terms of Theorem 2 come from a detour of the proof; see
   `global_bound_direct`.
 - The bound on one group says nothing from two rounds on; see `is_group_bound_vacuous`.
-- As a function of the sync time, the bound of Theorem 2 is smallest at 0
-  (`expected_global_bound`), so it does not explain why local iterations help.
+- As a function of the sync time, the bound of Theorem 2 is smallest at 0, so it does not explain
+  why local iterations help.
 """
 
 import math

@@ -1,6 +1,16 @@
 """FedEM's cost and regimes, and steps of its proofs (arXiv 2111.02083), which only tests need.
 
-Symbols and equation numbers are those of `experiments.fedem.formulas.bounds`.
+Symbols and equation numbers are those of `experiments.fedem.formulas.bounds`; epsilon is the mean
+E||h||^2 that is required.
+
+Corrections of the paper:
+- (9) lacks the factor v_min on its left side and doubles the noise; it is false. See
+  `uncompressed_bound`.
+- The recursion of the memories with partial participation (D.3) lacks a 1 in its last term. See
+  `memory_step_bound`.
+- Noise dominates the cost (the "high noise" regime) where
+  gamma_max (1 + omega_p) sigma^2 / (n epsilon) is at least 1. The paper prints n / epsilon in place
+  of n epsilon. See `is_noisy`.
 """
 
 import math

@@ -1,6 +1,9 @@
 """VR-FedEM's cost and regimes, and steps of its proofs (arXiv 2111.02083), which only tests need.
 
-Symbols and equation numbers are those of `experiments.fedem.formulas.variance_reduction`.
+Symbols and equation numbers are those of `experiments.fedem.formulas.variance_reduction`. Bounds of
+one step are for one outer loop t, which begins with exact oracles. `moved` is the sum of
+gamma^2 E||H_{t,l}||^2 over l = 1, ..., k: the sum of the squared lengths of the server's first k
+steps. It is 0 before the first step.
 """
 
 import math

@@ -1,7 +1,8 @@
-"""FedStaleWeight's theory.
+"""FedStaleWeight's incentives and convergence bound, and weights as the paper prints them.
 
-Compared with schedules, enumeration, derivatives, values worked out separately, and runs that
-refute the paper's bound.
+Compared with schedules, derivatives, values worked out separately, and runs that refute the paper's
+bound. A weight that falls faster than the share of arrivals rises makes it pay to be slow; the
+paper says "more slowly".
 """
 
 from collections.abc import Callable
