@@ -427,10 +427,16 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
 def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:
     """Put settings that are given by full or short names into their groups."""
     sorted_in = {name: value for name, value in settings.items() if name in own}
-    defaults = {field.name: field.default for field in groups(hyper_type)}
-    for name in settings.keys() - own:
-        owner, _, rest = full_name(hyper_type, name).partition(".")
-        inside = sorted_in.get(owner, defaults[owner])
+    held = {field.name: field for field in groups(hyper_type)}
+    given: dict[str, str] = {}
+    for name in (name for name in settings if name not in own):
+        full = full_name(hyper_type, name)
+        if given.setdefault(full, name) != name:
+            allowed = f"left out with `{given[full]}`, which is the same setting"
+            raise ConfigError("setting name", name, allowed)
+        owner, _, rest = full.partition(".")
+        inside = sorted_in.get(owner, held[owner].default)
+        _check_kind(hyper_type, held[owner], inside)
         sorted_in[owner] = inside.replace(**{rest: settings[name]})
     return sorted_in
 
@@ -446,14 +452,30 @@ def full_name(hyper_type: type, name: str) -> str:
       ConfigError: If there is no such setting, or several.
     """
     known = names_of(hyper_type)
-    if name in known:
-        return known[name]
-    if (new := FORMER_NAMES.get(name, "")) in known:
-        raise ConfigError("setting name", name, f"`{known[new]}`, as it is called now")
+    if name not in known:
+        raise unknown_name(name, [hyper_type])
+    return known[name]
+
+
+def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
+    """Return the error for a name that no setting has, or several of one struct.
+
+    It gives today's name of a setting that was renamed, or else the names that there are.
+
+    Args:
+      name: The name.
+      hyper_types: Classes of the settings structs among whose settings it may be.
+    """
+    known: set[str] = set()
+    ends: set[str] = set()
+    for kind in hyper_types:
+        if new := names_of(kind).get(FORMER_NAMES.get(name, "")):
+            return ConfigError("setting name", name, f"`{new}`, as it is called now")
+        known |= {short_name(kind, full) for full in fields(kind)}
+        ends |= {full for full in fields(kind) if full.rpartition(".")[2] == name}
     if name in GONE:
-        raise ConfigError("setting name", name, GONE[name])
-    ends = [each for each in fields(hyper_type) if each.rpartition(".")[2] == name]
-    raise ConfigError("setting name", name, f"one of {', '.join(ends or known_names(hyper_type))}")
+        return ConfigError("setting name", name, GONE[name])
+    return ConfigError("setting name", name, f"one of {', '.join(sorted(ends or known))}")
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:
@@ -482,15 +504,6 @@ def short_name(hyper_type: type, name: str) -> str:
     end = name.rpartition(".")[2]
     is_only = sum(each.rpartition(".")[2] == end for each in fields(hyper_type)) == 1
     return end if is_only else name
-
-
-def known_names(hyper_type: type) -> list[str]:
-    """Return the shortest names of all settings, in order of the alphabet, for error messages.
-
-    Args:
-      hyper_type: A settings struct's class.
-    """
-    return sorted(short_name(hyper_type, name) for name in fields(hyper_type))
 
 
 def value_of(hyper: Any, name: str) -> Any:
@@ -716,6 +729,7 @@ def check(hyper: Any) -> None:
 def _check_fields(hyper: Any) -> None:
     """Check every field alone, and every group."""
     for owner in groups(type(hyper)):
+        _check_kind(type(hyper), owner, getattr(hyper, owner.name))
         _check_group(owner, getattr(hyper, owner.name))
     for name, field in fields(type(hyper)).items():
         if "." in name:
@@ -738,11 +752,18 @@ def _check_fields(hyper: Any) -> None:
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
 
+def _check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
+    """Check that a group is of its class."""
+    kind = type(owner.default)
+    if not isinstance(value, kind):
+        allowed = f"a `{kind.__module__}.{kind.__name__}`"
+        if new := names_of(hyper_type).get(FORMER_NAMES.get(owner.name, "")):
+            allowed += f"; the setting of this name is now called `{new}`"
+        raise ConfigError(owner.name, value, allowed)
+
+
 def _check_group(owner: dataclasses.Field, value: Any) -> None:
     """Check a group, whose settings are then named with it."""
-    if not isinstance(value, type(owner.default)):
-        kind = type(owner.default)
-        raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")
     try:
         check(value)
         for name in owner.metadata["without"]:

@@ -315,7 +315,6 @@ def small() -> Callable[..., Any]:
             # FA-LD follows the gradient of a sum over the about 30 examples of `regression`; the
             # other systems follow the gradient of a mean.
             chosen = {"step_size": chosen.pop("lr") / 30} | chosen
-            chosen.pop("lr_scale", None)
         return system.Hyper(**chosen)
 
     return make

@@ -152,8 +152,16 @@ def test_a_bad_value_gets_one_sentence(values: dict[str, Any], words: str) -> No
 @pytest.mark.parametrize(
     ("system", "settings", "sentence"),
     [
-        ("fednova", {"optimizer": optax.adam}, "optimizer is 'adam', but must be left at sgd."),
-        ("scaffold", {"optimizer": optax.adam}, "optimizer is 'adam', but must be left at sgd."),
+        (
+            "fednova",
+            {"optimizer": optax.adam},
+            "training.optimizer is 'adam', but must be left at sgd.",
+        ),
+        (
+            "scaffold",
+            {"optimizer": optax.adam},
+            "training.optimizer is 'adam', but must be left at sgd.",
+        ),
         ("fedadagrad", {"second_decay": 0.5}, "second_decay is 0.5, but must be left at 0.0."),
     ],
 )

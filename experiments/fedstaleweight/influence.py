@@ -134,7 +134,9 @@ def buffered(alone: Timeline, buffer_size: int = 5, **settings: Any) -> Timeline
     with jax.enable_x64(True):
         weigh = jax.jit(
             jax.vmap(
-                partial(staleness_weights, settings=HYPER.replace(**settings), num_clients=NUM)
+                partial(
+                    staleness_weights, settings=HYPER.replace(**settings).staleness, num_clients=NUM
+                )
             )
         )
         weight = np.asarray(weigh(clients, staleness))

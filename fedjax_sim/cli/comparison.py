@@ -16,7 +16,7 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.summaries import label_of
-from fedjax_sim.settings import ConfigError, check, fields, names_of, parse, value_of
+from fedjax_sim.settings import ConfigError, check, fields, names_of, parse, unknown_name, value_of
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Clients, Trace
 from fedjax_sim.trees import typed_structure
@@ -103,9 +103,7 @@ def resolve_contenders(
     known = [names_of(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in settings for settings in known):
-            raise ConfigError(
-                "setting name", name, "one of " + ", ".join(sorted(set().union(*known)))
-            )
+            raise unknown_name(name, [system.Hyper for system in systems])
     for name, why in (("trace", "cannot follow one"), ("privacy", "cannot account for it")):
         without = [
             system.name

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     for contender in contenders:
         if getattr(contender.hyper, "needs_message_bits", False):
             allowed = "set, with bits_down, as nothing else tells how long messages take"
-            raise ConfigError("bits_up", contender.hyper.delays.bits_up, allowed)
+            raise ConfigError("delays.bits_up", contender.hyper.delays.bits_up, allowed)
     folder = comparison.find_folder(arguments, "results-timeline", resume=False)
     keep_compiled()
     use_cores()

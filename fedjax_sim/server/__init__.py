@@ -26,7 +26,9 @@ from fedjax_sim.server.buffer import (
     weigh_arrivals,
 )
 from fedjax_sim.server.edges import (
+    EdgeMessages,
     EdgeTraining,
+    EdgeWork,
     count_client_bits,
     edge_training,
     edge_wire,
@@ -36,7 +38,11 @@ from fedjax_sim.server.edges import (
 )
 from fedjax_sim.server.memories import Memories, Memory, count_bits, exchange, first_memory
 from fedjax_sim.server.report_counts import count_downlink, report_messages
-from fedjax_sim.server.report_settings import PrivateReports, Reports
+from fedjax_sim.server.report_settings import (
+    ClientMessages,
+    PrivateReports,
+    Reports,
+)
 from fedjax_sim.server.reports import Memo, RoundState, Wire
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
 from fedjax_sim.server.steps import ServerStep, step_server
@@ -44,7 +50,10 @@ from fedjax_sim.server.versions import Versioned, first_version, next_version, s
 
 __all__ = [
     "Approximation",
+    "ClientMessages",
+    "EdgeMessages",
     "EdgeTraining",
+    "EdgeWork",
     "Memo",
     "Memories",
     "Memory",

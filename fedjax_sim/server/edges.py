@@ -147,7 +147,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
                 '"with_replacement" with active_per_group, because clients do not count the '
                 "iterations in which they are absent"
             )
-            raise ConfigError("sampling", self.training.sampling, allowed)
+            raise ConfigError("training.sampling", self.training.sampling, allowed)
 
     @property
     def has_one_step(self) -> bool:

@@ -88,7 +88,7 @@ def exchange(
     Both results use the old memories and the same messages; only H is divided by p.
 
     Args:
-      hyper: Settings with the fields of `Memories`, and `participation` p.
+      hyper: Settings with the group `memories`, and `participation` p.
       memory: The memories before.
       target: `f[S, q]`, what V_i should become, S_{k+1,i} - S_k.
       active: `bool[S]`, slots whose client takes part.

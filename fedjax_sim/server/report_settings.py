@@ -20,8 +20,8 @@ from fedjax_sim.privacy.kinds import Privacy
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
+    fields,
     group,
-    names_of,
     part,
     redefault,
     struct,
@@ -100,26 +100,27 @@ class PrivateReports(Reports):
         super().check_together()
         privacy: Any = self.privacy
         if isinstance(privacy, ExampleClipping) and not np.all(
-            np.asarray(self._of("example_clip"))
+            np.asarray(self._of("training.example_clip"))
         ):
             allowed = 'above 0 with privacy = "examples"'
-            raise ConfigError("example_clip", self._of("example_clip"), allowed)
+            raise ConfigError("training.example_clip", self._of("training.example_clip"), allowed)
         if not isinstance(privacy, Clipping):
             return
         for name, (allowed_value, why) in PRIVATE.items():
             value = self._of(name, allowed_value)
             if np.any(np.asarray(value != allowed_value)):
                 raise ConfigError(name, value, f"{allowed_value!r} with privacy, because {why}")
-        table = self._of("client_table")
+        table = self._of("delays.client_table")
         if table is not None and table.drop_rate is not None:
-            allowed = f"a table without drop_rate with privacy, because {PRIVATE['drop_rate'][1]}"
-            raise ConfigError("client_table", "with drop_rate", allowed)
-        if self._of("sampling") == "shuffled_epochs":
+            why = PRIVATE["delays.drop_rate"][1]
+            allowed = f"a table without drop_rate with privacy, because {why}"
+            raise ConfigError("delays.client_table", "with drop_rate", allowed)
+        if self._of("training.sampling") == "shuffled_epochs":
             allowed = (
                 "reshuffled or another one with privacy, because an epoch that lasts from one "
                 "round to the next remembers them"
             )
-            raise ConfigError("sampling", "shuffled_epochs", allowed)
+            raise ConfigError("training.sampling", "shuffled_epochs", allowed)
         if self._has_noise:
             self._mechanism.check()
         self._check_count(privacy)
@@ -142,7 +143,7 @@ class PrivateReports(Reports):
     def bound(self) -> Any:
         """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
         if isinstance(self.privacy, ExampleClipping):
-            return self._of("lr") * self._of("local_steps") * self._of("example_clip")
+            return self._of("lr") * self._of("local_steps") * self._of("training.example_clip")
         return self.privacy.clip  # type: ignore[attr-defined]
 
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
@@ -184,7 +185,7 @@ class PrivateReports(Reports):
     def _mechanism(self) -> Mechanism:
         privacy: Any = self.privacy
         return Mechanism(
-            self._of("selection"),
+            self._of("cohort.selection"),
             self._of("num_clients"),
             self._of("num_selected"),
             privacy.accountant,
@@ -192,18 +193,18 @@ class PrivateReports(Reports):
         )
 
     def _of(self, name: str, *default: Any) -> Any:
-        """Look up a setting of the clock or of local training by its short name."""
-        known = names_of(type(self))
-        return value_of(self, known[name]) if name in known or not default else default[0]
+        """Look up a setting of the clock or of local training by its full name."""
+        is_known = name in fields(type(self)) or not default
+        return value_of(self, name) if is_known else default[0]
 
 
 PRIVATE: dict[str, tuple[Any, str]] = {
-    "error_feedback": (False, "an estimate remembers earlier rounds"),
-    "weighting": ("equal", "weights must be fixed before any round"),
-    "with_replacement": (False, "no accountant covers draws with replacement"),
-    "num_asked": (0, "no accountant covers which reports come first"),
-    "deadline": (0.0, "no accountant covers which reports come in time"),
-    "drop_rate": (0.0, "no accountant covers updates that are lost"),
-    "optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
+    "messages.error_feedback": (False, "an estimate remembers earlier rounds"),
+    "cohort.weighting": ("equal", "weights must be fixed before any round"),
+    "cohort.with_replacement": (False, "no accountant covers draws with replacement"),
+    "clock.num_asked": (0, "no accountant covers which reports come first"),
+    "clock.deadline": (0.0, "no accountant covers which reports come in time"),
+    "delays.drop_rate": (0.0, "no accountant covers updates that are lost"),
+    "training.optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
 }
 """What other settings must be with privacy, and why."""

@@ -12,7 +12,7 @@ Z of them have arrived,
     x <- x + beta sum_i c_i D_i,    c_i = (M w_i / Z) s(tau_i) r_i
 
 with weights w_i of the groups and staleness tau_i, the number of global models made since x^v. The
-discount s is chosen by `weighting`: "mean" is 1. The factor r_i is that of `aggregation`, for t_i
+discount s is chosen by `rule`: "mean" is 1. The factor r_i is that of `aggregation`, for t_i
 iterations: 1 / t_i with "divide_by_steps", 1 with "average", and T / t_i with "fednova", where T is
 the mean of t over the buffer, weighted like the D_i.
 

@@ -6,7 +6,7 @@
 A client starts from version k of the server's model and reaches y. When y arrives, the server is at
 version v and makes x_{v+1} = (1 - a) x_v + a y with a = alpha s(v - k). Models are mixed instead of
 updates, so that a stale base also pulls the server back. The discount s(tau) is named by
-`weighting`: "polynomial" is (1 + tau)^-exponent; "hinge" is 1 up to `hinge_start` and then falls;
+`rule`: "polynomial" is (1 + tau)^-exponent; "hinge" is 1 up to `hinge_start` and then falls;
 "exponential" is base^tau; "mean" is 1. The local loss has the proximal term rho / 2 ||w - x_k||^2.
 
 Deviation: in Algorithm 1 t is the number of the model that is being made, so that a model from the

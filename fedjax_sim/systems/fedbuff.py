@@ -8,9 +8,9 @@
 M clients are at work at any time; one that finishes is replaced at once by an idle one, which
 starts from the newest model. When the buffer holds K updates the server makes a step with
 s(tau) Delta / K, where tau counts the server steps since an update began. The paper's discount is
-s(tau) = (1 + tau)^-1/2 (`weighting="polynomial"`, not normalised); "mean" is s = 1, and the other
-weightings of `fedjax_sim.server.StalenessWeights` can be chosen too. The server's momentum is that
-of FedAvgM: v <- beta v + mean, w <- w - eta_g v.
+s(tau) = (1 + tau)^-1/2 (`rule="polynomial"`, not normalised); "mean" is s = 1, and the other rules
+of `fedjax_sim.server.StalenessWeights` can be chosen too. The server's momentum is that of FedAvgM:
+v <- beta v + mean, w <- w - eta_g v.
 
 What the discount does. Its weights do not sum to 1, so it shortens the server's step: if all
 updates were tau steps old, it would be a server learning rate of (1 + tau)^-1/2 eta_g. On the
@@ -19,7 +19,7 @@ collapse without a discount (final accuracy 0.62 +- 0.43; which seeds do depends
 the discount it is 0.969 +- 0.003, and with a server learning rate of 0.3 instead 0.969 +- 0.005:
 what helps there is the shorter step, not the attention to stale updates. The runs are
 `fedjax-sim run fedbuff --set restart=after_interaction --set lr=0.5`, to which the others add
-`--set weighting=mean --set server_lr=1,0.3`.
+`--set rule=mean --set server_lr=1,0.3`.
 
 Deviation: in the paper's simulations clients arrive at a constant rate, so that the number at work
 varies. Here exactly M are at work, drawn uniformly, as production systems bound it.
@@ -27,13 +27,13 @@ varies. Here exactly M are at work, drawn uniformly, as production systems bound
 Readings. With `concurrency` M, mean staleness is (M - 1) / K, whatever the clients' speeds are.
 FAVANO's paper (arXiv 2305.16099, Sec. 5 and App. C.2) runs FedBuff without discount, with all N
 clients at work, and blocks a client from its finish to the end of the exchange that takes its
-update: `restart="after_interaction", weighting="mean"`. It then starts from the new model (with
-`send_old_model` from the one before). `lr_scale=Z / N` gives the local learning rate of QuAFL's
-public simulator. The text also says that a counter is reset at the beginning of each server step.
-`restart="fresh"` takes it literally: running times are drawn again for everyone at each server
-step, so that only fast clients report if there are enough of them. Mean staleness is then 5.3
-server steps with 66 of 100 fast clients and 0.1 with 11, compared with 8.9 and 8.7 under the
-continuous clock (experiments/favano/README.md has the accuracies).
+update: `restart="after_interaction", rule="mean"`. It then starts from the new model (with
+`send_old_model` from the one before). QuAFL's public simulator multiplies `lr` by Z / N. The text
+also says that a counter is reset at the beginning of each server step. `restart="fresh"` takes it
+literally: running times are drawn again for everyone at each server step, so that only fast clients
+report if there are enough of them. Mean staleness is then 5.3 server steps with 66 of 100 fast
+clients and 0.1 with 11, compared with 8.9 and 8.7 under the continuous clock
+(experiments/favano/README.md has the accuracies).
 """
 
 from typing import NamedTuple

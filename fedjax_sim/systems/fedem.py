@@ -6,7 +6,7 @@
     alpha, gamma_{k+1} -> `hyper.memories.alpha`, `hyper.gamma`
 
 The state consists of expected sufficient statistics, and these are evaluated: parameters are
-`problem.maximise` of them. The paper's ablations are two values of `aggregation`: "naive" has no
+`problem.maximise` of them. The paper's ablations are two values of `field_rule`: "naive" has no
 memories (and is called dEM if nothing is compressed), "local_memory" adds the senders' memories in
 place of the mean of all memories.
 

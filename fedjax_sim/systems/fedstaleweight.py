@@ -11,7 +11,7 @@ Delta_j. The weights follow from the schedule alone and are part of the timeline
 Deviation: Algorithm 1 prints the weight without b. It is then not the inverse of a client's share
 of arrivals (Eq. 7), so Eq. 8 is the default.
 
-Readings. The weight is that of Eq. 8, which the proof also uses. `weighting` offers Algorithm 1's
+Readings. The weight is that of Eq. 8, which the proof also uses. `rule` offers Algorithm 1's
 line ("alg1", without b), that of the authors' public code ("code", without + 1; "code_exact", which
 also averages as that code does, over a client's first four values and its latest), and the rules
 that the paper compares with; "mean" is the buffered baseline. Otherwise "moving average" is read as

@@ -19,9 +19,9 @@ iteration, whatever S is. The schedule alone determines the weights of the D_i, 
 `timelines.Groups`.
 
 Special cases. HierFAVG (Liu et al. 2020, arXiv 1905.06641) has no delays: `client_steps` is
-kappa_1, `min_iterations` kappa_2, `sync_time` 0, `aggregation` "average", and both `client_weights`
-and `group_weights` are "examples". With `proximal` above 0 clients do FedProx's steps. One group
-that averages is FedAvg of everyone, with an iteration as its round; so is `sync_time` 0.
+kappa_1, `min_iterations` kappa_2, `sync_time` 0, `aggregation` "average", and both `weighting` and
+`group_weights` are "examples". With `proximal` above 0 clients do FedProx's steps. One group that
+averages is FedAvg of everyone, with an iteration as its round; so is `sync_time` 0.
 
 An iteration of a group counts as one local step: `executed` and `needed` count iterations of
 groups, each of which evaluates E gradients of as many clients as the largest group has; sizes of 5
@@ -44,8 +44,8 @@ Compressed messages, lost ones and clients' hours are explained in `fedjax_sim.s
 `fedjax_sim.timelines.grouped.rounds`; the paper has none of these.
 
 Readings. The local server's mean is unweighted, and the global server counts clients, not examples;
-`client_weights` and `group_weights` offer the alternatives. Delays are drawn per group, whatever E
-is; `delays="client"` draws them per client and waits for the slowest, and `exchanges="group"` draws
+`weighting` and `group_weights` offer the alternatives. Delays are drawn per group, whatever E is;
+`delays_of="client"` draws them per client and waits for the slowest, and `exchanges="group"` draws
 the exchange's delay per group, which the paper does not do. Growing sync times are
 min(S, u `sync_growth`); the paper says only that they grow "gradually" from 1 to 5. The round that
 crosses the time budget is completed and counted. The paper does not say how batches are drawn: they

@@ -48,7 +48,7 @@ class Hyper(CohortRounds, BaseOptimizer, WholeGradients, Reports):
         super().check_together()
         if not self.has_momentum and not isinstance(self.messages.downlink, Identity):
             allowed = "identity unless the optimizer is sgd: other statistics may not be rounded"
-            raise ConfigError("downlink", str(self.messages.downlink), allowed)
+            raise ConfigError("messages.downlink", str(self.messages.downlink), allowed)
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

@@ -5,8 +5,8 @@
 
 Readings (FAVANO, arXiv 2305.16099, Sec. 5). Messages are sent in full precision, because the paper
 does not say that it quantizes them, unless `compression` is other than the identity. A client mixes
-in the server's model from *before* the contact, as written. `lr_scale=(s + 1) / s` gives the
-learning rate of QuAFL's public simulator.
+in the server's model from *before* the contact, as written. QuAFL's public simulator
+multiplies `lr` by (s + 1) / s.
 
 Deviation: QuAFL compresses by a lattice that the receiver decodes with its own model. Here any
 unbiased compressor Q is allowed, applied to differences from what both sides know: the server's

@@ -86,9 +86,8 @@ class Contacts(Clients):
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         if self.delays.time_of == "update":
-            raise ConfigError(
-                "time_of", "update", '"step", as contacts interrupt clients between steps'
-            )
+            allowed = '"step", as contacts interrupt clients between steps'
+            raise ConfigError("delays.time_of", "update", allowed)
         for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
             if self.delays.runtime_law == "count_geom" and getattr(self.clock, name):
                 raise ConfigError(

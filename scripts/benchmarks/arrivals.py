@@ -143,7 +143,7 @@ def _cpu(call: Callable[[], None]) -> float:
 
 def _ours(num: int, turns: int) -> dict[str, Any]:
     """Draw the schedule with the package."""
-    hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, weighting="mean")
+    hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, rule="mean")
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()

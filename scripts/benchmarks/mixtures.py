@@ -107,7 +107,7 @@ def compare(rounds: int) -> None:
                 found = []
                 for system, options in (
                     (em.system, {}),
-                    (fedem.system, FEDEM | {"sampling": "full", "gamma": 0.02}),
+                    (fedem.system, FEDEM | {"batches": "full", "gamma": 0.02}),
                 ):
                     hyper = system.Hyper(num_clients=CLIENTS, batch_size=50, **options)
                     run = fedjax_sim.sweep(

@@ -198,7 +198,7 @@ def test_settings_among_the_arguments_are_checked() -> None:
     check = checker_of(Any)
     check(Arrivals(num_clients=20))
     jax.jit(lambda rate: check(Arrivals(num_clients=20, rate_fast=rate)))(-1.0)
-    with pytest.raises(ConfigError, match=r"rate_fast is -1.0, but must be"):
+    with pytest.raises(ConfigError, match=r"delays.rate_fast is -1.0, but must be"):
         check(Arrivals(num_clients=20, rate_fast=-1.0))
 
 

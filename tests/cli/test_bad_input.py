@@ -179,13 +179,13 @@ CASES = {
             "--out",
             "out",
             "--set",
-            "participation=without_replacement",
+            "participants=without_replacement",
             "--partition",
             "dirichlet",
             "--alpha",
             "1",
         ],
-        ["participation", "without_replacement", "unless all weights are equal"],
+        ["participants", "without_replacement", "unless all weights are equal"],
     ),
     "rho above 1": (
         ["run", "langevin", "--out", "out", "--set", "rho=0.5,1.5"],
@@ -356,7 +356,7 @@ CASES = {
     ),
     "speeds of clients without use": (
         ["run", "hierarchical", "--out", "out", "--set", "rate_slow=0.1"],
-        ["rate_slow", "0.1", 'left at 0.0625 with delays "group"'],
+        ["rate_slow", "0.1", 'left at 0.0625 with clock.delays_of "group"'],
     ),
     "setting of none of several systems": (
         ["run", "fedavg", "hierarchical", "--out", "out", "--set", "buffer_size=3"],

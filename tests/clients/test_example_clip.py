@@ -74,12 +74,11 @@ def test_an_update_is_no_longer_than_its_steps_allow(found: dict[str, Any]) -> N
         num_selected=2,
         local_steps=STEPS,
         lr=LR,
-        lr_scale=0.5,
         sampling="reshuffled",
         example_clip=CLIP,
         privacy=parse_privacy("examples"),
     )
-    assert hyper.bound == pytest.approx(0.5 * LR * STEPS * CLIP)
+    assert hyper.bound == pytest.approx(LR * STEPS * CLIP)
 
 
 def test_what_goes_further_is_clipped(regression: Callable) -> None:

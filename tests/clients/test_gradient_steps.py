@@ -287,7 +287,7 @@ def test_masked_steps_change_neither_model_nor_optimizer(regression: Callable, n
     client = int(np.argmax(problem.counts))
     # A batch of the size of the client's data is all its examples, in some order.
     hyper = LocalTraining(
-        lr=0.1, batch_size=int(problem.counts[client]), optimizer=OPTIMIZERS[name], lr_scale=0.5
+        lr=0.05, batch_size=int(problem.counts[client]), optimizer=OPTIMIZERS[name]
     )
     clients, steps = [client] * 4, [3, 1, 0, 5]
     ends, _ = run(

@@ -169,7 +169,7 @@ def test_influence_of_slow_clients_if_slots_are_independent() -> None:
     assert exact == pytest.approx(0.1980, abs=5e-5)
     expected = {"mean": share[is_slow].sum(), "normalised": exact, "raw": 1 / 3}
     settings = {
-        "mean": StalenessWeights(weighting="mean"),
+        "mean": StalenessWeights(rule="mean"),
         "normalised": StalenessWeights(average="cumulative"),
         "raw": StalenessWeights(average="cumulative", normalised=False),
     }

@@ -108,7 +108,7 @@ def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
     ("name", "setting", "changes"),
     [
         ("fedprox", "proximal", {"proximal": 0.3}),
-        ("fedbuff", "exponent", {"weighting": "polynomial", "exponent": 0.4}),
+        ("fedbuff", "exponent", {"rule": "polynomial", "exponent": 0.4}),
         ("fedem", "gamma", {"compression": Identity()}),
         *(
             pytest.param(name, "lr", {}, marks=pytest.mark.slow)
@@ -250,11 +250,11 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     assert "lr" not in bound.frozen
     same = bound.replace(hyper=bound.hyper.replace(rate_slow=float(bound.hyper.delays.rate_slow)))
     assert jax.tree.structure(same) == jax.tree.structure(bound)
-    with pytest.raises(ConfigError, match=r"rate_slow is 0.9, .* bind again"):
+    with pytest.raises(ConfigError, match=r"delays.rate_slow is 0.9, .* bind again"):
         bound.replace(hyper=bound.hyper.replace(rate_slow=0.9))
     with pytest.raises(ConfigError, match=r"setting is 'momentum', but must be one of .*rate_slow"):
         bound.with_settings(momentum=0.9)
-    with pytest.raises(ConfigError, match="rate_slow is 'a traced value'"):
+    with pytest.raises(ConfigError, match=r"delays\.rate_slow is 'a traced value'"):
         jax.grad(lambda rate: final_loss(bound, rate_slow=rate))(0.5)
     with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
         bound.replace(hyper=bound.hyper.replace(batch_size=1))

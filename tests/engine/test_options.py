@@ -36,7 +36,7 @@ TICKS = fedjax_sim.Ticks(2)
         ({"seeds": [-1]}, "from 0 to 2147483647"),
         ({"seeds": [2**31]}, "from 0 to 2147483647"),
         ({"seeds": [1.5]}, "a list, each a whole number from 0"),
-        ({"settings": {"optimizer": [abs]}}, "optimizer is .*gradient transformation"),
+        ({"settings": {"optimizer": [abs]}}, "training.optimizer is .*gradient transformation"),
         (
             {"settings": {"learning_rate": [1.0]}},
             "setting name is 'learning_rate', but must be one of batch_size",

@@ -19,7 +19,7 @@ from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.engine.shares import listed
-from fedjax_sim.settings import fields
+from fedjax_sim.settings import full_name, value_of
 from fedjax_sim.types import Event, Facts
 
 SYSTEMS = fedjax_sim.SYSTEMS
@@ -28,7 +28,7 @@ SYSTEMS = fedjax_sim.SYSTEMS
 @pytest.mark.parametrize(
     ("name", "is_read", "is_not_read"),
     [
-        ("fedavg", ("rate_slow", "local_steps", "server_interact"), ("lr", "lr_scale")),
+        ("fedavg", ("rate_slow", "local_steps", "server_interact"), ("lr",)),
         ("fedbuff", ("rate_fast", "local_steps", "exponent"), ("lr", "server_lr")),
         ("langevin", ("rate_slow", "local_steps"), ("step_size", "temperature", "rho")),
     ],
@@ -37,9 +37,10 @@ def test_settings_that_a_timeline_reads(name: str, is_read: tuple, is_not_read: 
     system = SYSTEMS[name]
     hyper = system.Hyper()
     reads = jax.tree.unflatten(jax.tree.structure(hyper), settings_read(system, hyper))
-    assert all(getattr(reads, setting) for setting in is_read)
-    assert not any(getattr(reads, setting) for setting in is_not_read)
-    assert {*is_read, *is_not_read} <= set(fields(system.Hyper))
+    found = {
+        name: value_of(reads, full_name(system.Hyper, name)) for name in (*is_read, *is_not_read)
+    }
+    assert found == dict.fromkeys(is_read, True) | dict.fromkeys(is_not_read, False)
 
 
 def test_lanes_that_share_a_schedule_draw_it_once(

@@ -71,7 +71,7 @@ def test_a_run_longer_than_its_target_is_refused(regression: Callable, small: Ca
         ),
         (
             ["fedavg", "--set", "privacy=fixed:noise=1:accountant=pld"],
-            "sampling is 'shuffled_epochs', but must be reshuffled",
+            "training.sampling is 'shuffled_epochs', but must be reshuffled",
         ),
         (
             ["fedavg", "--set", "privacy=fixed:noise=1:accountant=pld", *RESHUFFLED],

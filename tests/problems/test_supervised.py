@@ -403,7 +403,7 @@ def test_unknown_options_are_named() -> None:
 def test_names_of_optimizers_are_for_the_command_line() -> None:
     hyper = fedavg.Hyper(num_clients=3, optimizer="adam")
     with pytest.raises(
-        ConfigError, match="optimizer is 'adam', but must be a function such as opt"
+        ConfigError, match=r"training\.optimizer is 'adam', but must be a function such as opt"
     ):
         fedjax_sim.simulate(fedavg.system, make(), hyper, budget=fedjax_sim.Ticks(2))
     fedjax_sim.settings.check(fedavg.Hyper(optimizer=optax.adam))

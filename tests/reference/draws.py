@@ -101,7 +101,7 @@ class Clock:
         ties = stream(self.key, "ties")
         clients, numbers = jnp.divmod(jnp.arange(N * most), most)
         with jax.enable_x64(True):
-            if self.hyper.restart == "fresh":
+            if self.hyper.clock.restart == "fresh":
                 per_tick = jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(ties, t), (N,)))
                 table = np.asarray(jax.jit(per_tick)(jnp.arange(most))).T
             else:

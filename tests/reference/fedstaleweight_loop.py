@@ -158,7 +158,7 @@ class Weigher:
     """FedStaleWeight's server: staleness of every client, and the weights of a buffer.
 
     Attributes:
-      weighting: As in `StalenessWeights`, as are those up to `normalised`.
+      rule: As in `StalenessWeights`, as are those up to `normalised`.
       average: "window", "cumulative", "exponential" or "none".
       window: Updates in the window.
       decay: Share of the past in the exponential average.
@@ -168,7 +168,7 @@ class Weigher:
       values: What is known of each client's staleness.
     """
 
-    weighting: str
+    rule: str
     average: str = "window"
     window: int = 5
     decay: float = 0.9
@@ -179,7 +179,7 @@ class Weigher:
 
     def push(self, client: int, tau: int) -> None:
         """Note the staleness of an update."""
-        if self.weighting == "code_exact":
+        if self.rule == "code_exact":
             known = self.values.setdefault(client, deque())
             if len(known) == 5:
                 known.pop()  # The newest, a defect of the authors' public code.
@@ -196,8 +196,8 @@ class Weigher:
         """Note the staleness of all updates of a buffer, and return their weights."""
         for client, tau in zip(clients, taus, strict=True):
             self.push(client, tau)
-        is_averaged = self.weighting == "code_exact" or (
-            self.weighting in ("eq8", "alg1", "code") and self.average != "none"
+        is_averaged = self.rule == "code_exact" or (
+            self.rule in ("eq8", "alg1", "code") and self.average != "none"
         )
         size = len(clients)
         raw = []
@@ -211,7 +211,7 @@ class Weigher:
                 "mean": 1.0,
                 "polynomial": (1 + stale) ** -self.exponent,
             }
-            raw.append(formulas[self.weighting])
+            raw.append(formulas[self.rule])
         if not self.normalised:
             return [each / size for each in raw]
         total = sum(raw)

@@ -156,7 +156,7 @@ def test_fedopt_is_optax_on_the_mean_progress(learn: Callable, rounds: loops.Rou
 
 
 def test_feddyn(learn: Callable, rounds: loops.Rounds) -> None:
-    found = models_of(learn("feddyn", {"alpha": [0.2, 1.5]}))
+    found = models_of(learn("feddyn", {"regularization": [0.2, 1.5]}))
     for lane, alpha in enumerate([0.2, 1.5]):
         assert_same(found[lane], loops.feddyn(rounds, alpha=alpha))
 
@@ -238,7 +238,7 @@ def test_compressed_messages(
             {"server_lr": 0.7},
             lambda: loops.scaffold(rounds, server_lr=0.7, option=2, wire=both),
         ),
-        "feddyn": ({"alpha": 1.5}, lambda: loops.feddyn(rounds, alpha=1.5, wire=one)),
+        "feddyn": ({"regularization": 1.5}, lambda: loops.feddyn(rounds, alpha=1.5, wire=one)),
         "mimelite": (
             {"momentum": 0.8, "gradient": "minibatch"},
             lambda: loops.mimelite(rounds, beta=0.8, wire=both),

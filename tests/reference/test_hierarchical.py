@@ -85,12 +85,14 @@ def test_one_local_step(
     A round has one to about five iterations.
     """
     clock = (
-        {"runtime_law": "runtime_exp", "mean": SYNC.Hyper().mean}
+        {"runtime_law": "runtime_exp", "mean": SYNC.Hyper().iteration.mean}
         if delays == "client"
         else {"mean": 1.5}
     )
     growing = {"sync_time": 7.0, "sync_growth": 1.5}
-    hyper = small(SYNC, lr=LR, aggregation=aggregation, delays=delays, **clock, **growing, **SIZES)
+    hyper = small(
+        SYNC, lr=LR, aggregation=aggregation, delays_of=delays, **clock, **growing, **SIZES
+    )
     drawn = delays_of(hyper)
     records = loop.run(
         start=start,
@@ -122,15 +124,15 @@ def test_several_local_steps(
     counts = np.asarray(problem.counts)
     totals = [counts[clients].sum() for clients in MEMBERS]
     if is_by_epochs:
-        clock = {"delays": "client", "runtime_law": "runtime_exp", "sync_time": 12.0}
-        clock["mean"] = SYNC.Hyper().mean
+        clock = {"delays_of": "client", "runtime_law": "runtime_exp", "sync_time": 12.0}
+        clock["mean"] = SYNC.Hyper().iteration.mean
         hyper = small(SYNC, lr=LR, client_epochs=1.6, aggregation="average", **clock, **SIZES)
         least, combine, mu, sizes = 1, loop.averaged, 0.0, np.ones(7)
         steps = np.ceil(1.6 * counts / BATCH).astype(int)
         shares = [1 / 7, 3 / 7, 2 / 7, 1 / 7]
         assert len(set(steps.tolist())) > 2
     else:
-        weights = {"client_weights": "examples", "group_weights": "examples"}
+        weights = {"weighting": "examples", "group_weights": "examples"}
         clock = {"exchanges": "group", "exchange_shift": (1.0, 4.0, 2.0, 6.0), "sync_time": 4.0}
         how = {"client_steps": 3, "proximal": 0.8, "min_iterations": 2, "aggregation": "fednova"}
         hyper = small(SYNC, lr=LR, **(SIZES | weights | clock | how | {"mean": 1.5}))
@@ -217,7 +219,7 @@ def test_asynchronous_groups(
     how |= messages
     clock = {"sync_time": 1.0, "shift": (0.3, 2.0, 1.0, 5.0), "mean": 0.3}
     clock |= {"exchange_shift": 0.5, "exchange_shift_per_group": 0.0}
-    hyper = small(ASYNC, lr=LR, weighting="polynomial", **(SIZES | how | clock))
+    hyper = small(ASYNC, lr=LR, rule="polynomial", **(SIZES | how | clock))
     drawn = delays_of(hyper, 3 * ROUNDS)
     groups = groups_of(gradient, steps=lambda client: 2)
     records = loop.run_async(

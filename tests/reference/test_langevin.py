@@ -73,7 +73,7 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
         hyper = langevin.Hyper(
             num_clients=N,
             num_selected=4,
-            participation=participation,
+            participants=participation,
             client_weights=weights,
             local_steps=K,
             batch_size=BATCH,

@@ -121,7 +121,7 @@ def test_fedbuff(
         rate_slow=0.2,
         restart=restart,
         send_old_model=send_old_model,
-        weighting="mean",
+        rule="mean",
     )
     clock = Clock(hyper)
     records = fedbuff_loop.run(
@@ -151,7 +151,7 @@ def test_fedbuff_with_free_clients(
     Each of their updates starts from the newest model at the time.
     """
     system = fedjax_sim.SYSTEMS["fedbuff"]
-    hyper = small(system, lr=LR, server_lr=0.7, restart="free", slow_fraction=0.7, weighting="mean")
+    hyper = small(system, lr=LR, server_lr=0.7, restart="free", slow_fraction=0.7, rule="mean")
     clock = Clock(hyper)
     records = fedbuff_loop.run_free(
         start=start,

@@ -24,7 +24,7 @@ def of_stale_clients(
         "num_steps": K,
         "lr": LR,
         "duration": clock.updates(),
-        "pull": clock.hyper.restart,
+        "pull": clock.hyper.clock.restart,
     }
     return fedstaleweight_loop.run(
         start=start, gradient=gradients(reshuffled=True), **(loop | options)
@@ -58,7 +58,7 @@ def weighted_anew(system: fedjax_sim.System, run: fedjax_sim.Run) -> fedjax_sim.
         num_known, tick = len(known.time), jnp.arange(num_ticks)
         staleness = jnp.arange(num_known)[:, None] - known.version
         known = known._replace(
-            weight=staleness_weights(known.clients, staleness, hyper, num_clients=N)
+            weight=staleness_weights(known.clients, staleness, hyper.staleness, num_clients=N)
         )
         asked = jax.tree.map(lambda leaf: leaf[jnp.minimum(tick, num_known - 1)], known)
         return asked._replace(time=jnp.where(tick < num_known, asked.time, jnp.inf))
@@ -80,12 +80,12 @@ def test_fedstaleweight(
 
 
 WEIGHTS = [
-    {"weighting": "eq8", "average": "cumulative"},
-    {"weighting": "eq8", "normalised": False},
-    {"weighting": "alg1", "window": 3},
-    {"weighting": "code_exact"},
-    {"weighting": "mean"},
-    {"weighting": "polynomial", "normalised": False, "exponent": 0.8},
+    {"rule": "eq8", "average": "cumulative"},
+    {"rule": "eq8", "normalised": False},
+    {"rule": "alg1", "window": 3},
+    {"rule": "code_exact"},
+    {"rule": "mean"},
+    {"rule": "polynomial", "normalised": False, "exponent": 0.8},
 ]
 
 
@@ -186,7 +186,7 @@ def test_fedasync(small: Callable, problem: Any, gradients: Callable, start: np.
     records = of_stale_clients(
         clock, gradients, start, buffer_size=1, proximal=0.3, server_step=hinge
     )
-    changed = hyper.replace(weighting="hinge", hinge_start=1.0, hinge_slope=3.0)
+    changed = hyper.replace(rule="hinge", hinge_start=1.0, hinge_slope=3.0)
     other = simulate(weighted_anew(system, run), problem, changed)
     assert np.abs(other.models - run.models).max() > 1e-4
     assert_same(other, records, tolerance=1e-6)

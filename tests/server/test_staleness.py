@@ -20,8 +20,8 @@ from fedjax_sim.settings import ConfigError, check
 AVERAGED = ("eq8", "alg1", "code")
 OTHERS = ("code_exact", "mean", "exponential", "polynomial", "hinge")
 AVERAGES = ("window", "cumulative", "exponential", "none")
-RULES = [{"weighting": w, "average": a} for w in AVERAGED for a in AVERAGES] + [
-    {"weighting": w} for w in OTHERS
+RULES = [{"rule": w, "average": a} for w in AVERAGED for a in AVERAGES] + [
+    {"rule": w} for w in OTHERS
 ]
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
 """Tolerance for rounding of a few operations on 64-bit floats."""
@@ -108,7 +108,7 @@ def formula(
       size: Slots of the buffer, b.
       num_clients: Number of clients, n.
     """
-    match settings.weighting:
+    match settings.rule:
         case "eq8":
             return (average * size + 1) / num_clients
         case "alg1":
@@ -133,9 +133,9 @@ def slow_server(
 
     For weightings that use the update's staleness, this is also reported as the average.
     """
-    rule = "code_exact" if settings.weighting == "code_exact" else settings.average
+    rule = "code_exact" if settings.rule == "code_exact" else settings.average
     is_per_update = (
-        settings.weighting in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
+        settings.rule in ("mean", "exponential", "polynomial", "hinge") or rule == "none"
     )
     known = {client: Client(rule, settings) for client in range(num_clients)}
     all_averages, all_weights = [], []
@@ -149,7 +149,7 @@ def slow_server(
             formula(settings, tau, average, len(row), num_clients)
             for tau, average in zip(taus, read, strict=True)
         ]
-        is_normalised = settings.normalised or settings.weighting == "code_exact"
+        is_normalised = settings.normalised or settings.rule == "code_exact"
         divisor = (sum(raw) or 1.0) if is_normalised else len(row)
         all_averages.append([float(average) for average in read])
         all_weights.append([each / divisor for each in raw])
@@ -205,9 +205,7 @@ def test_the_trace_worked_out_by_hand() -> None:
     six_digits = {"rtol": 0, "atol": 6e-7}
     np.testing.assert_allclose(averages(CLIENTS, STALENESS), TRACE_AVERAGES, **EXACT)
     np.testing.assert_allclose(weigh(CLIENTS, STALENESS), TRACE_EQ8, **six_digits)
-    np.testing.assert_allclose(
-        weigh(CLIENTS, STALENESS, weighting="alg1"), TRACE_ALG1, **six_digits
-    )
+    np.testing.assert_allclose(weigh(CLIENTS, STALENESS, rule="alg1"), TRACE_ALG1, **six_digits)
     cumulative = {"average": "cumulative"}
     np.testing.assert_allclose(
         averages(CLIENTS, STALENESS, **cumulative), [*TRACE_AVERAGES[:5], [2 / 3, 2]], **EXACT
@@ -234,7 +232,7 @@ def test_duplicates_share_an_average() -> None:
 
 def test_the_codes_window_keeps_the_first_four_and_the_latest() -> None:
     staleness = np.array([3, 1, 4, 1, 5, 9, 2, 6])[:, None]
-    known = averages(np.zeros_like(staleness), staleness, weighting="code_exact", window=2)
+    known = averages(np.zeros_like(staleness), staleness, rule="code_exact", window=2)
     np.testing.assert_allclose(
         known[:, 0], [3, 2, 8 / 3, 9 / 4, 14 / 5, 18 / 5, 11 / 5, 15 / 5], **EXACT
     )
@@ -242,7 +240,7 @@ def test_the_codes_window_keeps_the_first_four_and_the_latest() -> None:
 
 @pytest.mark.parametrize("weighting", ["code", "code_exact"])
 def test_the_code_ignores_a_buffer_without_staleness(weighting: str) -> None:
-    weights = weigh([[0, 1], [0, 2]], [[0, 0], [0, 1]], weighting=weighting)
+    weights = weigh([[0, 1], [0, 2]], [[0, 0], [0, 1]], rule=weighting)
     np.testing.assert_array_equal(weights, [[0, 0], [0, 1]])
 
 
@@ -255,7 +253,7 @@ def test_normalised_weights_are_shares(rule: dict[str, str]) -> None:
     clients, staleness = schedule(3)
     weights, known = weigh(clients, staleness, **rule), averages(clients, staleness, **rule)
     assert (weights >= 0).all()
-    is_void = (known == 0).all(axis=1) & rule["weighting"].startswith("code")
+    is_void = (known == 0).all(axis=1) & rule["rule"].startswith("code")
     np.testing.assert_allclose(weights.sum(axis=1), np.where(is_void, 0, 1), **EXACT)
 
 
@@ -280,18 +278,17 @@ def test_equal_staleness_gives_the_mean_and_a_single_slot_weight_1(rule: dict[st
     np.testing.assert_allclose(weigh(clients, np.full_like(staleness, 3), **rule), 1 / 4, **EXACT)
     alone = weigh(clients[:, :1], np.maximum(staleness[:, :1], 1), **rule)
     np.testing.assert_allclose(alone, 1, **EXACT)
-    if not rule["weighting"].startswith("code"):
+    if not rule["rule"].startswith("code"):
         np.testing.assert_allclose(weigh(clients, np.zeros_like(staleness), **rule), 1 / 4, **EXACT)
 
 
 @pytest.mark.parametrize("weighting", ["eq8", "alg1", "code"])
 def test_only_raw_weights_depend_on_the_number_of_clients(weighting: str) -> None:
     clients, staleness = schedule(6)
-    few, many = (weigh(clients, staleness, weighting=weighting, num_clients=n) for n in (3, 300))
+    few, many = (weigh(clients, staleness, rule=weighting, num_clients=n) for n in (3, 300))
     np.testing.assert_allclose(few, many, **EXACT)
     few, many = (
-        weigh(clients, staleness, weighting=weighting, num_clients=n, normalised=False)
-        for n in (3, 300)
+        weigh(clients, staleness, rule=weighting, num_clients=n, normalised=False) for n in (3, 300)
     )
     np.testing.assert_allclose(few, 100 * many, **EXACT)
 
@@ -311,17 +308,16 @@ def test_names_of_clients_do_not_matter(average: str) -> None:
 def test_long_staleness_does_not_overflow() -> None:
     stale = [[3000, 2999]]
     np.testing.assert_allclose(
-        weigh([[0, 1]], stale, weighting="exponential", base=2.0), [[2 / 3, 1 / 3]], rtol=1e-9
+        weigh([[0, 1]], stale, rule="exponential", base=2.0), [[2 / 3, 1 / 3]], rtol=1e-9
     )
     np.testing.assert_allclose(
-        weigh([[0, 1]], stale, weighting="exponential", base=0.5), [[1 / 3, 2 / 3]], rtol=1e-9
+        weigh([[0, 1]], stale, rule="exponential", base=0.5), [[1 / 3, 2 / 3]], rtol=1e-9
     )
 
 
 @pytest.mark.parametrize(
     "rule",
-    [{"weighting": "eq8", "average": average} for average in AVERAGES]
-    + [{"weighting": w} for w in OTHERS],
+    [{"rule": "eq8", "average": average} for average in AVERAGES] + [{"rule": w} for w in OTHERS],
 )
 def test_a_batch_of_lanes_equals_lanes_alone(rule: dict[str, str]) -> None:
     """The lanes differ in their schedules and in every traced setting."""
@@ -350,7 +346,7 @@ def test_a_batch_of_lanes_equals_lanes_alone(rule: dict[str, str]) -> None:
 def test_settings_are_checked() -> None:
     check(StalenessWeights())
     for bad in (
-        {"weighting": "eq9"},
+        {"rule": "eq9"},
         {"average": "median"},
         {"window": 0},
         {"decay": 1.5},

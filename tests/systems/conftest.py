@@ -116,8 +116,8 @@ def kind(system: System, regression: Callable, noisy_mean: Callable) -> Kind:
         return _kind_of_gradients(system, regression)
     if system.name == "em":
         # EM has no numeric settings except its clock's.
-        return Kind(noisy_mean, "round_time", {}, ("objective", "mean_field"), {}, {}, False)
-    changed = {"participation": 0.3, "alpha": 0.1, "round_time": 2.0}
+        return Kind(noisy_mean, "round_length", {}, ("objective", "mean_field"), {}, {}, False)
+    changed = {"participation": 0.3, "alpha": 0.1, "round_length": 2.0}
     if system.name == "vr_fedem":
         changed["inner_steps"] = 3.0
     start = {"memory_start": "zero"}
@@ -127,17 +127,16 @@ def kind(system: System, regression: Callable, noisy_mean: Callable) -> Kind:
 
 
 def _kind_of_gradients(system: System, regression: Callable) -> Kind:
-    changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "lr_scale": 0.9, "server_interact": 2.0}
+    changed = {"rate_slow": 0.1, "slow_fraction": 0.6, "server_interact": 2.0}
     if system.name in GROUPED:
         # Its clock has delays of groups instead of clients.
-        changed = {"shift": 0.6, "mean": 0.1, "lr_scale": 0.9, "exchange_shift": 1.0}
+        changed = {"shift": 0.6, "mean": 0.1, "exchange_shift": 1.0}
         changed["sync_time"] = 3.0
     if system.name == "gen_async":
         # Its server takes every gradient when it arrives.
         del changed["server_interact"]
     metrics = ("loss", "client_variance")
     if system.name == "langevin":
-        del changed["lr_scale"]
         quiet = {"temperature": 0.0}
         return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
     make = partial(regression, is_split=True) if system.name == "fedper" else regression

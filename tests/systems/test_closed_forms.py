@@ -97,7 +97,10 @@ def test_fedavg_is_biased_and_scaffold_and_feddyn_are_not() -> None:
     fedavg = last_models("fedavg", {"lr": [LR]})[0]
     np.testing.assert_allclose(fedavg, mean(share(LR)), rtol=0, atol=1e-12)
     assert np.abs(fedavg - OPTIMUM).max() > 0.05
-    for name, setting in (("scaffold", {"server_lr": [1.0, 0.5]}), ("feddyn", {"alpha": [0.5]})):
+    for name, setting in (
+        ("scaffold", {"server_lr": [1.0, 0.5]}),
+        ("feddyn", {"regularization": [0.5]}),
+    ):
         # FedDyn's clients solve their problems to within 1e-9.
         steps = 80 if name == "feddyn" else K
         found = last_models(name, setting, num_selected=3, local_steps=steps)

@@ -171,7 +171,7 @@ def test_the_fixed_point_of_hierfavg() -> None:
         batch_size=1,
         aggregation="average",
         sync_time=0.0,
-        client_weights="examples",
+        weighting="examples",
         group_weights="examples",
     )
     swept = {"min_iterations": [1, 4], "proximal": [0.0, 2.0]}

@@ -110,7 +110,7 @@ def test_without_memories_there_is_a_floor(toy: latent.Estimation) -> None:
 
     Here v is the sum of the compressor's variances for the clients' fields at the fixed point.
     """
-    hyper = FEDEM.Hyper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS, aggregation="naive")
+    hyper = FEDEM.Hyper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS, field_rule="naive")
     path = replay(FEDEM, toy, hyper)
     fields = client_fields(toy, jnp.asarray(root(toy)))
     variance = (
@@ -132,8 +132,8 @@ def test_partial_participation_without_memories_has_a_floor(toy: latent.Estimati
     remove the floor.
     """
     gamma, half = 0.3, FEDEM.Hyper(**FULL, gamma=0.3, participation=0.5)
-    naive = replay(FEDEM, toy, half.replace(aggregation="naive"))
-    local = replay(FEDEM, toy, half.replace(aggregation="local_memory"))
+    naive = replay(FEDEM, toy, half.replace(field_rule="naive"))
+    local = replay(FEDEM, toy, half.replace(field_rule="local_memory"))
     np.testing.assert_allclose(naive.states.server, local.states.server, rtol=0, atol=1e-12)
     assert local.states.memory.clients.any()
     squares = (client_fields(toy, jnp.asarray(root(toy))) ** 2).sum() / N**2
@@ -166,7 +166,7 @@ def test_mini_batches_of_everything_without_replacement_are_em(toy: latent.Estim
     path = replay(
         FEDEM,
         toy,
-        FEDEM.Hyper(num_clients=N, sampling="without_replacement", batch_size=M, gamma=1.0),
+        FEDEM.Hyper(num_clients=N, batches="without_replacement", batch_size=M, gamma=1.0),
     )
     best, start = root(toy), np.full(D, 3.0)
     exact = best + (1 - SLOPE) ** np.arange(TICKS + 1)[:, None] * (start - best)
@@ -185,7 +185,7 @@ def test_memories_change_nothing_without_compression_and_mini_batches_leave_a_fl
     """
     base = FEDEM.Hyper(num_clients=N, batch_size=5, gamma=0.4, memory_start="zero")
     path = replay(FEDEM, toy, base.replace(alpha=0.3), base)
-    naive = replay(FEDEM, toy, base.replace(aggregation="naive"))
+    naive = replay(FEDEM, toy, base.replace(field_rule="naive"))
     for other in (path.states.server[1], naive.states.server[0]):
         np.testing.assert_allclose(path.states.server[0], other, rtol=0, atol=1e-12)
     assert np.abs(path.states.server[0] - naive.states.server[1]).max() > 1e-2  # Seeds differ.

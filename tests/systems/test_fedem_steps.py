@@ -204,10 +204,10 @@ def test_a_full_pass_goes_over_every_example_once(toy: latent.Estimation) -> Non
     ("make", "words"),
     [
         (lambda: VR.Hyper(inner_steps=2.5), "inner_steps"),
-        (lambda: VR.Hyper(sampling="full"), "sampling"),
+        (lambda: VR.Hyper(batches="full"), "batches"),
         (lambda: FEDEM.Hyper(participation=0.0), "participation"),
         (lambda: FEDEM.Hyper(gamma=-1.0), "gamma"),
-        (lambda: FEDEM.Hyper(aggregation="dem"), "aggregation"),
+        (lambda: FEDEM.Hyper(field_rule="dem"), "memories.field_rule"),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], Any], words: str) -> None:
@@ -233,7 +233,7 @@ def test_mini_batches_without_replacement_that_are_too_large_are_refused(
     toy: latent.Estimation,
 ) -> None:
     for system in (FEDEM, VR):
-        hyper = system.Hyper(num_clients=N, sampling="without_replacement", batch_size=M + 1)
+        hyper = system.Hyper(num_clients=N, batches="without_replacement", batch_size=M + 1)
         with pytest.raises(
             ConfigError,
             match=f"batch_size is {M + 1}, but must be at most {M}, the fewest examples",

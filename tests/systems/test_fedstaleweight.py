@@ -41,7 +41,7 @@ def reweighted(timeline: Timeline, **rule: Any) -> Timeline:
         weight = _weigh(
             timeline.clients,
             staleness,
-            SYSTEM.Hyper(**rule),
+            SYSTEM.Hyper(**rule).staleness,
             num_clients=int(np.max(timeline.clients)) + 1,
         )
     return timeline._replace(weight=np.asarray(weight))
@@ -75,13 +75,13 @@ def run(quadratics: Located) -> fedjax_sim.Run:
 # Mean and standard deviation over six runs of another simulator (three for the last), noted with
 # four digits.
 INFLUENCE = {
-    "buffer mean": ({"weighting": "mean"}, 0.0698, 0.0002),
+    "buffer mean": ({"rule": "mean"}, 0.0698, 0.0002),
     "equation 8": ({}, 0.2021, 0.0015),
     "equation 8, cumulative": ({"average": "cumulative"}, 0.2021, 0.0015),
-    "algorithm 1": ({"weighting": "alg1"}, 0.1830, 0.0010),
-    "as coded": ({"weighting": "code_exact"}, 0.2193, 0.0018),
-    "reverse exponential": ({"weighting": "exponential", "base": 2.0}, 0.3120, 0.0037),
-    "inverse root": ({"weighting": "polynomial"}, 0.0359, 0.0002),
+    "algorithm 1": ({"rule": "alg1"}, 0.1830, 0.0010),
+    "as coded": ({"rule": "code_exact"}, 0.2193, 0.0018),
+    "reverse exponential": ({"rule": "exponential", "base": 2.0}, 0.3120, 0.0037),
+    "inverse root": ({"rule": "polynomial"}, 0.0359, 0.0002),
     "not normalised": ({"normalised": False}, 0.333, 0.001 * 2**0.5),
 }
 
@@ -158,7 +158,7 @@ def test_the_model_settles_at_the_slow_clients_influence(run: fedjax_sim.Run) ->
 
 
 @pytest.mark.parametrize(
-    ("rule", "point"), [({"weighting": "mean"}, 0.070), ({"normalised": False}, 1 / 3)]
+    ("rule", "point"), [({"rule": "mean"}, 0.070), ({"normalised": False}, 1 / 3)]
 )
 def test_the_model_settles_by_its_weights(
     run: fedjax_sim.Run, quadratics: Located, rule: dict[str, Any], point: float
@@ -200,7 +200,7 @@ def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Ca
             [FAST, SLOW], num_clients=[10, 5], buffer_size=5, weight=formula
         )[1]
         found = [
-            slow_influence(reweighted(each, **(settings | {"weighting": weighting})), skip=0.1)
+            slow_influence(reweighted(each, **(settings | {"rule": weighting})), skip=0.1)
             for each in timelines
         ]
         error = np.std(found, ddof=1) / np.sqrt(len(found))
@@ -225,7 +225,7 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
         np.zeros(clients.shape),
         version,
     )
-    known = reweighted(by_hand, weighting="code")
+    known = reweighted(by_hand, rule="code")
     # Staleness: 0, 0, 1 and 0 of client 0; 0, 0 and 1 of client 1; 2 of client 2.
     np.testing.assert_allclose(
         known.weight, [[0, 0], [0, 0], [6 / 7, 1 / 7], [4 / 7, 3 / 7]], rtol=1e-12
@@ -234,7 +234,7 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
         timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known))
     )
     problem = Located.of(np.array([[1.0], [2.0], [5.0]], "float32"))
-    hyper = SYSTEM.Hyper(num_clients=3, buffer_size=2, weighting="code", **OPTIMA)
+    hyper = SYSTEM.Hyper(num_clients=3, buffer_size=2, rule="code", **OPTIMA)
     run = fedjax_sim.simulate(
         system, problem, hyper, budget=fedjax_sim.Ticks(4), num_evals=4, layout=Layout(2, False, 1)
     )
@@ -280,10 +280,13 @@ def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
 
 BAD = {
     "two updates at a time": ({"buffer_size": 2}, "buffer_size is 2, but must be left at 1"),
-    "weight of an update alone": ({"normalised": True}, "normalised is True, but must be false"),
+    "weight of an update alone": (
+        {"normalised": True},
+        "staleness.normalised is True, but must be false",
+    ),
     "averaged staleness": (
-        {"weighting": "eq8"},
-        "weighting is 'eq8', but must be one of polynomial, hinge, exponential, mean",
+        {"rule": "eq8"},
+        "staleness.rule is 'eq8', but must be one of polynomial, hinge, exponential, mean",
     ),
     "mixing nothing": (
         {"mixing": 0.0},

@@ -52,10 +52,10 @@ def least_squares(regression: Callable) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("client_weights", "sampling"), [("equal", "with_replacement"), ("examples", "shuffled_epochs")]
+    ("weighting", "sampling"), [("equal", "with_replacement"), ("examples", "shuffled_epochs")]
 )
 def test_a_groups_gradient_is_the_mean_of_its_clients(
-    least_squares: Any, client_weights: str, sampling: str
+    least_squares: Any, weighting: str, sampling: str
 ) -> None:
     """Every client uses its batch and its noise, whether all are in one batch or three at a time.
 
@@ -66,7 +66,7 @@ def test_a_groups_gradient_is_the_mean_of_its_clients(
         "association": GROUP_OF,
         "batch_size": 2,
         "sampling": sampling,
-        "client_weights": client_weights,
+        "weighting": weighting,
     }
     with jax.enable_x64(True):
         key, model, offset, q = (
@@ -84,7 +84,7 @@ def test_a_groups_gradient_is_the_mean_of_its_clients(
             in_group = np.flatnonzero(np.asarray(GROUP_OF) == group)
             weight = (
                 np.asarray(least_squares.counts)[in_group]
-                if client_weights == "examples"
+                if weighting == "examples"
                 else np.ones(len(in_group))
             )
             for at_once in (1000, 3):
@@ -327,15 +327,15 @@ def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> No
 BAD: dict[str, tuple[dict, str]] = {
     "momentum in pieces": (
         {"ticks_per_round": 2, "optimizer": optax.adam},
-        "ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
+        "clock.ticks_per_round is 2, but must be 1 with an optimizer other than sgd",
     ),
     "shuffles in pieces": (
         {"ticks_per_round": 2, "sampling": "reshuffled"},
-        'ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
+        'clock.ticks_per_round is 2, but must be 1 with sampling "reshuffled"',
     ),
     "epochs of absent clients": (
         {"active_per_group": 2, "sampling": "shuffled_epochs"},
-        "sampling is 'shuffled_epochs', but must be \"with_replacement\" with active_per_group",
+        "training.sampling is 'shuffled_epochs', but must be \"with_replacement\" with",
     ),
     "unknown aggregation": (
         {"aggregation": "sum"},

@@ -16,7 +16,7 @@ from fedjax_sim import ConfigError, Plan
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import check, fields, fixed, struct
+from fedjax_sim.settings import check, fixed, names_of, struct
 from fedjax_sim.types import full_precision_bits
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, emptied, events_of, replay
 
@@ -64,11 +64,12 @@ def problem_for(name: str, regression: Callable) -> Any:
 def test_all_systems_that_average_models_have_all_options() -> None:
     """Each of them: a compressor up, a compressor down, and error feedback."""
     table = {
-        name: [each in fields(system.Hyper) for each in OPTIONS] for name, system in SYSTEMS.items()
+        name: [each in names_of(system.Hyper) for each in OPTIONS]
+        for name, system in SYSTEMS.items()
     }
     assert len(table) == 21
     assert {name for name, row in table.items() if not all(row)} == set()
-    private = {name for name, system in SYSTEMS.items() if "privacy" in fields(system.Hyper)}
+    private = {name for name, system in SYSTEMS.items() if "privacy" in names_of(system.Hyper)}
     assert private >= {"fedavg", "fedprox", "fedopt", "fedadam", "ditto"}
     assert not private & {"fedbuff", "fedasync", "fedstaleweight", "favano", "scaffold", "fednova"}
 
@@ -221,12 +222,16 @@ def test_estimates_behind_groups_that_report_twice_are_refused(small: Callable) 
     """A second round would need the estimates of the first, which is in the same tick."""
     system, compression = SYSTEMS["async_hierarchical"], parse_compressor("sign")
     hyper = small(system, compression=compression, error_feedback=True, num_reports=2)
-    with pytest.raises(ConfigError, match="error_feedback is True, but must be false with num_rep"):
+    with pytest.raises(
+        ConfigError, match=r"messages\.error_feedback is True, but must be false with num_rep"
+    ):
         check(hyper)
 
 
 def test_lossy_statistics_are_refused(small: Callable) -> None:
     """Those of Adam: a second moment must not become negative."""
     hyper = small(SYSTEMS["mimelite"], optimizer=optax.adam, downlink=parse_compressor("sign"))
-    with pytest.raises(ConfigError, match="downlink is 'sign', but must be identity unless the op"):
+    with pytest.raises(
+        ConfigError, match=r"messages\.downlink is 'sign', but must be identity unless the op"
+    ):
         check(hyper)

@@ -14,14 +14,14 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import fields
+from fedjax_sim.settings import fields, value_of
 from fedjax_sim.timelines import Arrivals
 
 SYSTEMS = fedjax_sim.SYSTEMS
 WHOLE = Layout(7, False, 1)
 FIXED = {"rate_fast": 1.0, "rate_slow": 1.0}
 """A local step takes one unit of time, for everyone."""
-BLOCKED = {"restart": "after_interaction", "weighting": "mean"}
+BLOCKED = {"restart": "after_interaction", "rule": "mean"}
 """FedBuff with all clients at work, who wait for the server, and without discount."""
 
 
@@ -237,7 +237,7 @@ def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedj
 def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
     """Return FedStaleWeight's settings of clients, buffer and restarts, for an equal mean."""
     hyper = SYSTEMS["fedstaleweight"].Hyper(**({"num_clients": 7, "local_steps": 3} | changes))
-    return {name: getattr(hyper, name) for name in fields(Arrivals)} | {"weighting": "mean"}
+    return {name: value_of(hyper, name) for name in fields(Arrivals)} | {"rule": "mean"}
 
 
 def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
@@ -263,14 +263,14 @@ def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
 def test_the_codes_weights_never_move_a_synchronous_model(least_squares: Any) -> None:
     """Nothing is ever stale, so all weights are 0, and all versions are the same model."""
     models, schedule = learnt(
-        "fedstaleweight", least_squares, buffer_size=7, restart="new_version", weighting="code"
+        "fedstaleweight", least_squares, buffer_size=7, restart="new_version", rule="code"
     )
     np.testing.assert_array_equal(models, np.broadcast_to(models[0], models.shape))
     np.testing.assert_array_equal(schedule.version[-1], np.full(7, 11))
 
 
 # The buffer is as large as the number of clients, who have two speeds.
-FREE = {"buffer_size": 7, "restart": "free", "weighting": "mean"}
+FREE = {"buffer_size": 7, "restart": "free", "rule": "mean"}
 TOGETHER = {"rate_fast": 1.0, "rate_slow": 1.0, "spread_fast": 0.0, "spread_slow": 0.0}
 """One speed without spread: all updates arrive at the same time."""
 

@@ -15,8 +15,10 @@ from fedjax_sim.types import Timeline
 
 UNIT = 1024.0
 """Units of the second schedule in one of the first: a power of 2, so that products are exact."""
-WITH_A_TABLE = [s for s in fedjax_sim.SYSTEMS.values() if "client_table" in fields(s.Hyper)]
-WITH_A_TRACE = [s for s in WITH_A_TABLE if "trace" in fields(s.Hyper) and s.name != "gen_async"]
+WITH_A_TABLE = [s for s in fedjax_sim.SYSTEMS.values() if "delays.client_table" in fields(s.Hyper)]
+WITH_A_TRACE = [
+    s for s in WITH_A_TABLE if "delays.trace" in fields(s.Hyper) and s.name != "gen_async"
+]
 
 
 def table(unit: float = 1.0, **changes: Any) -> ClientTable:
@@ -43,7 +45,7 @@ def settings_of(system: System, small: Callable, **changes: Any) -> Any:
     """Make settings of a system for seven clients that have delays of their own."""
     own: dict[str, Any] = {"favano": {"reweight": "estimated"}}.get(system.name, {})
     if system.name in GROUPED:
-        own = {"num_clients": 7, "batch_size": 2, "delays": "client"}
+        own = {"num_clients": 7, "batch_size": 2, "delays_of": "client"}
         return system.Hyper(**own, **changes)
     return small(system, **own, **changes)
 
@@ -106,16 +108,19 @@ def test_schedules_of_a_trace_have_its_unit(name: str, small: Callable, draw: Ca
     compare(make, system.timeline, draw)
 
 
-EXCHANGES = {"exchange_shift_per_group", "exchange_shift", "exchange_mean_per_group"}
+INTERACT = "clock.server_interact"
+EXCHANGES = {
+    f"exchange.exchange_{name}" for name in ("shift_per_group", "shift", "mean_per_group", "mean")
+}
 NEEDED = {
-    "quafl": {"server_wait", "server_interact"},
-    "favano": {"server_wait", "server_interact"},
+    "quafl": {"clock.server_wait", INTERACT},
+    "favano": {"clock.server_wait", INTERACT},
     "fedbuff": set(),
     "fedstaleweight": set(),
     "fedasync": set(),
     "langevin": set(),
     "gen_async": set(),
-    **{name: {"sync_time", "exchange_mean", *EXCHANGES} for name in GROUPED},
+    **{name: {"sync_time", *EXCHANGES} for name in GROUPED},
 }
 """Times that must be given with a table of rates, by system; of others the exchange alone."""
 
@@ -124,25 +129,29 @@ NEEDED = {
 def test_times_must_be_given_in_the_unit_of_a_table(system: System, small: Callable) -> None:
     """Rates too, if the table has only hours. Losses have no unit."""
     make = partial(settings_of, system, small)
-    needed = NEEDED.get(system.name, {"server_interact"})
+    needed = NEEDED.get(system.name, {INTERACT})
     rated = partial(make, client_table=table(), runtime_law="runtime_exp")
     assert set(given(rated)[1]) == needed
     hours = ClientTable(available=[[(0.0, 20.0)]] * 7)
     # All clients of FA-LD have one speed.
-    rates = {"rate_fast"} if system.name == "langevin" else {"rate_fast", "rate_slow"}
+    rates = (
+        {"delays.rate_fast"}
+        if system.name == "langevin"
+        else {"delays.rate_fast", "delays.rate_slow"}
+    )
     assert set(given(partial(make, client_table=hours))[1]) == needed | rates
     if system.name != "favano":
         assert not given(partial(make, client_table=ClientTable(drop_rate=np.full(7, 0.1))))[1]
     if system.name == "fedbuff":
         waiting = partial(rated, restart="after_interaction")
-        assert set(given(waiting)[1]) == {"server_interact"}
+        assert set(given(waiting)[1]) == {INTERACT}
 
 
 @pytest.mark.parametrize("system", WITH_A_TRACE, ids=ids(WITH_A_TRACE))
 def test_times_must_be_given_in_the_unit_of_a_trace(system: System, small: Callable) -> None:
     """Arrivals have no other times than those of the trace."""
     make = partial(settings_of, system, small, trace=trace())
-    assert set(given(make)[1]) == NEEDED.get(system.name, {"server_interact"})
+    assert set(given(make)[1]) == NEEDED.get(system.name, {INTERACT})
 
 
 def test_a_number_that_is_given_may_equal_the_default(small: Callable) -> None:
@@ -152,8 +161,8 @@ def test_a_number_that_is_given_may_equal_the_default(small: Callable) -> None:
     with pytest.raises(ConfigError) as error:
         check(small(fedjax_sim.SYSTEMS["quafl"], trace=trace()))
     assert str(error.value) == (
-        "server_wait is 4.0, but must be given in the unit of time of the trace, and so must "
-        "server_interact: defaults are in another unit."
+        "clock.server_wait is 4.0, but must be given in the unit of time of the trace, and so must "
+        "clock.server_interact: defaults are in another unit."
     )
 
 

@@ -12,7 +12,13 @@ from fedjax_sim.systems.langevin.control_variates import (
     ControlVariates,
     count_control_bits,
 )
-from fedjax_sim.systems.langevin.langevin import Hyper, State, algorithm, system
+from fedjax_sim.systems.langevin.langevin import (
+    Dynamics,
+    Hyper,
+    State,
+    algorithm,
+    system,
+)
 from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
 from fedjax_sim.systems.langevin.preconditioning import (
     Preconditioner,
@@ -25,6 +31,7 @@ __all__ = [
     "Anchor",
     "ControlVariates",
     "Controls",
+    "Dynamics",
     "Hyper",
     "ModelMemories",
     "Preconditioner",

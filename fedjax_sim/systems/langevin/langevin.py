@@ -39,8 +39,8 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
   data would reach, so that shared noise, which the server knows, costs nothing. With K = 1, rho = 1
   and h = 0 this is QLSD (Vono, Plassier, Durmus, Dieuleveut and Moulines 2022, arXiv 2106.00797),
   whose noise is the server's. `memory` alpha is the step size of the memories h_c, which follow the
-  clients' progress (`model_memories`); with `control="client"` this is QLSD++.
-- `control`: mini-batch gradients are corrected by whole gradients at an anchor
+  clients' progress (`model_memories`); with `anchor="client"` this is QLSD++.
+- `anchor`: mini-batch gradients are corrected by whole gradients at an anchor
   (`control_variates`): variance reduction, or the conducive gradients of FSGLD.
 - `friction` a < 1: SGHMC (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15),
   v <- (1 - a) v - eta grad f^c + noise of temperature a tau, theta <- theta + v. Velocities are

@@ -1,6 +1,7 @@
 """The privacy of a run: Theorem 6.1 next to the tight accountants of dp-accounting."""
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import optax
 
 from fedjax_sim.checking import AtLeast0, Count, Fraction, checked
 from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after
-from fedjax_sim.settings import ConfigError, value_of
+from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.theory.langevin.setup import PrivacySetup
 from fedjax_sim.theory.langevin.theorem import guarantee
 
@@ -160,10 +161,10 @@ def _settings_of(run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return the settings of a run's lanes, of which some must be equal, and its schedules."""
     lanes = getattr(run, "hypers", [run])
     for name in _ACCOUNTED:
-        values = {_plain(getattr(each, name, None)) for each in lanes}
-        if None in values:
+        if not all(is_dataclass(each) and name in fields(type(each)) for each in lanes):
             allowed = "one of FA-LD, or a run of it"
             raise ConfigError("run", type(lanes[0]).__module__, allowed)
+        values = {_plain(value_of(each, name)) for each in lanes}
         if len(values) > 1:
             raise ConfigError(name, ", ".join(map(str, sorted(values))), _ONE_VALUE)
     return lanes, getattr(run, "timelines", ())
@@ -187,8 +188,9 @@ def _plain(value: Any) -> Any:
 
 
 _ACCOUNTED = (
-    *("step_size", "temperature", "rho", "friction", "local_steps", "batch_size"),
-    *("gradient", "example_clip", "participation", "num_selected", "control"),
+    *("step_size", "temperature", "rho", "dynamics.friction", "local_steps", "batch_size"),
+    *("gradient", "training.example_clip", "participants", "num_selected"),
+    "control_variates.anchor",
 )
 """Settings on which the privacy of a run depends, and which may have several values."""
 
@@ -210,7 +212,7 @@ def _check_accounted(hyper: Any, sensitivity: float) -> None:
         raise ConfigError("rho", float(hyper.rho), "below 1: shared noise protects nothing")
     if hyper.control_variates.anchor == "global":
         allowed = "none or client to be accounted for, as global ones are sent without noise"
-        raise ConfigError("anchor", hyper.control_variates.anchor, allowed)
+        raise ConfigError("control_variates.anchor", hyper.control_variates.anchor, allowed)
     for name, needed, allowed in (
         ("step_decay", 0, "0 to be accounted for"),
         ("dynamics.noise_correction", False, "false to be accounted for"),

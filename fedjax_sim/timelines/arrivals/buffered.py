@@ -173,7 +173,7 @@ class Arrivals(Clients):
             drop_rate = self.delays.client_table.drop_rate
         if self.clock.restart == "fresh" and np.max(drop_rate) > 0:
             allowed = '0 under restart = "fresh", which draws no second update in a tick'
-            raise ConfigError("drop_rate", float(np.max(drop_rate)), allowed)
+            raise ConfigError("delays.drop_rate", float(np.max(drop_rate)), allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""

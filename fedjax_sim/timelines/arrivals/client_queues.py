@@ -53,7 +53,8 @@ class ClientQueues(Clients):
             allowed = f"one number, or num_clients = {self.num_clients}"
             raise ConfigError("routing", f"of {np.size(self.routing)} numbers", allowed)
         if self.delays.trace is not None:
-            raise ConfigError("trace", "given", "left out: the server decides who gets a task")
+            allowed = "left out: the server decides who gets a task"
+            raise ConfigError("delays.trace", "given", allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""

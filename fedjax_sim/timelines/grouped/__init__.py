@@ -12,7 +12,11 @@ from fedjax_sim.timelines.grouped.arrivals import (
     schedule_group_arrivals,
 )
 from fedjax_sim.timelines.grouped.groups import (
+    ExchangeDelays,
+    GroupClock,
+    Grouping,
     Groups,
+    IterationDelays,
     Members,
     complete_groups,
     delay_sizes,
@@ -26,8 +30,12 @@ from fedjax_sim.timelines.grouped.rounds import (
 )
 
 __all__ = [
+    "ExchangeDelays",
     "GroupArrivals",
+    "GroupClock",
+    "Grouping",
     "Groups",
+    "IterationDelays",
     "Members",
     "aggregation_weights",
     "complete_groups",

@@ -15,8 +15,8 @@ path t_i and the length of a round grow with S.
 The paper's symbols: S is `sync_times`, tau_{i,l}^u is `iteration_times`, t_i^u is
 `GroupWork.steps`, and tau_g^u is `exchange_times`.
 
-Clients that have hours (with `delays="client"`) stop at a break, and continue after it; their group
-waits for them. Rounds are then drawn one after another, because delays depend on when a round
+Clients that have hours (with `delays_of="client"`) stop at a break, and continue after it; their
+group waits for them. Rounds are then drawn one after another, because delays depend on when a round
 begins.
 
 Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.

@@ -80,7 +80,7 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
         fixed = step(fixed)
     assert float(jnp.linalg.norm(problem.mean_field(fixed))) < 1e-9
     best = float(problem.objective(problem.maximise(fixed)))
-    base = FEDEM.Hyper(num_clients=servers, sampling="full", batch_size=1, gamma=0.2)
+    base = FEDEM.Hyper(num_clients=servers, batches="full", batch_size=1, gamma=0.2)
     for unbiased in (True, False):
         cells = latent.CellSampling(
             shape=shape,
@@ -137,7 +137,7 @@ def test_cells_of_another_matrix_are_refused() -> None:
         fedjax_sim.simulate(
             FEDEM,
             problem,
-            FEDEM.Hyper(num_clients=2, sampling="full", batch_size=1, compression=sampling),
+            FEDEM.Hyper(num_clients=2, batches="full", batch_size=1, compression=sampling),
             budget=fedjax_sim.Ticks(1),
         )
     with pytest.raises(ConfigError, match=r"shape is \(0, 0\)"):

@@ -161,7 +161,7 @@ def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any
     y = PCA(2, whiten=True).fit_transform(IRIS)
     problem, start = problem_of("full", y)
     given = problem.replace(start=start)  # type: ignore[attr-defined]
-    options = {"participation": 0.5, "sampling": "full", "gamma": 0.05, "batch_size": 70}
+    options = {"participation": 0.5, "batches": "full", "gamma": 0.05, "batch_size": 70}
     hyper = fedem.Hyper(num_clients=4, compression=parse_compressor("block:block=4"), **options)
     run = fedjax_sim.sweep(
         fedem.system, given, hyper, seeds=2, budget=fedjax_sim.Ticks(3000), num_evals=10

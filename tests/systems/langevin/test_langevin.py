@@ -74,7 +74,7 @@ def test_at_temperature_zero_a_uniform_subset_is_fedavgs_cohort(regression: Call
     shared = {"num_clients": 7, "num_selected": 4, "local_steps": 4, "batch_size": 2}
     expected = model_path(fedavg.system, problem, fedavg.Hyper(lr=0.05, **shared))
     hyper = langevin.Hyper(
-        step_size=0.05 / 14, temperature=0.0, participation="without_replacement", **shared
+        step_size=0.05 / 14, temperature=0.0, participants="without_replacement", **shared
     )
     np.testing.assert_allclose(
         model_path(langevin.system, problem, hyper), expected, rtol=1e-14, atol=2e-15
@@ -184,16 +184,16 @@ def test_gradients_are_transformed_before_the_noise_is_added() -> None:
     ("settings", "words"),
     [
         (
-            {"participation": "without_replacement"},
-            "participation is 'without_replacement with weights from 1 to 3', but must be full",
+            {"participants": "without_replacement"},
+            "participants is 'without_replacement with weights from 1 to 3', but must be full",
         ),
         (
-            {"participation": "some"},
-            "participation is 'some', but must be one of full, with_replacement, "
+            {"participants": "some"},
+            "participants is 'some', but must be one of full, with_replacement, "
             "without_replacement",
         ),
         (
-            {"participation": "without_replacement", "num_selected": 4, "client_weights": 1.0},
+            {"participants": "without_replacement", "num_selected": 4, "client_weights": 1.0},
             "num_selected is 4, but must be at most",
         ),
         (
@@ -211,9 +211,9 @@ def test_gradients_are_transformed_before_the_noise_is_added() -> None:
         ({"local_steps": 2.5}, "local_steps is 2.5, but must be a whole number"),
         (
             {"transform": optax.sgd},
-            "transform is .*, but must be a function that makes an optax gradient transformation",
+            "dynamics.transform is .*, but must be a function that makes an optax gradient",
         ),
-        ({"round_time": "sum"}, "round_time is 'sum', but must be one of one_draw, mean"),
+        ({"round_time": "sum"}, "clock.round_time is 'sum', but must be one of one_draw, mean"),
     ],
 )
 def test_bad_settings_are_refused(

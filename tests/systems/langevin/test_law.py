@@ -119,7 +119,7 @@ def test_unequal_hessians(participation: str, local_steps: int) -> None:
         problem = GaussianClients.of(
             np.array([1.0, 4.0]), wide([-1.0, 1.0], participation), start=mean
         )
-    settings = {"participation": participation, "num_selected": 1, "local_steps": local_steps}
+    settings = {"participants": participation, "num_selected": 1, "local_steps": local_steps}
     assert_moments(
         chains(problem, RHO, ticks=TICKS[local_steps], **settings),
         mean,
@@ -142,7 +142,7 @@ def test_shared_hessian(case: tuple[str, int, tuple[int, ...]]) -> None:
         problem,
         RHO_SHARED,
         ticks=15,
-        participation=participation,
+        participants=participation,
         num_selected=selected,
         local_steps=4,
     )
@@ -257,7 +257,7 @@ def test_the_correction_takes_the_inflation_off_the_private_noise(
 ) -> None:
     """The private part is divided by the root of the inflation; the shared part stays."""
     counts = (1, 1, 1, 1, 1)
-    scheme = {"participation": participation, "num_selected": 2, "noise_correction": True}
+    scheme = {"participants": participation, "num_selected": 2, "noise_correction": True}
     plain, corrected, shared = (
         increments(rho, counts=counts)[:4],
         increments(rho, counts=counts, **scheme)[:4],
@@ -278,7 +278,7 @@ def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
         hyper = langevin.Hyper(
             num_clients=5,
             num_selected=4,
-            participation="with_replacement",
+            participants="with_replacement",
             local_steps=STEPS,
             step_size=ETA,
             temperature=TAU,

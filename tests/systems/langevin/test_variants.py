@@ -107,7 +107,7 @@ def test_memories_of_some_clients() -> None:
     makes the average of clients with memories closer to that of everyone.
     """
     how = {"local_steps": 2, "rho": 1.0, "gradient": "exact", "num_selected": 1, "temperature": 0.1}
-    how |= {"participation": "without_replacement", "step_size": 0.02}
+    how |= {"participants": "without_replacement", "step_size": 0.02}
     whole = parse_compressor("sparsification:keep=1")
     swept = {"memory": [1e-9, 0.3]}
     models = chains(200, 1, 100, swept=swept, compression=whole, **how).models.reshape(2, 100, 2)
@@ -160,7 +160,7 @@ def test_global_control_variates() -> None:
     """Their mean is that of the target, for any K, and noise of gradients cancels."""
     ticks, how = 6, {"local_steps": 8, "rho": 0.5}
     who = Participation("without_replacement", 2)
-    run = chains(ticks, 1, control="global", participation=who.scheme, num_selected=2, **how)
+    run = chains(ticks, 1, anchor="global", participants=who.scheme, num_selected=2, **how)
     taken = variants.controlled_round(clients((1, 1, 1)), step_size=ETA, participation=who, **how)
     laws = exact_laws.iterate_rounds(taken, exact_laws.point(START), ticks)
     assert_law(run.models, Gaussian(laws.mean[-1], laws.covariance[-1]))
@@ -177,7 +177,7 @@ def test_global_control_variates() -> None:
 def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
     """Nothing else changes: chains are those of exact gradients, with an anchor every 2 rounds."""
     how = {"local_steps": 3, "num": 3}
-    found = chains(5, control="client", control_rounds=2.0, **how)
+    found = chains(5, anchor="client", control_rounds=2.0, **how)
     expected = chains(5, gradient="exact", **how)
     np.testing.assert_allclose(found.models, expected.models, rtol=1e-10)
     assert (found.curves.needed == 5 * 2 * 3 * 3 + 3 * 3).all()
@@ -186,7 +186,7 @@ def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
 def test_anchors_wait_for_a_round_with_reports() -> None:
     """Also the first: no round follows slopes that are not known yet, and none counts in vain."""
     how: dict[str, Any] = {"local_steps": 3, "num": 20, "drop_rate": 0.7}
-    found = chains(5, control="client", control_rounds=2.0, **how)
+    found = chains(5, anchor="client", control_rounds=2.0, **how)
     expected = chains(5, gradient="exact", **how)
     reports = np.stack([(each.clients >= 0).sum(axis=1) for each in found.timelines])
     assert ((reports[:, 0] == 0) & (reports[:, 1] > 0)).any()
@@ -227,9 +227,15 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"memory": 0.5}, "memory is 0.5, but must be 0 unless messages are compressed"),
-        ({"friction": 0.0}, "friction is 0.0, but must be a finite number above 0 and at most 1"),
-        ({"example_clip": 1.0, "gradient": "exact"}, "example_clip is 1.0, but must be 0 with"),
+        ({"memory": 0.5}, "messages.memory is 0.5, but must be 0 unless messages are compressed"),
+        (
+            {"friction": 0.0},
+            "dynamics.friction is 0.0, but must be a finite number above 0 and at most 1",
+        ),
+        (
+            {"example_clip": 1.0, "gradient": "exact"},
+            "training.example_clip is 1.0, but must be 0 with",
+        ),
         ({"compression": parse_compressor("top_k")}, "an unbiased compressor here"),
     ],
 )

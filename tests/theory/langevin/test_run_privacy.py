@@ -65,7 +65,7 @@ def test_control_variates_of_clients() -> None:
 
     A step is sensitive to 2 + q times as much as one of a mini-batch, and Gaussian steps compose.
     """
-    hyper = HYPER.replace(control="client", example_clip=1.0)
+    hyper = HYPER.replace(anchor="client", example_clip=1.0)
     found = privacy.privacy_of(hyper, PROBLEM, 2, sensitivity=1.0)
     noise = 0.1 / 2.1 * math.sqrt(2 * 0.75 / 50 / 1e-7)
     assert found.noise_multiplier == pytest.approx(noise, rel=1e-12) and math.isnan(found.paper)
@@ -85,7 +85,7 @@ def test_outsiders_only_by_choice() -> None:
     assert outsider.paper < server.paper / 3 and outsider.rdp == server.rdp
     assert server.setup.adversary == "server"
     with pytest.warns(privacy.OutsiderWarning), pytest.raises(ConfigError, match="as delta would"):
-        drawn = HYPER.replace(participation="with_replacement")
+        drawn = HYPER.replace(participants="with_replacement")
         privacy.privacy_of(drawn, PROBLEM, 100, sensitivity=1.0, adversary="outsider")
 
 
@@ -111,7 +111,7 @@ def moved() -> Any:
         hyper = langevin.Hyper(
             num_clients=3,
             num_selected=2,
-            participation="without_replacement",
+            participants="without_replacement",
             local_steps=1,
             step_size=0.1,
             temperature=1e-9,
@@ -178,8 +178,11 @@ def test_rounds_that_a_run_does_not_have_are_refused(moved: Any) -> None:
     ("changes", "words"),
     [
         ({"step_decay": 1.0}, "step_decay is 1.0, but must be 0"),
-        ({"noise_correction": True}, "noise_correction is True, but must be false"),
-        ({"preconditioner": "rmsprop"}, "preconditioner is 'rmsprop', but must be none"),
+        ({"noise_correction": True}, "dynamics.noise_correction is True, but must be false"),
+        (
+            {"preconditioner": "rmsprop"},
+            "preconditioning.preconditioner is 'rmsprop', but must be none",
+        ),
         ({"transform": partial(optax.clip, 1.0)}, "but must be optax.identity"),
         ({"client_weights": np.arange(1.0, 51.0)}, "client_weights is .* one value"),
     ],
@@ -197,7 +200,7 @@ def test_every_lane_is_checked(changes: dict, words: str) -> None:
 @pytest.mark.parametrize("adversary", ["server", "outsider"])
 def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
     """With its deltas, which add up to that of the run."""
-    hyper = HYPER.replace(participation="without_replacement")
+    hyper = HYPER.replace(participants="without_replacement")
     found = privacy.privacy_of(hyper, PROBLEM, 100, sensitivity=1.0, adversary=adversary)
     printed = privacy.guarantee(found.setup)
     assert printed.epsilon == found.paper and 0.4e-5 < printed.delta <= found.delta * (1 + 1e-9)
@@ -210,8 +213,16 @@ def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
         (HYPER, {"sensitivity": 1.0, "rounds": None}, "rounds is None, but must be"),
         (HYPER, {"sensitivity": 1.0, "delta": 1.0}, "delta is 1.0"),
         (HYPER.replace(rho=1.0), {"sensitivity": 1.0}, "shared noise protects nothing"),
-        (HYPER.replace(control="global"), {"sensitivity": 1.0}, "control is 'global'"),
-        (HYPER.replace(preconditioner="rmsprop"), {"sensitivity": 1.0}, "preconditioner is"),
+        (
+            HYPER.replace(anchor="global"),
+            {"sensitivity": 1.0},
+            "control_variates.anchor is 'global'",
+        ),
+        (
+            HYPER.replace(preconditioner="rmsprop"),
+            {"sensitivity": 1.0},
+            "preconditioning.preconditioner is",
+        ),
         (
             HYPER.replace(transform=partial(optax.clip, 1.0)),
             {"sensitivity": 1.0},

@@ -230,7 +230,8 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, res
 
 def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
     with pytest.raises(
-        ConfigError, match='send_old_model is False, but must be true under restart = "own_finish"'
+        ConfigError,
+        match=r'clock\.send_old_model is False, but must be true under restart = "own_finish"',
     ):
         check(Arrivals(restart="own_finish"))
 
@@ -639,33 +640,36 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
         ),
         (
             {"restart": "new_version"},
-            """ties is 'random', but must be "client" under restart = "new_version\"""",
+            """clock.ties is 'random', but must be "client" under restart = "new_version\"""",
         ),
         (
             {"restart": "free", "send_old_model": True},
-            'send_old_model is True, but must be false under restart = "free"',
+            'clock.send_old_model is True, but must be false under restart = "free"',
         ),
         (
             {"drop_rate": 0.1, "restart": "fresh"},
-            'drop_rate is 0.1, but must be 0 under restart = "fresh"',
+            'delays.drop_rate is 0.1, but must be 0 under restart = "fresh"',
         ),
         (
             {"off_time": -1.0, "restart": "free"},
-            "off_time is -1.0, but must be a finite number at least 0",
+            "delays.off_time is -1.0, but must be a finite number at least 0",
         ),
         (
             {"drop_rate": 1.0, "restart": "free"},
-            "drop_rate is 1.0, but must be a finite number at least 0 and at most 0.99",
+            "delays.drop_rate is 1.0, but must be a finite number at least 0 and at most 0.99",
         ),
         (
             {"on_time": 0.0, "restart": "free"},
-            "on_time is 0.0, but must be a finite number above 0",
+            "delays.on_time is 0.0, but must be a finite number above 0",
         ),
         (
             {"restart": "never"},
-            "restart is 'never', but must be one of after_interaction, own_finish, replaced",
+            "clock.restart is 'never', but must be one of after_interaction, own_finish, replaced",
         ),
-        ({"throttle": 0.0}, "throttle is 0.0, but must be a finite number above 0 and at most 1"),
+        (
+            {"throttle": 0.0},
+            "clock.throttle is 0.0, but must be a finite number above 0 and at most 1",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -> None:

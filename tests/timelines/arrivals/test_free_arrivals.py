@@ -482,7 +482,7 @@ def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) ->
     has_breaks = hyper.delays.off_time > 0
     for seed, (taken, lots, loss, phases) in enumerate(drawn):
         lost = loss < hyper.delays.drop_rate
-        taken = taken / np.where(np.arange(6) == 0, hyper.throttle, 1.0)[:, None]
+        taken = taken / np.where(np.arange(6) == 0, hyper.clock.throttle, 1.0)[:, None]
         expected = one_by_one(
             NUM_TICKS * SIZE,
             taken.tolist(),

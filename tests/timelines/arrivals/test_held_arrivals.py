@@ -165,7 +165,7 @@ def test_clients_that_are_held_back(
             taken,
             lots if ties == "random" else None,
             size=size,
-            interact=hyper.server_interact,
+            interact=hyper.clock.server_interact,
             restart=restart,
             send_old_model=send_old_model,
         )
@@ -217,7 +217,7 @@ def test_clients_that_all_start_anew(draw: Callable, ties: str) -> None:
             tie = np.asarray(lots[t]) if ties == "random" else np.arange(70)
             first = np.lexsort((tie, taken[:, t]))[:3]
             np.testing.assert_array_equal(schedule.clients[seed, t], first)
-            clock += taken[first[-1], t] + hyper.server_interact
+            clock += taken[first[-1], t] + hyper.clock.server_interact
             assert schedule.time[seed, t] == clock
 
 

@@ -169,17 +169,17 @@ def test_unknown_names_are_reported_by_row_and_value(
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (Arrivals(num_clients=4, client_table=NAMED), "client_table is 'of 3 rows'"),
-        (Arrivals(bits_up=8.0), "bits_up is 8.0, but must be 0 without a client_table"),
+        (Arrivals(num_clients=4, client_table=NAMED), "delays.client_table is 'of 3 rows'"),
+        (Arrivals(bits_up=8.0), "delays.bits_up is 8.0, but must be 0 without a client_table"),
         (
             Arrivals(num_clients=2, buffer_size=1, client_table=ClientTable(drop_rate=[0, 0.5]),
                      drop_rate=0.1),
-            "drop_rate is 0.1, but must be left at 0.0 with a table of clients",
+            "delays.drop_rate is 0.1, but must be left at 0.0 with a table of clients",
         ),
         (
             Arrivals(num_clients=1, buffer_size=1, off_time=1.0,
                      client_table=ClientTable(available=[[(0, 1)]])),
-            "off_time is 1.0, but must be left at 0.0 with a table of clients",
+            "delays.off_time is 1.0, but must be left at 0.0 with a table of clients",
         ),
         (
             Contacts(num_clients=2, num_selected=1, trace=Trace([0, 1], [0, 0], [1, 1]),

@@ -237,7 +237,7 @@ def test_days_of_clients(draw: Callable) -> None:
 def test_iterations_of_groups_take_transfers(draw: Callable) -> None:
     """A group waits for its slowest client, messages included."""
     table = ClientTable(RATE, up=UP, down=DOWN)
-    groups = {"num_groups": 2, "group_sizes": (2, 3), "delays": "client", "sync_time": 0.0}
+    groups = {"num_groups": 2, "group_sizes": (2, 3), "delays_of": "client", "sync_time": 0.0}
     hyper = Groups(
         num_clients=NUM,
         client_table=table,
@@ -259,7 +259,7 @@ def test_iterations_of_groups_take_transfers(draw: Callable) -> None:
 def test_groups_wait_for_clients_that_are_away(draw: Callable) -> None:
     """In rounds of all groups, and for groups that report one by one. Losses take no time."""
     certain = {"exchange_shift": 0.5, "exchange_shift_per_group": 0.0, "sync_time": 5.0}
-    certain |= {"exchange_mean": 0.0, "exchange_mean_per_group": 0.0, "delays": "client"}
+    certain |= {"exchange_mean": 0.0, "exchange_mean_per_group": 0.0, "delays_of": "client"}
     sizes, members = {"num_groups": 2, "group_sizes": (2, 3)}, [[0, 1], [2, 3, 4]]
 
     def round_of(group: int, start: float) -> tuple[float, int]:
@@ -306,7 +306,7 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
     np.testing.assert_allclose(
         run.timelines[0].time, (10 + 1 + 96 / 16 + 96 / 48) * np.arange(1, 4)
     )
-    assert (run.hypers[0].bits_up, run.hypers[0].bits_down) == (96, 96)
+    assert (run.hypers[0].delays.bits_up, run.hypers[0].delays.bits_down) == (96, 96)
     compression = fedjax_sim.compression.BlockQuantization()
     up, down = system.messages.bits(jnp.zeros(3), hyper.replace(compression=compression))
     assert up < down == 96
@@ -319,8 +319,8 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (Groups(num_clients=2, off_time=1.0), "off_time is 1.0, but must be left at 0.0"),
-        (Arrivals(restart="fresh", drop_rate=0.5), 'drop_rate is 0.5, but must be 0 under restart'),
+        (Groups(num_clients=2, off_time=1.0), "delays.off_time is 1.0, but must be left at 0.0"),
+        (Arrivals(restart="fresh", drop_rate=0.5), 'delays.drop_rate is 0.5, but must be 0 under'),
         (
             fedjax_sim.SYSTEMS["favano"].Hyper(drop_rate=0.5),
             "reweight is 'stochastic', but must be one of none, estimated_stochastic, estimated",

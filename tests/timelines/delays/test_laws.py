@@ -309,12 +309,12 @@ WIDE: dict[str, Any] = {"spread_fast": 1.5}
 REFUSED: list[tuple[Clients, str]] = [
     (
         Clients(**THREE | {"num_clients": 4}),
-        "client_table is 'of 3 rows', but must be of num_clients = 4 rows",
+        "delays.client_table is 'of 3 rows', but must be of num_clients = 4 rows",
     ),
     *(
         (
             Clients(**THREE, **{name: value}),
-            f"{name} is {value!r}, but must be left at {default!r} with a table of clients, "
+            f"delays.{name} is {value!r}, but must be left at {default!r} with a table of clients, "
             "which decides it",
         )
         for name, value, default in (
@@ -328,15 +328,15 @@ REFUSED: list[tuple[Clients, str]] = [
     ),
     (
         Clients(**THREE | {"client_table": "clients.csv"}),
-        "client_table is 'clients.csv', but must be a ClientTable",
+        "delays.client_table is 'clients.csv', but must be a ClientTable",
     ),
     (
         Clients(**THREE | {"runtime_law": "runtime_geom"}),
-        "client_table rate is 2.0, but must be at most 1, a probability, under runtime_geom",
+        "delays.client_table rate is 2.0, but must be at most 1, a probability, under runtime_geom",
     ),
     (
         Clients(**THREE | {"runtime_law": "runtime_exp"}),
-        "client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread",
+        "delays.client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread",
     ),
     (
         Clients(
@@ -344,53 +344,56 @@ REFUSED: list[tuple[Clients, str]] = [
             client_table=ClientTable([1, 1], [0.5, 1.25]),
             runtime_law="runtime_uniform",
         ),
-        "client_table spread is 1.25, but must be at most 1 under runtime_uniform",
+        "delays.client_table spread is 1.25, but must be at most 1 under runtime_uniform",
     ),
     *(
         (
             Clients(runtime_law=law, **{name: 0.1}),
-            f"{name} is 0.1, but must be 0 under {law}, which has no spread",
+            f"delays.{name} is 0.1, but must be 0 under {law}, which has no spread",
         )
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")
     ),
     (
         Clients(runtime_law="runtime_uniform", **WIDE),
-        "spread_fast is 1.5, but must be at most 1 under runtime_uniform",
+        "delays.spread_fast is 1.5, but must be at most 1 under runtime_uniform",
     ),
     (
         Clients(runtime_law="runtime_shifted_exp", spread_slow=1.01),
-        "spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp",
+        "delays.spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp",
     ),
     (
         Clients(runtime_law="runtime_pareto", spread_slow=1.0),
-        "spread_slow is 1.0, but must be below 1 under runtime_pareto",
+        "delays.spread_slow is 1.0, but must be below 1 under runtime_pareto",
     ),
     (
         Clients(runtime_law="runtime_pareto", **WIDE),
-        "spread_fast is 1.5, but must be below 1 under runtime_pareto",
+        "delays.spread_fast is 1.5, but must be below 1 under runtime_pareto",
     ),
-    (Clients(spread_fast=-0.1), "spread_fast is -0.1, but must be a finite number at least 0"),
+    (
+        Clients(spread_fast=-0.1),
+        "delays.spread_fast is -0.1, but must be a finite number at least 0",
+    ),
     (
         Clients(rate_fast=1.25),
-        "rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom",
+        "delays.rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom",
     ),
     (
         Clients(rate_slow=1.25, runtime_law="count_geom"),
-        "rate_slow is 1.25, but must be at most 1, a probability, under count_geom",
+        "delays.rate_slow is 1.25, but must be at most 1, a probability, under count_geom",
     ),
     (
         Clients(runtime_law="runtime_gamma"),
-        "runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp, count_geom",
+        "delays.runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp,",
     ),
     (
         Clients(slow_clients="first"),
-        "slow_clients is 'first', but must be one of random, last",
+        "delays.slow_clients is 'first', but must be one of random, last",
     ),
-    (Clients(time_of="round"), "time_of is 'round', but must be one of step, update"),
+    (Clients(time_of="round"), "delays.time_of is 'round', but must be one of step, update"),
     (
         Contacts(time_of="update"),
-        "time_of is 'update', but must be \"step\", as contacts interrupt clients between steps",
+        "delays.time_of is 'update', but must be \"step\", as contacts interrupt clients between",
     ),
     *(
         (

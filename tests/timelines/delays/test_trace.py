@@ -121,23 +121,23 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
         ),
         (
             Arrivals(num_clients=6, server_interact=0.5, trace=recorded()),
-            "server_interact is 0.5, but must be left at 3.0 with a recorded trace",
+            "clock.server_interact is 0.5, but must be left at 3.0 with a recorded trace",
         ),
         (
             Rounds(num_clients=6, num_selected=2, round_time="mean", trace=recorded()),
-            "round_time is 'mean', but must be left at 'sum'",
+            "clock.round_time is 'mean', but must be left at 'sum'",
         ),
         (
             Contacts(num_clients=6, num_selected=2, carry_residual=True, trace=recorded()),
-            "carry_residual is True, but must be left at",
+            "clock.carry_residual is True, but must be left at",
         ),
         (
             Arrivals(num_clients=6, restart="fresh", trace=recorded()),
-            "restart is 'fresh', but must be left at 'after_interaction'",
+            "clock.restart is 'fresh', but must be left at 'after_interaction'",
         ),
         (
             Arrivals(num_clients=6, rate_slow=0.1, trace=recorded()),
-            "rate_slow is 0.1, but must be left at 0.0625 with a recorded trace",
+            "delays.rate_slow is 0.1, but must be left at 0.0625 with a recorded trace",
         ),
         (
             fedjax_sim.SYSTEMS["favano"].Hyper(

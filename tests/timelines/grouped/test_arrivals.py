@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim.settings import ConfigError, check
+from fedjax_sim.settings import ConfigError, check, value_of
 from fedjax_sim.timelines import (
+    ExchangeDelays,
     GroupArrivals,
+    GroupClock,
     Groups,
     group_arrivals_within,
     schedule_group_arrivals,
@@ -71,7 +73,12 @@ def test_one_group_alone_has_the_same_schedule_in_both(draw: Callable) -> None:
 
 
 def test_settings_of_rounds_are_not_settings_of_arrivals() -> None:
-    """They are fixed, and a value given all the same is refused."""
-    for name, value in (("ticks_per_round", 2), ("exchanges", "round")):
-        with pytest.raises(ConfigError, match=f"^{name} is {value!r}"):
-            check(GroupArrivals(**{name: value}))
+    """They cannot be named, and a group that has another value is refused."""
+    for name, given in (
+        ("clock.ticks_per_round", GroupArrivals(clock=GroupClock(ticks_per_round=2))),
+        ("exchange.exchanges", GroupArrivals(exchange=ExchangeDelays(exchanges="round"))),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name} is .*, but must be left at"):
+            check(given)
+        with pytest.raises(ConfigError, match="setting name is"):
+            GroupArrivals(**{name: value_of(given, name)})

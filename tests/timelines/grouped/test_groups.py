@@ -160,7 +160,7 @@ def _works(num_rounds: int, keys: jax.Array, groups: Groups) -> Any:
     """Draw work `[L, ...]`, exchanges `[L, U]` and the clock `[L, U]` of many lanes."""
 
     def lane(key: jax.Array, groups: Groups) -> Any:
-        clock = schedule_group_rounds(key, groups, num_rounds * groups.ticks_per_round).time
+        clock = schedule_group_rounds(key, groups, num_rounds * groups.clock.ticks_per_round).time
         exchange = exchange_times(key, groups, num_rounds)[:, 0]
         return group_work(key, groups, num_rounds), exchange, clock
 
@@ -449,7 +449,7 @@ ASSOCIATION = (1, 0, 1, -1, 0, 1)
 OF_CLIENTS = {
     "num_clients": 6,
     "association": ASSOCIATION,
-    "delays": "client",
+    "delays_of": "client",
     "exchange_shift": 3.0,
     "exchange_mean": 0.0,
 }
@@ -579,24 +579,27 @@ def test_ticks_in_a_time_are_about_right(table: dict) -> None:
 BAD: dict[str, tuple[dict, str]] = {
     "sizes of another sum": (
         {"group_sizes": (10, 21)},
-        "group_sizes is (10, 21), but must be num_groups = 2 numbers with the sum",
+        "grouping.group_sizes is (10, 21), but must be num_groups = 2 numbers with the sum",
     ),
     "too few sizes": (
         {"group_sizes": (30,)},
-        "group_sizes is (30,), but must be num_groups = 2 numbers",
+        "grouping.group_sizes is (30,), but must be num_groups = 2 numbers",
     ),
     "a group of nobody": (
         {"group_sizes": (30, 0)},
-        "group_sizes is (30, 0), but must be whole numbers from 1",
+        "grouping.group_sizes is (30, 0), but must be whole numbers from 1",
     ),
     "sizes and association": (
         {"group_sizes": (15, 15), "association": (0, 1) * 15},
-        "group_sizes is (15, 15), but must be left out with an association",
+        "grouping.group_sizes is (15, 15), but must be left out with an association",
     ),
-    "association of a third group": ({"association": (0, 1, 2) * 10}, "association is (0, 1, 2"),
+    "association of a third group": (
+        {"association": (0, 1, 2) * 10},
+        "grouping.association is (0, 1, 2",
+    ),
     "association without a group": (
         {"association": (1, -1) * 15},
-        "association is 'without a client of group 0', but must be of at least",
+        "grouping.association is 'without a client of group 0', but must be of at least",
     ),
     "more groups than clients": (
         {"num_groups": 31},
@@ -616,53 +619,56 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "a shift for a third group": (
         {"shift": (1.0, 1.0, 1.0)},
-        "shift is (1.0, 1.0, 1.0), but must be one number, or num_groups = 2",
+        "iteration.shift is (1.0, 1.0, 1.0), but must be one number, or num_groups = 2",
     ),
     "a negative shift": (
         {"shift": (1.0, -1.0)},
-        "shift is (1.0, -1.0), but must be a finite number at least 0, or several",
+        "iteration.shift is (1.0, -1.0), but must be a finite number at least 0, or several",
     ),
     "weights of one group": (
         {"group_weights": (1.0,)},
-        "group_weights is (1.0,), but must be of num_groups = 2 numbers",
+        "grouping.group_weights is (1.0,), but must be of num_groups = 2 numbers",
     ),
     "weights that sum to 0": (
         {"group_weights": (0.0, 0.0)},
-        "group_weights is (0.0, 0.0), but must be clients, examples, equal, or numbers",
+        "grouping.group_weights is (0.0, 0.0), but must be clients, examples, equal, or numbers",
     ),
     "steps of other systems": ({"local_steps": 2}, "local_steps is 2, but must be left at 1"),
     "steps and epochs": (
         {"client_steps": 2, "client_epochs": 1.0},
         "client_steps is 2, but must be left at 1 with client_epochs, which decides it",
     ),
-    "no iteration": ({"min_iterations": 0}, "min_iterations is 0, but must be a whole number of"),
+    "no iteration": (
+        {"min_iterations": 0},
+        "clock.min_iterations is 0, but must be a whole number of",
+    ),
     "exchanges of groups in rounds of all": (
         {"exchange_shift": (1.0, 2.0)},
-        'exchange_shift is (1.0, 2.0), but must be one number with exchanges "round"',
+        'exchange.exchange_shift is (1.0, 2.0), but must be one number with exchanges "round"',
     ),
     "exchanges of a third group": (
         {"exchanges": "group", "exchange_mean": (1.0, 2.0, 3.0)},
-        "exchange_mean is (1.0, 2.0, 3.0), but must be one number, or num_groups = 2",
+        "exchange.exchange_mean is (1.0, 2.0, 3.0), but must be one number, or num_groups = 2",
     ),
     "times of updates without use": (
         {"time_of": "update"},
-        "time_of is 'update', but must be left at 'step' with delays \"group\", which",
+        "delays.time_of is 'update', but must be left at 'step' with clock.delays_of \"group\",",
     ),
     "speeds of clients without use": (
         {"rate_slow": 0.1},
-        'rate_slow is 0.1, but must be left at 0.0625 with delays "group", which',
+        'delays.rate_slow is 0.1, but must be left at 0.0625 with clock.delays_of "group", which',
     ),
     "a table of clients without use": (
         {"client_table": ClientTable(np.ones(30))},
-        "client_table is ",
+        "delays.client_table is ",
     ),
     "a shift of groups without use": (
-        {"delays": "client", "shift": 1.0},
-        'shift is 1.0, but must be left at 0.85 with delays "client", which',
+        {"delays_of": "client", "shift": 1.0},
+        'iteration.shift is 1.0, but must be left at 0.85 with clock.delays_of "client", which',
     ),
     "delays of clients who are drawn": (
-        {"delays": "client", "active_per_group": 3},
-        "active_per_group is 3, but must be 0 with delays of clients",
+        {"delays_of": "client", "active_per_group": 3},
+        "grouping.active_per_group is 3, but must be 0 with delays of clients",
     ),
 }
 

@@ -27,7 +27,7 @@ def test_coins_are_independent_with_the_chance_asked_for(draw: Callable) -> None
 
 
 def test_slots_are_clients_and_rounds_take_their_time(draw: Callable) -> None:
-    schedule = draw(schedule_coin_rounds, CoinRounds(num_clients=6, round_time=2.5), num_ticks=5)
+    schedule = draw(schedule_coin_rounds, CoinRounds(num_clients=6, round_length=2.5), num_ticks=5)
     np.testing.assert_array_equal(schedule.time[0], 2.5 * np.arange(1, 6))
     np.testing.assert_array_equal(schedule.clients[0], np.tile(np.arange(6), (5, 1)))
     np.testing.assert_array_equal(schedule.version[0], np.tile(np.arange(5)[:, None], (1, 6)))

@@ -171,10 +171,13 @@ def test_clients_drop_out(rounds: Callable) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"num_asked": 3}, "num_asked is 3, but must be 0, or at least num_selected = 4."),
-        ({"num_asked": 10}, "num_asked is 10, but must be at most num_clients = 9."),
+        ({"num_asked": 3}, "clock.num_asked is 3, but must be 0, or at least num_selected = 4."),
+        ({"num_asked": 10}, "clock.num_asked is 10, but must be at most num_clients = 9."),
         ({"num_selected": 10}, "num_selected is 10, but must be at most num_clients = 9."),
-        ({"drop_rate": 1.0}, "drop_rate is 1.0, but must be a finite number at least 0 and at"),
+        (
+            {"drop_rate": 1.0},
+            "delays.drop_rate is 1.0, but must be a finite number at least 0 and at",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:

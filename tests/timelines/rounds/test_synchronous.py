@@ -137,8 +137,8 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> 
 WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
 
 
-@pytest.mark.parametrize("participation", ["full", "with_replacement"])
-def test_weighted_rounds(draw: Callable, participation: str) -> None:
+@pytest.mark.parametrize("participants", ["full", "with_replacement"])
+def test_weighted_rounds(draw: Callable, participants: str) -> None:
     """Every client has its share as weight, or each of three draws the weight 1/3.
 
     In lock-step a round takes K units of time.
@@ -148,7 +148,7 @@ def test_weighted_rounds(draw: Callable, participation: str) -> None:
         num_selected=3,
         local_steps=6,
         client_weights=WEIGHTS,
-        participation=participation,
+        participants=participants,
     )
     schedule = draw(schedule_weighted_rounds, hyper, num_ticks=50, seeds=3)
     present = schedule.clients != EMPTY
@@ -158,7 +158,7 @@ def test_weighted_rounds(draw: Callable, participation: str) -> None:
     )
     np.testing.assert_array_equal(schedule.time, np.broadcast_to(6.0 * np.arange(1, 51), (3, 50)))
     np.testing.assert_allclose(schedule.weight.sum(axis=-1), 1, rtol=1e-12)
-    if participation == "full":
+    if participants == "full":
         np.testing.assert_array_equal(schedule.clients, np.broadcast_to(np.arange(4), (3, 50, 4)))
         np.testing.assert_allclose(
             schedule.weight, np.broadcast_to(WEIGHTS / 10, (3, 50, 4)), rtol=1e-12
@@ -181,7 +181,7 @@ def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
     """The clients are the same and, with the same settings of the clock, so are the times."""
     clock = {"num_clients": 9, "num_selected": 4, "local_steps": 5, "round_time": "one_draw"}
     weighted = WeightedRounds(
-        participation="without_replacement",
+        participants="without_replacement",
         slow_fraction=1 / 3,
         rate_fast=0.5,
         server_interact=3.0,
