@@ -19,7 +19,7 @@ and for gradients through it. Where to look for the rest:
     results          what a sweep returns: labelled curves, models and schedules, and their files
     problems         what is learnt, from models, datasets and a partition among clients
     diagnostics      fairness, averaged predictions, samples
-    theory           bounds, timing and exact laws of the papers, as functions
+    theory           privacy, fair weights, lengths of rounds and step sizes, as functions
     reporting        results folders and pictures
     cli              the command line
     checking         declared types of arguments, checked at every public call
@@ -62,29 +62,48 @@ if TYPE_CHECKING:
     from fedjax_sim import types as types
     from fedjax_sim.binding import Bound, bind, bind_together
     from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+    from fedjax_sim.engine.request import Checkpoints
+    from fedjax_sim.engine.shares import Part
     from fedjax_sim.engine.sweeps import simulate, sweep
-    from fedjax_sim.engine.watching import Progress
+    from fedjax_sim.engine.watching import Progress, Watch
     from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
     from fedjax_sim.settings import ConfigError
     from fedjax_sim.systems import SYSTEMS
-    from fedjax_sim.types import Algorithm, Event, Layout, Plan, Problem, System, Timeline
+    from fedjax_sim.types import (
+        Algorithm,
+        Event,
+        Keep,
+        Layout,
+        Plan,
+        Problem,
+        System,
+        Ticks,
+        Time,
+        Timeline,
+    )
 
 __all__ = [
     "SYSTEMS",
     "Algorithm",
     "Bound",
+    "Checkpoints",
     "CollapsedWarning",
     "ConfigError",
     "DivergedWarning",
     "Event",
+    "Keep",
     "LaneWarning",
     "Layout",
+    "Part",
     "Plan",
     "Problem",
     "Progress",
     "Run",
     "System",
+    "Ticks",
+    "Time",
     "Timeline",
+    "Watch",
     "__version__",
     "bind",
     "bind_together",
@@ -139,10 +158,15 @@ _HOMES = {
         "load",
     ),
     "fedjax_sim.engine.sweeps": ("simulate", "sweep"),
-    "fedjax_sim.engine.watching": ("Progress",),
+    "fedjax_sim.engine.request": ("Checkpoints",),
+    "fedjax_sim.engine.shares": ("Part",),
+    "fedjax_sim.engine.watching": ("Progress", "Watch"),
     "fedjax_sim.settings": ("ConfigError",),
     "fedjax_sim.systems": ("SYSTEMS",),
-    "fedjax_sim.types": ("Algorithm", "Event", "Layout", "Plan", "Problem", "System", "Timeline"),
+    "fedjax_sim.types": (
+        *("Algorithm", "Event", "Keep", "Layout", "Plan", "Problem", "System"),
+        *("Ticks", "Time", "Timeline"),
+    ),
 }
 """The module of each public name."""
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, LaneSeed, checked
+from fedjax_sim.checking import LaneSeed, checked, formerly
 from fedjax_sim.engine import Run
 from fedjax_sim.engine.contract import check_form, check_values
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
@@ -19,24 +19,35 @@ from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
-from fedjax_sim.engine.request import Options, Precision, give_starts, grid_of, list_lanes
+from fedjax_sim.engine.request import FORMER, Options, Precision, give_starts, grid_of, list_lanes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
-from fedjax_sim.types import AnyProblem, HyperT, InfoT, Layout, Params, StateT, System, Timeline
+from fedjax_sim.types import (
+    AnyProblem,
+    Budget,
+    HyperT,
+    InfoT,
+    Layout,
+    Params,
+    StateT,
+    System,
+    Ticks,
+    Time,
+    Timeline,
+)
 
 ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 
 @checked
+@formerly(lambda: {**FORMER, "timeline": "budget=timeline"})
 def bind(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
     hyper: HyperT | None = None,
     *,
     seed: LaneSeed = 0,
-    num_ticks: Count | None = None,
-    time_budget: Above0 | None = None,
-    timeline: Timeline | None = None,
+    budget: Budget | Timeline,
     layout: Layout = Layout(),
     precision: Precision = "float32",
     differentiable: bool = False,
@@ -48,15 +59,10 @@ def bind(
     functions `init`, `step`, `run`, `model` and `evaluate`; see `Bound`.
 
     Args:
-      system: The system.
-      problem: What is learnt.
       hyper: The system's settings; its defaults if None.
       seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
-      num_ticks: Number of server actions that the schedule lasts. Give either this, `time_budget`
-        or `timeline`.
-      time_budget: Virtual time that it lasts.
-      timeline: A schedule of one's own or of an earlier run, such as `run.timelines[0]`, leaves
-        `[T, ...]`.
+      budget: How long the schedule lasts, `Ticks` or `Time` as in `sweep`; or a schedule of one's
+        own or of an earlier run, such as `run.timelines[0]`, leaves `[T, ...]`.
       layout: `slots_at_once` and `packed` say how the slots of a tick are laid out; what is None is
         chosen as in `sweep`. Lanes and devices are the caller's business here.
       precision: As in `sweep`.
@@ -76,9 +82,7 @@ def bind(
         [problem],
         hyper,
         seeds=seed,
-        num_ticks=num_ticks,
-        time_budget=time_budget,
-        timelines=timeline,
+        budget=budget,
         layout=layout,
         precision=precision,
         differentiable=differentiable,
@@ -87,15 +91,14 @@ def bind(
 
 
 @checked
+@formerly(lambda: {**FORMER, "timelines": "budget=timelines"})
 def bind_together(
     system: System[HyperT, StateT, InfoT],
     problems: ProblemT | Sequence[ProblemT],
     hypers: HyperT | Sequence[HyperT | None] | None = None,
     *,
     seeds: LaneSeed | Sequence[LaneSeed] = 0,
-    num_ticks: Count | None = None,
-    time_budget: Above0 | None = None,
-    timelines: Timeline | Sequence[Timeline] | None = None,
+    budget: Budget | Timeline | Sequence[Timeline],
     layout: Layout = Layout(),
     precision: Precision = "float32",
     differentiable: bool = False,
@@ -103,19 +106,17 @@ def bind_together(
 ) -> list[Bound[HyperT, StateT, InfoT]]:
     """Bind a system several times, to schedules of one shape that can be mapped over.
 
-    Problems, settings, seeds and timelines belong together by position. One alone, or a list of
-    one, serves all.
+    Problems, settings, seeds and schedules of one's own belong together by position. One alone, or
+    a list of one, serves all.
     The schedules get common shapes, common rows for old server models, and common facts, so that
     all programs are one and `Bound.stack` can stack them.
 
     Args:
-      system: The system.
       problems: What is learnt, with equal shapes.
       hypers: Settings with equal static parts; None for the system's defaults.
       seeds: As in `bind`.
-      num_ticks: As in `bind`.
-      time_budget: As in `bind`.
-      timelines: As in `bind`. Shorter ones end with ticks at which nothing happens.
+      budget: As in `bind`, or a list of schedules. Shorter ones end with ticks at which nothing
+        happens.
       layout: As in `bind`.
       precision: As in `bind`.
       differentiable: As in `bind`.
@@ -127,23 +128,16 @@ def bind_together(
     Raises:
       ConfigError: If an input is not allowed, or the programs would not be the same.
     """
-    budgets = {"num_ticks": num_ticks, "time_budget": time_budget, "timeline": timelines}
-    if sum(value is not None for value in budgets.values()) != 1:
-        given = ", ".join(name for name, value in budgets.items() if value is not None)
-        raise ConfigError("length of the schedule", given or None, f"one of {', '.join(budgets)}")
+    timelines = None if isinstance(budget, Ticks | Time) else budget
     shared = {"problems": problems, "hypers": hypers, "seeds": seeds, "timelines": timelines}
     lists = {name: _listed(value) for name, value in shared.items()}
     num = max(map(len, lists.values()))
     for name, values in lists.items():
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
-    options = Options(
-        time_budget,
-        num_ticks if timelines is None else len(lists["timelines"][0].time),
-        num_evals=1,
-        layout=_of_one_lane(layout),
-        precision=precision,
-    )
+    # Nothing is drawn for schedules of the caller's own.
+    drawn_for = budget if isinstance(budget, Ticks | Time) else Ticks(1)
+    options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     for i in range(num):
         problem, hyper, seed, _ = (values[i % len(values)] for values in lists.values())
@@ -174,6 +168,8 @@ def _of_one_lane(layout: Layout) -> Layout:
         ("lane_devices", 1),
         ("client_devices", 1),
         ("lane_batches", None),
+        ("max_lanes", None),
+        ("evals_per_chunk", None),
     ):
         value = getattr(layout, name)
         if value is not None and value != only:

@@ -82,6 +82,10 @@ class DefaultTime(float):
     """
 
 
+class DefaultCount(int):
+    """A default number of clients, which nobody has given: a run has those of its problem."""
+
+
 def check_file(field: str, path: str | Path) -> None:
     """Refuse a pipe, a device or a socket in the place of a file: reading it might never end.
 
@@ -150,11 +154,7 @@ def real(
 
 
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
-    """Iterate over full names and values of settings that make the program simpler.
-
-    Args:
-      hyper: The settings.
-    """
+    """Iterate over full names and values of settings that make the program simpler."""
     if dataclasses.is_dataclass(hyper):
         for name, field in fields(type(hyper)).items():
             value = value_of(hyper, name)
@@ -189,7 +189,14 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
     return _with_default(default, metadata | changed)
 
 
-def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
+def count(
+    default: int,
+    meaning: str,
+    *,
+    least: int = 1,
+    only_with: Uses = NO_CONDITION,
+    of_problem: bool = False,
+) -> Any:
     """Declare a static whole number: a size, on which shapes depend.
 
     Args:
@@ -197,6 +204,7 @@ def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CO
       meaning: What the setting does, in plain words.
       least: Inclusive lower limit.
       only_with: As in `real`.
+      of_problem: Whether it is the number of clients. Its default is then a `DefaultCount`.
     """
 
     def accepts(value: Any) -> bool:
@@ -204,7 +212,8 @@ def count(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CO
         return is_whole and int(value) >= least
 
     allowed = f"a whole number of at least {least}"
-    return _field(default, meaning, False, accepts, allowed, int, only_with=only_with)
+    further = {"only_with": only_with, "of_problem": of_problem}
+    return _field(default, meaning, False, accepts, allowed, int, **further)
 
 
 def whole(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
@@ -501,7 +510,6 @@ def value_of(hyper: Any, name: str) -> Any:
     """Return the value of a setting.
 
     Args:
-      hyper: The settings.
       name: The setting's full name.
     """
     return functools.reduce(getattr, name.split("."), hyper)
@@ -511,9 +519,6 @@ def idle_of(hyper: Any) -> set[str]:
     """Return the full names of settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
-
-    Args:
-      hyper: The settings.
     """
     found = set(hyper.decided()) if hasattr(hyper, "decided") else set()
     for name, field in fields(type(hyper)).items():
@@ -526,7 +531,7 @@ def idle_of(hyper: Any) -> set[str]:
 
 
 def is_not(number: float) -> Callable[[Any], bool]:
-    """Return a test for `only_with`: whether a setting may have another value than this number."""
+    """Return a test for `only_with`: whether a setting may have another value than `number`."""
     return lambda value: not is_known(value, number)
 
 
@@ -709,9 +714,6 @@ def check(hyper: Any) -> None:
 
     Settings that a struct has fixed must be as it fixed them.
 
-    Args:
-      hyper: The settings.
-
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
@@ -827,9 +829,11 @@ def _field(
 
 
 def _with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
-    """Make a field of its metadata, and mark its default if that is a time."""
+    """Make a field of its metadata, and mark its default if it depends on what nobody has given."""
     if metadata.get("of_time") and default != 0:
         default = DefaultTime(default)
+    if metadata.get("of_problem"):
+        default = DefaultCount(default)
     return dataclasses.field(default=default, metadata=metadata)
 
 

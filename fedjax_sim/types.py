@@ -13,12 +13,13 @@ models, `L` lanes, `P` parameters, `B` examples of a mini-batch, `q` numbers of 
 statistic.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.events import EMPTY as EMPTY
 from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
@@ -63,6 +64,50 @@ class Timeline(NamedTuple):
     holds: Leaf
 
 
+@checked
+@dataclasses.dataclass(frozen=True)
+class Ticks:
+    """A run that lasts a number of server actions.
+
+    Attributes:
+      num_ticks: The number.
+    """
+
+    num_ticks: Count
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """A run that lasts a stretch of virtual time.
+
+    Attributes:
+      time_budget: Its length, in the units of the schedule.
+    """
+
+    time_budget: Above0
+
+
+Budget = Ticks | Time
+"""How long a run lasts."""
+
+
+@checked
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keep:
+    """What a run returns in addition to its metrics, final models and schedules.
+
+    Attributes:
+      models: Whether the model of every evaluation is kept in host memory (a sampler's samples).
+      client_variance: Whether `client_variance` is measured, the sum of squared distances of the
+        models that clients hold to the server's. Every server version that a client holds at a
+        later evaluation then stays in memory, see `fedjax_sim.engine.planning.store`.
+    """
+
+    models: bool = False
+    client_variance: bool = False
+
+
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 """Precisions of matrix products on accelerators; CPUs always compute in the type of the arrays."""
 
@@ -84,6 +129,9 @@ class Layout(NamedTuple):
       packed: Whether the slots of a tick, of all lanes that are batched together, are laid end to
         end in rows of equal steps (`fedjax_sim.clients.packing`); by default on GPUs, if slots
         differ enough in their steps.
+      max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
+      evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
+        watches, and with checkpoints stretches of ticks that take about ten seconds.
     """
 
     slots_at_once: Count | None = None
@@ -92,6 +140,12 @@ class Layout(NamedTuple):
     client_devices: Count | None = None
     lane_batches: Count | None = None
     packed: bool | None = None
+    max_lanes: Count | None = None
+    evals_per_chunk: Count | None = None
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the fields that may decide the bits of results, by name: all but `max_lanes`."""
+        return {name: value for name, value in self._asdict().items() if name != "max_lanes"}
 
 
 class Plan(NamedTuple):

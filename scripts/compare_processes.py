@@ -147,7 +147,13 @@ def run_systems(
         hyper = system.Hyper(num_clients=NUM_CLIENTS, **SETTINGS.get(name, selected))
         for num in lanes:
             run = fedjax_sim.sweep(
-                system, problem, hyper, seeds=num, num_ticks=6, num_evals=3, **options
+                system,
+                problem,
+                hyper,
+                seeds=num,
+                budget=fedjax_sim.Ticks(6),
+                num_evals=3,
+                **options,
             )
             found = {f"curves.{key}": run.curves[key].values for key in run.curves.data_vars}
             leaves = enumerate(jax.tree.leaves(run.models))

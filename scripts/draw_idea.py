@@ -41,7 +41,9 @@ def run_sweep() -> fedjax_sim.Run:
         rate_slow=1 / 6,
     )
     settings = {"lr": RATES}
-    return fedjax_sim.sweep(fedbuff.system, problem, hyper, settings=settings, num_ticks=100)
+    return fedjax_sim.sweep(
+        fedbuff.system, problem, hyper, settings=settings, budget=fedjax_sim.Ticks(100)
+    )
 
 
 def draw_schedule(axes: Axes, timeline: Timeline) -> None:

@@ -57,7 +57,7 @@ def main() -> None:
     counter = Counter()
     sys.setprofile(counter)
     try:
-        fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=10, num_evals=5)
+        fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(10), num_evals=5)
     finally:
         sys.setprofile(None)
     print(

@@ -387,7 +387,7 @@ def of_system(name: str) -> Hashes:
 def of_layouts(name: str) -> Hashes:
     """Sweep a system over two values and two seeds on a tiny problem, in every layout."""
     import fedjax_sim
-    from fedjax_sim import Layout
+    from fedjax_sim import Checkpoints, Keep, Layout, Ticks
 
     fedjax_sim.use_cores(2)
     system = fedjax_sim.SYSTEMS[name]
@@ -398,17 +398,17 @@ def of_layouts(name: str) -> Hashes:
     common: dict[str, Any] = {"seeds": 2, "settings": {swept: values}, "num_evals": 3}
 
     def run(layout: Mapping[str, Any] = ONE_DEVICE, **options: Any) -> Hashes:
-        given = {"problem": problem, "num_ticks": 6, **common, **options}
+        given = {"problem": problem, "budget": Ticks(6), **common, **options}
         return of_run(fedjax_sim.sweep(system, hyper=hyper, layout=Layout(**layout), **given))
 
     layouts = LAYOUTS_IN_64_BITS if is_x64 else LAYOUTS
     found = {what: run(LAYOUTS[what]) for what in layouts}
-    with_variance: dict[str, Any] = {} if is_em(name) else {"client_variance": True}
-    found["keep_models, client_variance"] = run(keep_models=True, **with_variance)
-    folder = Path("checkpoint")
-    saved: dict[str, Any] = {"checkpoint": folder, "checkpoint_every": 0, "evals_per_chunk": 1}
-    found["checkpoint"] = run(**saved)
-    found["longer"] = run(**saved, resume=True, num_ticks=12)
+    everything = Keep(models=True, client_variance=not is_em(name))
+    found["keep_models, client_variance"] = run(keep=everything)
+    folder, stepwise = Path("checkpoint"), {**ONE_DEVICE, "evals_per_chunk": 1}
+    found["checkpoint"] = run(stepwise, checkpoints=Checkpoints(folder, every=0))
+    again = Checkpoints(folder, every=0, resume=True)
+    found["longer"] = run(stepwise, checkpoints=again, budget=Ticks(12))
     if is_x64:
         found["float32"] = run(problem=tiny_problem(is_em(name), "float32"))
     else:

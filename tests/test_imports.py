@@ -53,7 +53,7 @@ ALLOWED = {
         "types events lifecycle settings checking targets trees streams linear batching "
         "diagnostics results"
     ),
-    "theory": "types settings checking privacy diagnostics systems",
+    "theory": "settings checking timelines privacy systems",
     "binding": "types settings checking trees engine",
     "__init__": "types settings systems engine results binding",
     "reporting": "types lifecycle settings checking diagnostics results __init__",
@@ -268,7 +268,7 @@ split = partition.make("iid", digits.train_labels, num_clients=10, seed=0)
 problem = problems.make_classification(models.MLP((4,), 10), digits, split)
 print([name for name in {USED_LATER!r} if name in sys.modules])
 hyper = fedavg.Hyper(num_clients=10, num_selected=2, local_steps=1, batch_size=4)
-fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=1, num_evals=1)
+fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(1), num_evals=1)
 print([name for name in {(set(USED_LATER) - {"xarray", "pandas"})!r} if name in sys.modules])
 """
     assert run_python(source).split() == ["[]", "[]"]

@@ -22,19 +22,25 @@ def correct(
         fedavg.Hyper(num_clients=20, lr=0.1),
         seeds=3,
         settings={"lr": [0.1, 0.2]},
-        num_ticks=5,
+        budget=fedjax_sim.Ticks(5),
         layout=Layout(slots_at_once=1),
     )
-    fedjax_sim.sweep(system, [problem, problem], seeds=[1, 2], num_ticks=5)
-    fedjax_sim.sweep(system, lambda seed: latent, seeds=(1, 2), num_ticks=5)
+    fedjax_sim.sweep(system, [problem, problem], seeds=[1, 2], budget=fedjax_sim.Ticks(5))
+    fedjax_sim.sweep(system, lambda seed: latent, seeds=(1, 2), budget=fedjax_sim.Ticks(5))
     return run.hypers[0].lr * run.timelines[0].time
 
 
 def wrong(problem: Problem, system: System, timeline: Timeline) -> None:
     """Misspell an option, and give other types and systems than there are."""
-    fedjax_sim.sweep(system, problem, num_tick=5)  # type: ignore[call-arg]
-    fedjax_sim.sweep(system, problem, num_ticks=5, layout="wide")  # type: ignore[arg-type]
-    fedjax_sim.sweep(system, problem, num_ticks=5, seeds=2.5)  # type: ignore[arg-type]
-    fedjax_sim.sweep("fedzip", problem, num_ticks=5)  # type: ignore[arg-type]
-    fedjax_sim.sweep(fedjax_sim.systems.fedzip.system, problem)  # type: ignore[attr-defined]
-    fedjax_sim.sweep(system, timeline, num_ticks=5)  # type: ignore[arg-type]
+    ticks = fedjax_sim.Ticks(5)
+    fedjax_sim.sweep(system, problem, budget=ticks, num_eval=5)  # type: ignore[call-arg]
+    fedjax_sim.simulate(system, problem, budget=ticks, num_eval=5)  # type: ignore[call-arg]
+    fedjax_sim.sweep(system, problem)  # type: ignore[call-arg]
+    fedjax_sim.sweep(system, problem, budget=5)  # type: ignore[arg-type]
+    fedjax_sim.simulate(system, problem, budget=ticks, keep=True)  # type: ignore[arg-type]
+    fedjax_sim.Checkpoints(resume=True)  # type: ignore[call-arg]
+    fedjax_sim.sweep(system, problem, budget=ticks, layout="wide")  # type: ignore[arg-type]
+    fedjax_sim.sweep(system, problem, budget=ticks, seeds=2.5)  # type: ignore[arg-type]
+    fedjax_sim.sweep("fedzip", problem, budget=ticks)  # type: ignore[arg-type]
+    fedjax_sim.sweep(fedjax_sim.systems.fedzip.system, problem, budget=ticks)  # type: ignore[attr-defined]
+    fedjax_sim.sweep(system, timeline, budget=ticks)  # type: ignore[arg-type]

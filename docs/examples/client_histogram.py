@@ -17,7 +17,7 @@ problem = problems.supervised(
 )
 system = fedjax_sim.SYSTEMS["ditto"]
 hyper = system.Hyper(num_clients=20, num_selected=5, batch_size=16, lr=0.2)
-run = fedjax_sim.simulate(system, problem, hyper, num_ticks=60, num_evals=2)
+run = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(60), num_evals=2)
 curves = {"ditto": run.curves}
 print(summary(curves)["systems"]["ditto"]["final"]["client_accuracy"])
 for metric in ("client_accuracy", "personal_client_accuracy"):

@@ -22,5 +22,5 @@ problem = problems.supervised(
     per_client=True,
 )
 hyper = fedavg.Hyper(num_clients=problem.num_clients, num_selected=3, batch_size=16, lr=0.02)
-run = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=20)
+run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20))
 print(run.curves.client_mae.isel(eval=-1).to_series())

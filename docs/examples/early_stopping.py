@@ -20,8 +20,8 @@ run = fedjax_sim.sweep(
     problem,
     hyper,
     settings={"lr": [0.001, 0.03, 0.3, 3.0]},
-    num_ticks=100,
-    on_evaluation=is_behind,
+    budget=fedjax_sim.Ticks(100),
+    watch=fedjax_sim.Watch(on_evaluation=is_behind),
     layout=fedjax_sim.Layout(lanes_at_once=False),  # a stopped lane then costs nothing more
 )
 print(run.to_dataframe().groupby("lr")[["stopped_at", "ticks", "loss", "accuracy"]].last())

@@ -4,7 +4,7 @@ import pandas as pd
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import fedjax_sim
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import Ticks, Watch, datasets, models, partition, problems
 from fedjax_sim.reporting import trackers
 from fedjax_sim.systems import fedavg
 
@@ -13,9 +13,8 @@ split = partition.make("iid", digits.train_labels, num_clients=10, seed=0)
 problem = problems.make_classification(models.MLP((), 10), digits, split)
 hyper = fedavg.Hyper(num_clients=10, num_selected=5, local_steps=5, batch_size=16)
 kept = [trackers.CSV("log.csv"), trackers.TensorBoard("logs")]  # tensorboard --logdir logs
-run = fedjax_sim.sweep(
-    fedavg.system, problem, hyper, settings={"lr": [0.1, 0.3]}, num_ticks=50, trackers=kept
-)
+watch, rates = Watch(trackers=kept), {"lr": [0.1, 0.3]}
+run = fedjax_sim.sweep(fedavg.system, problem, hyper, settings=rates, budget=Ticks(50), watch=watch)
 for tracker in kept:
     tracker.close()
 

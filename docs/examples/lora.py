@@ -23,6 +23,8 @@ for rank in (0, 4):
     model = models.CharacterTransformer(text.num_classes, width=32, blocks=1, rank=rank)
     frozen = (lambda path: "lora" not in path) if rank else None
     (problem,) = problems.make_next_characters(model, text, [split], start=start, frozen=frozen)
-    run = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=8, num_evals=2)
+    run = fedjax_sim.simulate(
+        fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(8), num_evals=2
+    )
     start = run.models
     print(rank, run.curves.loss.values, f"{int(run.curves.uplink_bits[-1]):,} bits")

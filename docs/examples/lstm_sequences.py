@@ -23,5 +23,5 @@ problem = problems.supervised(
     mask=lambda targets: jnp.arange(30)[None] < targets["length"][:, None],
 )
 hyper = fedavg.Hyper(num_clients=4, num_selected=2, batch_size=16, lr=0.01, optimizer=optax.adam)
-run = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=20, num_evals=4)
+run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20), num_evals=4)
 print(run.curves.loss.values)

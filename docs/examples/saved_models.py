@@ -8,7 +8,7 @@ digits = datasets.load("digits")
 split = partition.make("classes", digits.train_labels, num_clients=10, seed=0)
 problem = problems.make_classification(models.MLP((16,), 10), digits, split)
 sizes = {"num_clients": 10, "num_selected": 5, "local_steps": 5, "batch_size": 16}
-options = {"settings": {"lr": [0.1, 0.3]}, "seeds": 2, "num_ticks": 50}
+options = {"settings": {"lr": [0.1, 0.3]}, "seeds": 2, "budget": fedjax_sim.Ticks(50)}
 run = fedjax_sim.sweep(fedavg.system, problem, fedavg.Hyper(**sizes), **options)
 run.save("trained")
 

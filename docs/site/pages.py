@@ -77,8 +77,11 @@ FIGURES = {
 """Pictures in `experiments/figures` that do not have the name of their system."""
 SEED, TICKS = 0, 200
 """Seed and server actions of the schedules on the pages of algorithms."""
-SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets")
-"""Modules without a package that are part of the public interface."""
+SINGLE_MODULES = (
+    *("types", "settings", "streams", "batching", "trees", "targets"),
+    *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
+)
+"""Public modules that are no packages."""
 
 
 def on_config(config: "MkDocsConfig") -> "MkDocsConfig":

@@ -184,7 +184,11 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
         "reduced": sizes.words,
     }
     earlier = _earlier(arguments, facts)
-    options = {"time_budget": sizes.time_budget, "num_evals": NUM_EVALS, "progress": True}
+    options: dict[str, Any] = {
+        "budget": fedjax_sim.Time(sizes.time_budget),
+        "num_evals": NUM_EVALS,
+        "watch": fedjax_sim.Watch(progress=True),
+    }
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
     curves: dict[str, xr.Dataset] = {}
     tuned: dict[str, dict[str, Tuned]] = {}

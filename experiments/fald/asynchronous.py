@@ -31,6 +31,8 @@ import optax
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
@@ -41,8 +43,6 @@ from fedjax_sim.server import first_version, next_version, stale_models, weighte
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.settings import real, struct
 from fedjax_sim.streams import stream
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 from fedjax_sim.timelines import (
     ArrivalClock,
     Arrivals,
@@ -258,7 +258,7 @@ def run(arguments: Arguments) -> Outcome:
             hyper,
             seeds=sizes.seeds,
             settings={"step_size": sizes.step_sizes},
-            num_ticks=sizes.ticks,
+            budget=fedjax_sim.Ticks(sizes.ticks),
             num_evals=1,
             **arguments.kept(f"buffer {size}"),
         )

@@ -16,14 +16,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald.claims import CLAIMS, Found, verdict
+from experiments.fald.formulas import bounds as formulas
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import FULL as EVERYONE
+from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from experiments.fald.gaussian import clients_of, floor, r1, r2, random_clients
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.reporting.plots import look, styled
-from fedjax_sim.theory.langevin import bounds as theory
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Numbers, Participation, Real
 
 RHOS = (0.0, 0.5, 1.0)
 LOCAL_STEPS = (1, 5, 20)
@@ -117,7 +117,7 @@ def case_of(
     )
     clients = GaussianTarget(*(np.stack(leaf) for leaf in leaves))
     allowed = np.asarray(
-        theory.setup_of(clients, np.zeros(clients.shape[1]), rho).largest_step_size
+        formulas.setup_of(clients, np.zeros(clients.shape[1]), rho).largest_step_size
     )
     return Case(clients, rho, of_largest * allowed, local_steps, who)
 
@@ -155,7 +155,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     """
     clients = case.clients
     start = oracle.point(np.ones((len(case.rho), clients.shape[1])))
-    setup, goal = theory.setup_of(clients, start.mean, case.rho), oracle.target_law(clients)
+    setup, goal = formulas.setup_of(clients, start.mean, case.rho), oracle.target_law(clients)
     precision = np.einsum("bc,bcij->bij", clients.weights, clients.hessians)
     curvatures, eta = (
         np.linalg.eigvalsh(precision),
@@ -171,10 +171,12 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     )
     is_noisy = np.asarray(setup.gradient_variance) > 0
     alone = {
-        "F.1": share(wasserstein2(*start, *goal), theory.start_bound(setup)),
+        "F.1": share(wasserstein2(*start, *goal), formulas.start_bound(setup)),
         "B.1": contraction(clients, setup),
-        "B.2": share(moved, theory.discretisation_bound(setup, step_size=eta)),
-        "B.4": share(averaged[is_noisy], np.asarray(theory.gradient_noise_bound(setup))[is_noisy]),
+        "B.2": share(moved, formulas.discretisation_bound(setup, step_size=eta)),
+        "B.4": share(
+            averaged[is_noisy], np.asarray(formulas.gradient_noise_bound(setup))[is_noisy]
+        ),
     }
     taken = oracle.one_round(
         clients,
@@ -187,7 +189,7 @@ def tightest(case: Case, num_steps: int) -> dict[str, float]:
     return largest([alone, followed(case, setup, start, num_steps), at_rest])
 
 
-def contraction(clients: GaussianTarget, setup: theory.LangevinSetup) -> float:
+def contraction(clients: GaussianTarget, setup: formulas.LangevinSetup) -> float:
     """Return the largest ratio of Lemma B.1, at models of three scales and three step sizes."""
     random, (num, n, dim) = np.random.default_rng(0), clients.centers.shape
     found = 0.0
@@ -204,7 +206,7 @@ def contraction(clients: GaussianTarget, setup: theory.LangevinSetup) -> float:
         apart = np.sum((one - centre) ** 2, axis=-1)
         for part in (0.1, 0.5, 1.0):
             eta = part / (setup.smoothness + setup.strong_convexity)
-            allowed = theory.contraction_bound(
+            allowed = formulas.contraction_bound(
                 setup, step_size=eta, squared_distance=apart, divergence=divergence
             )
             after = np.sum((one - centre - np.reshape(eta, (-1, 1)) * gap) ** 2, axis=-1)
@@ -213,7 +215,7 @@ def contraction(clients: GaussianTarget, setup: theory.LangevinSetup) -> float:
 
 
 def followed(
-    case: Case, setup: theory.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0
+    case: Case, setup: formulas.LangevinSetup, start: Gaussian, num_steps: int, before: int = 0
 ) -> dict[str, float]:
     """Return the largest ratio for each bound on the way from a law of the model.
 
@@ -234,29 +236,29 @@ def followed(
     k = before + np.arange(num_steps + 1)[:, None]
 
     def one_step(is_chosen: np.ndarray, taking_part: Participation) -> float:
-        allowed = theory.one_step_bound(
+        allowed = formulas.one_step_bound(
             setup, distance[:-1][is_chosen] ** 2, participation=taking_part, **how
         )
         return share(distance[1:][is_chosen] ** 2, allowed)
 
-    gradient = theory.gradient_bound(setup, step_size=eta)
+    gradient = formulas.gradient_bound(setup, step_size=eta)
     shares = {
-        "E.1": share(synced.distance, theory.moment_bound(setup, step_size=eta)),
+        "E.1": share(synced.distance, formulas.moment_bound(setup, step_size=eta)),
         "E.2": float(np.maximum(share(local.gradient, gradient), share(synced.gradient, gradient))),
     }
     if case.local_steps > 1:
-        shares["B.3"] = share(synced.divergence, theory.divergence_bound(setup, **how))
-    whole = share(distance, theory.bound(setup, k, participation=who, **how))
+        shares["B.3"] = share(synced.divergence, formulas.divergence_bound(setup, **how))
+    whole = share(distance, formulas.bound(setup, k, participation=who, **how))
     if who == EVERYONE:
         first = wasserstein2(*oracle.point(np.ones(goal.mean.shape)), *goal)
         return shares | {
             "B.5": one_step(np.full(num_steps, True), who),
             "B.6, B.8": whole,
-            "(29)": share(distance**2, theory.squared_bound(setup, k, first**2, **how)),
+            "(29)": share(distance**2, formulas.squared_bound(setup, k, first**2, **how)),
         }
     if excess > 0:
         shares["C.2"] = share(
-            excess * local.divergence[at_sync], theory.selection_bound(setup, who, **how)
+            excess * local.divergence[at_sync], formulas.selection_bound(setup, who, **how)
         )
     return shares | {
         "B.5": one_step(~at_sync, EVERYONE),
@@ -368,12 +370,12 @@ def decreasing_run(clients: GaussianTarget, local_steps: int, num_steps: int) ->
     Everyone is averaged, and no noise is shared.
     """
     start, steps = np.zeros_like(clients.centers[:, 0]), np.arange(num_steps + 1)[:, None]
-    setup, goal = theory.setup_of(clients, start, 0.0), oracle.target_law(clients)
-    sizes = np.asarray(theory.decreasing_step_size(setup, steps[:-1]))
+    setup, goal = formulas.setup_of(clients, start, 0.0), oracle.target_law(clients)
+    sizes = np.asarray(formulas.decreasing_step_size(setup, steps[:-1]))
     _, theta = follow(clients, oracle.point(start), list(sizes), local_steps, 0.0, EVERYONE)
     distance = wasserstein2(*oracle.average(clients, theta), *goal)
     return Decreasing(
-        distance, np.asarray(theory.decreasing_bound(setup, steps, local_steps=local_steps))
+        distance, np.asarray(formulas.decreasing_bound(setup, steps, local_steps=local_steps))
     )
 
 
@@ -395,7 +397,7 @@ def measure_constant() -> Found:
     floors, slowest = {}, 0.0
     for name, problem in (("R1", r1()), ("R2", r2())):
         clients = clients_of(problem)
-        goal, setup = oracle.target_law(clients), theory.setup_of(clients, np.zeros(1), 0.0)
+        goal, setup = oracle.target_law(clients), formulas.setup_of(clients, np.zeros(1), 0.0)
         floors[name] = [floor(clients, step_size=eta, local_steps=5) for eta in sizes]
         for eta in sizes:
             taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
@@ -460,7 +462,7 @@ def picture(late: Decreasing) -> Figure:
     figure = Figure(figsize=(11, 4.2))
     left, right = figure.subplots(1, 2, sharey=True)
     clients = clients_of(r1())
-    setup = theory.setup_of(clients, np.zeros(1), 0.0)
+    setup = formulas.setup_of(clients, np.zeros(1), 0.0)
     rounds = np.arange(81)
     for i, eta in enumerate((0.1, 0.02, 0.004)):
         taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
@@ -473,7 +475,7 @@ def picture(late: Decreasing) -> Figure:
         )
         left.semilogy(
             5 * rounds,
-            theory.bound(setup, 5 * rounds, step_size=eta, local_steps=5),
+            formulas.bound(setup, 5 * rounds, step_size=eta, local_steps=5),
             **look(i, "none", linewidth=1),
         )
     k = np.arange(1, 2001)

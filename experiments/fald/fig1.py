@@ -20,6 +20,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import GaussianTarget
+from experiments.fald.formulas.rounds import rounds_to
 from experiments.fald.gaussian import (
     ALPHAS,
     Repeated,
@@ -51,9 +54,6 @@ from experiments.harness import (
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.reporting.plots import GREY, look, styled
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
-from fedjax_sim.theory.langevin.rounds import rounds_to
 
 STEP_SIZE, ACCURACY = 1e-7, 1e-3
 MIXED_STEPS, MOST_STEPS = 100, 100_000

@@ -17,6 +17,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import FULL as EVERYONE
+from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import (
     Repeated,
     are_numbers,
@@ -37,9 +40,6 @@ from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.reporting.plots import look, styled
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 
 LOCAL_STEPS = 100
 PANELS: dict[str, Participation] = {

@@ -9,9 +9,9 @@ floors are ordered as with one Hessian, and chains follow their exact laws.
 from experiments.fald import fig2
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.fig2 import Late, are_ordered, floors, largest_deviation, of_panels, told
+from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.gaussian import Repeated, clients_of, largest, unequal_problem
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 
 STUDY = Study(full=fig2.STUDY.full.replace(sets=3), smoke=fig2.STUDY.smoke)
 

@@ -246,9 +246,9 @@ def _run(
         hyper,
         seeds=len(tasks),
         settings={"step_size": list(step_sizes)},
-        num_ticks=sizes.rounds,
+        budget=fedjax_sim.Ticks(sizes.rounds),
         num_evals=sizes.rounds // sizes.every,
-        keep_models=True,
+        keep=fedjax_sim.Keep(models=True),
         **kept,
     )
     found = {}

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import xarray as xr
 
 import fedjax_sim
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import GaussianTarget
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients, make_gaussian_clients
 from fedjax_sim.reporting.plots import look
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
 ALPHAS = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -178,10 +178,10 @@ def chains(
         each,
         seeds=range(first_seed, first_seed + len(problems) * num_chains),
         settings=settings,
-        num_ticks=num_rounds,
+        budget=fedjax_sim.Ticks(num_rounds),
         num_evals=num_rounds,
-        keep_models=True,
-        evals_per_chunk=min(num_rounds, 50),
+        keep=fedjax_sim.Keep(models=True),
+        layout=fedjax_sim.Layout(evals_per_chunk=min(num_rounds, 50)),
         **(options or {}),
     )
     shape = [len(values) for values in (settings or {}).values()]

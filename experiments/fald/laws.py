@@ -14,6 +14,11 @@ import xarray as xr
 
 import fedjax_sim
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
+from experiments.fald.formulas import bounds as formulas
+from experiments.fald.formulas import equal_hessians as shared
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import FULL as EVERYONE
+from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.gaussian import (
     Chains,
     chains,
@@ -42,11 +47,6 @@ from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory.langevin import bounds as theory
-from fedjax_sim.theory.langevin import equal_hessians as shared
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
 
 STEP_SIZE, ROUNDS = 0.05, 8
 RHOS = (0.0, 0.5, 1.0)
@@ -109,7 +109,7 @@ def measure_sgld(sizes: Sizes) -> tuple[Found, Chains]:
     off = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
         clients = random_clients(seed)
-        eta = 0.5 * float(theory.setup_of(clients, np.zeros(2), rho).largest_step_size)
+        eta = 0.5 * float(formulas.setup_of(clients, np.zeros(2), rho).largest_step_size)
         several = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
         whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
         laws = [
@@ -140,9 +140,9 @@ def measure_noise(sizes: Sizes) -> Found:
     weights = np.array(COUNTS) / sum(COUNTS)
     options: dict[str, Any] = {
         "settings": {"rho": RHOS},
-        "num_ticks": ROUNDS,
+        "budget": fedjax_sim.Ticks(ROUNDS),
         "num_evals": ROUNDS,
-        "keep_models": True,
+        "keep": fedjax_sim.Keep(models=True),
         "seeds": sizes.seeds,
     }
     hyper: Any = langevin.system.Hyper(
@@ -251,7 +251,7 @@ def measure_alone(sizes: Sizes) -> Found:
     hyper = hyper.replace(participants="with_replacement", num_selected=1)
     options: dict[str, Any] = {
         "settings": {"rho": RHOS},
-        "num_ticks": 1,
+        "budget": fedjax_sim.Ticks(1),
         "num_evals": 1,
     }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)

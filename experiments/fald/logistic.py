@@ -28,6 +28,7 @@ from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
 from experiments.fald.claims import CLAIMS, Found, of_chains
+from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import (
     Arguments,
     Estimate,
@@ -47,7 +48,6 @@ from fedjax_sim.problems import Logistic, make_logistic
 from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory.langevin import exact_laws as oracle
 
 STEP_SIZE, PRIOR_PRECISION, NUM_CLIENTS = 1e-3, 10.0, 5
 RHOS = (0.0, 1.0)
@@ -259,9 +259,9 @@ def chains(
         ),
         seeds=sizes.seeds,
         settings={"rho": RHOS},
-        num_ticks=(num_samples - 1) * EVERY // local_steps,
+        budget=fedjax_sim.Ticks((num_samples - 1) * EVERY // local_steps),
         num_evals=num_samples - 1,
-        keep_models=True,
+        keep=fedjax_sim.Keep(models=True),
         layout=LAYOUT,
         **options,
     )

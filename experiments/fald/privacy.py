@@ -8,7 +8,7 @@ the direction of the trade-off is meant, not its numbers.
 
 The claim is judged on guarantees of Theorem 6.1 as printed, against outsiders. Its step for the
 draw of clients needs clients with similar models, which the paper does not say; see
-`fedjax_sim.theory.langevin.privacy`. The picture has next to them the theorem's guarantee against
+`fedjax_sim.theory.langevin`. The picture has next to them the theorem's guarantee against
 the server, and the epsilon of Renyi accounting at the same delta, which composes the same local
 steps: 13.4 and 0.345 at the settings above.
 """
@@ -20,14 +20,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald.claims import CLAIMS, Found, verdict
+from experiments.fald.formulas.exact_laws import Participation
 from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
 from fedjax_sim.privacy import NoisySteps, epsilon_after
 from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory.langevin import privacy
-from fedjax_sim.theory.langevin.exact_laws import Participation
-from fedjax_sim.theory.langevin.privacy import OutsiderWarning, PrivacySetup, guarantee
+from fedjax_sim.theory import langevin as privacy
+from fedjax_sim.theory.langevin import OutsiderWarning, PrivacySetup, guarantee
 
 RUN = PrivacySetup(
     num_clients=50,
@@ -108,7 +108,7 @@ def compare_accountants(delta: float = 1e-5) -> str:
     }
     rows = []
     for words, (each, rounds) in three.items():
-        found = privacy.of(each, PROBLEM, rounds, sensitivity=RUN.sensitivity, delta=delta)
+        found = privacy.privacy_of(each, PROBLEM, rounds, sensitivity=RUN.sensitivity, delta=delta)
         by_pld = "not covered" if np.isnan(found.pld) else f"{found.pld:.4g}"
         rows.append([words, f"{found.paper:.4g}", f"{found.rdp:.4g}", by_pld])
     return table([f"delta = {delta:g}", "Theorem 6.1", "RDP", "PLD"], rows)

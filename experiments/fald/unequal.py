@@ -15,6 +15,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
+from experiments.fald.formulas import bounds as formulas
+from experiments.fald.formulas import exact_laws as oracle
+from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
+from experiments.fald.formulas.rounds import rounds_to, sufficient_steps, tuned_rounds
 from experiments.fald.gaussian import (
     Repeated,
     are_numbers,
@@ -45,10 +49,6 @@ from experiments.harness import (
 from experiments.harness.statistics import has_nan
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.reporting.plots import OPEN, look, styled
-from fedjax_sim.theory.langevin import bounds as theory
-from fedjax_sim.theory.langevin import exact_laws as oracle
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
-from fedjax_sim.theory.langevin.rounds import rounds_to, sufficient_steps, tuned_rounds
 
 STEP_SIZE, ACCURACY = 1e-7, 5e-4
 ALPHAS = (0.0, 0.1, 1.0, 10.0)
@@ -247,7 +247,7 @@ def count_rounds(sizes: Sizes) -> Counted:
     noisy = clients._replace(
         gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape)
     )
-    setup = theory.setup_of(clients, np.zeros(2), 0.0)
+    setup = formulas.setup_of(clients, np.zeros(2), 0.0)
     counted: dict[str, dict[int, float]] = {
         "fixed": {},
         "tuned": {},

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.favano.claims import CLAIMS, verdict
+from experiments.favano.formulas.orders import favano_orders, quafl_orders
 from experiments.favano.setup import BLOCKED, PUBLIC
 from experiments.harness import (
     FAR,
@@ -35,8 +36,7 @@ from experiments.harness import (
 )
 from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
-from fedjax_sim.theory.favano import bounds as theory
-from fedjax_sim.theory.favano import timing as timing
+from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import Trace
 from fedjax_sim.types import System, Timeline
 
@@ -278,8 +278,8 @@ def measure_step_time(
 def _closed_forms(share: float) -> tuple[float, float]:
     num_slow = int(np.ceil(share * 100 - 1e-6))
     rates = [FAST] * (100 - num_slow) + [SLOW] * num_slow
-    fedavg_time = timing.fedavg_round_time(rates, num_contacted=20, local_steps=20, interact_time=3)
-    return fedavg_time, timing.fedbuff_step_time(
+    fedavg_time = theory.fedavg_round_time(rates, num_contacted=20, local_steps=20, interact_time=3)
+    return fedavg_time, theory.fedbuff_step_time(
         rates, buffer_size=10, local_steps=20, interact_time=3
     )
 
@@ -344,8 +344,8 @@ def measure_orders(favano_run: Timeline, blocked: Timeline) -> tuple[dict[str, A
     setup = theory.FavanoSetup(100, 20, 20, 1.0, 1.0, 1.0, 1.0, 1.0, 0.345, 1.35)
     settings = [setup._replace(num_clients=int(n)) for n in numbers]
     orders = {
-        "FAVANO": np.array([timing.favano_orders(each) for each in settings]),
-        "QuAFL": np.array([timing.quafl_orders(each, mean_steps=9.0) for each in settings]),
+        "FAVANO": np.array([favano_orders(each) for each in settings]),
+        "QuAFL": np.array([quafl_orders(each, mean_steps=9.0) for each in settings]),
     }
     powers = {
         name: np.polyfit(np.log(numbers), np.log(values), 1)[0] for name, values in orders.items()

@@ -1,7 +1,7 @@
 """FAVANO's mean-model identity, reweighting and contraction on small problems (claims 1 to 3).
 
 See arXiv 2305.16099. Server steps are those of `fedjax_sim.systems.favano`, step counts and alpha
-come from its clock, and expected values from `fedjax_sim.theory.favano`.
+come from its clock, and expected values from the paper's `formulas`.
 
 Dimension letters: `I` instances, `M` cohorts, `N` clients, `P` parameters.
 """
@@ -18,6 +18,7 @@ from flax import struct
 from matplotlib.figure import Figure
 
 from experiments.favano.claims import CLAIMS, verdict
+from experiments.favano.formulas import bounds as formulas
 from experiments.harness import (
     Arguments,
     Outcome,
@@ -35,7 +36,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
-from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.theory import favano as theory
 from fedjax_sim.types import EMPTY, Array, Event, Key, Plan
 
 REWEIGHTINGS = ("stochastic", "deterministic")
@@ -202,7 +203,7 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
             estimate(by_speed(x, clients, are_fast(hyper, sizes.seeds)))
             for x in (reweighted, (reweighted - mean) ** 2)
         ]
-        stated = theory.reweighted_variance(
+        stated = formulas.reweighted_variance(
             theory.step_moments(law), mean=mean, variance=deviation**2, reweighting=reweighting
         )
         far += [
@@ -313,7 +314,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
                 expected = after[:, masks.sum(1) == s].mean(1)
                 if not moved.any():
                     exact = [
-                        theory.expected_potential(*each, num_contacted=s)
+                        formulas.expected_potential(*each, num_contacted=s)
                         for each in zip(server, bases, strict=True)
                     ]
                     errors.append(np.max(np.abs(expected - exact) / before))
@@ -321,7 +322,7 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
                 grown = 3 * s**2 / n * np.sum(moved**2, axis=(1, 2))
                 ratios += [
                     np.max(expected / ((1 - rate(n, s)) * before + grown))
-                    for rate in (theory.kappa, theory.kappa_sharp)
+                    for rate in (formulas.kappa, theory.kappa_sharp)
                 ]
     measured = {
         "error_of_formula": np.max(errors),
@@ -332,17 +333,19 @@ def measure_contraction(sizes: Sizes) -> tuple[dict[str, Any], Figure]:
     axes = figure.subplots()
     sizes_of_cohort = np.arange(1, n + 1)
     axes.boxplot(1 - np.array(shrunk).T, positions=sizes_of_cohort, widths=0.3, whis=(0, 100))
-    for i, name in enumerate(("kappa_star", "kappa_sharp", "kappa")):
-        rates = [getattr(theory, name)(n, s) for s in sizes_of_cohort]
+    for i, (rate, words) in enumerate(
+        (
+            (formulas.kappa_star, "exact, server at the mean"),
+            (theory.kappa_sharp, "bound κ'"),
+            (formulas.kappa, "bound κ"),
+        )
+    ):
+        rates = [rate(n, int(s)) for s in sizes_of_cohort]
         axes.plot(
             sizes_of_cohort,
             rates,
             **look(i, "all"),
-            label={
-                "kappa_star": "exact, server at the mean",
-                "kappa_sharp": "bound κ'",
-                "kappa": "bound κ",
-            }[name],
+            label=words,
         )
     axes.set(
         xlabel="clients contacted, of 6",

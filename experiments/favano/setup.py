@@ -254,9 +254,9 @@ def runs(
                 tasks[split, low_bit],
                 hyper,
                 seeds=sizes.seeds,
-                time_budget=sizes.time_budget,
+                budget=fedjax_sim.Time(sizes.time_budget),
                 num_evals=NUM_EVALS,
-                client_variance=True,
+                keep=fedjax_sim.Keep(client_variance=True),
                 **arguments.kept(f"{name} - {column}"),
             )
             curves[f"{name} | {column}"] = run.curves

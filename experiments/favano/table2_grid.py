@@ -335,9 +335,9 @@ def first_stage(
             _hyper(METHODS[name], sizes, column),
             seeds=seeds,
             settings={"lr": list(sizes.rates)},
-            time_budget=sizes.time_budget,
+            budget=fedjax_sim.Time(sizes.time_budget),
             num_evals=1,
-            progress=True,
+            watch=fedjax_sim.Watch(progress=True),
             **arguments.kept(f"{name}, {inputs}, {column}"),
         )
     coords = {
@@ -392,9 +392,9 @@ def second_stage(
             list(tasks[inputs, COLUMNS[column].partition]),
             _hyper(method, sizes, column).replace(lr=rate),
             seeds=sizes.seeds,
-            time_budget=sizes.time_budget,
+            budget=fedjax_sim.Time(sizes.time_budget),
             num_evals=25,
-            progress=True,
+            watch=fedjax_sim.Watch(progress=True),
             **arguments.kept(key),
         ).curves
     return curves

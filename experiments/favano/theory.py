@@ -1,7 +1,7 @@
 """FAVANO's long-run mean, Theorem 1 and quantized gradients, measured through the engine.
 
 Judges claims 6, 7 and 16 of arXiv 2305.16099, and the part of 12 on the speed bias. Expected values
-come from `fedjax_sim.theory.favano`. Quadratics meet the theorem's assumptions with equality.
+come from the paper's `formulas`. Quadratics meet the theorem's assumptions with equality.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.favano.claims import CLAIMS, verdict
+from experiments.favano.formulas import bounds as formulas
 from experiments.harness import (
     FAR,
     Arguments,
@@ -40,7 +41,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
-from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import ClientDelays
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan
 
@@ -115,8 +116,8 @@ def expected_mean(reweighting: str, step_curvature: float) -> float:
         max_steps=20,
         law="runtime_geom",
     )
-    pull = theory.expected_pull(law, step_curvature=step_curvature, reweighting=reweighting)
-    return float(theory.long_run_means(np.repeat([-1.0, 1.0], 4), pull, num_contacted=3)[0])
+    pull = formulas.expected_pull(law, step_curvature=step_curvature, reweighting=reweighting)
+    return float(formulas.long_run_means(np.repeat([-1.0, 1.0], 4), pull, num_contacted=3)[0])
 
 
 def judge_long_run_mean(measured: Mapping[str, Any]) -> Verdict:
@@ -161,7 +162,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
     centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
     settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
     options: dict[str, Any] = {
-        "num_ticks": sizes.ticks,
+        "budget": fedjax_sim.Ticks(sizes.ticks),
         "num_evals": sizes.ticks // EVERY,
         "layout": LAYOUT,
     }
@@ -373,14 +374,14 @@ def measure_bound(
                 problem,
                 hyper,
                 seeds=sizes.seeds,
-                num_ticks=TICKS,
+                budget=fedjax_sim.Ticks(TICKS),
                 num_evals=TICKS,
                 layout=LAYOUT,
-                client_variance=True,
+                keep=fedjax_sim.Keep(client_variance=True),
             )
             squares = run.curves.gradient_square.values[:, :-1]
             found = estimate(squares.mean(1))
-            bounds = [theory.bound(setup, step_size=step_size, num_ticks=t) for t in ticks]
+            bounds = [formulas.bound(setup, step_size=step_size, num_ticks=t) for t in ticks]
             measured[f"{reweighting}, n={case.n}, s={case.s}, K={case.most_steps}"] = {
                 "measured": float(found.mean),
                 "standard_error": float(found.error),
@@ -475,7 +476,13 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
         plain = Quadratic.of(np.stack([optimum] * 3), start=optimum + np.float32(0.3))
         problem = Rounded(plain.centers, plain.curvature, plain.noise, plain.start, bits)
         run = fedjax_sim.sweep(
-            favano.system, problem, hyper, seeds=2, num_ticks=3000, num_evals=30, layout=LAYOUT
+            favano.system,
+            problem,
+            hyper,
+            seeds=2,
+            budget=fedjax_sim.Ticks(3000),
+            num_evals=30,
+            layout=LAYOUT,
         )
         floors.append(
             float(run.curves.gradient_square.isel(eval=slice(-5, None)).mean(skipna=False))

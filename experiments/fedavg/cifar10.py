@@ -45,7 +45,7 @@ def run(arguments: Arguments) -> Outcome:
         tasks,
         hyper,
         seeds=seeds,
-        num_ticks=rounds,
+        budget=fedjax_sim.Ticks(rounds),
         num_evals=10,
         **arguments.kept("fedavg"),
     ).curves

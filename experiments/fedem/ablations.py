@@ -16,6 +16,8 @@ import numpy as np
 import xarray as xr
 
 from experiments.fedem.claims import CLAIMS, Found, verdict
+from experiments.fedem.formulas import bounds as formulas
+from experiments.fedem.formulas import moments, variance_reduction
 from experiments.fedem.setup import (
     BLOCKS,
     MIXTURE,
@@ -43,12 +45,11 @@ from experiments.harness import (
     table,
     verdict_table,
 )
+from fedjax_sim import Ticks
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.server import Memories
 from fedjax_sim.systems import fedem, vr_fedem
-from fedjax_sim.theory.fedem import bounds as theory
-from fedjax_sim.theory.fedem import moments
-from fedjax_sim.theory.fedem import variance_reduction as vr_theory
+from fedjax_sim.theory import fedem as theory
 
 N, M, DIM, KAPPA, BATCH = 10, 20, 4, 0.5, 5
 SPARSE = parse_compressor("sparsification:keep=0.5")
@@ -149,7 +150,7 @@ def floors(sizes: Sizes) -> Ablation:
                     memories=Memories(compression=compression, field_rule=way),
                 )
                 options: dict[str, Any] = {
-                    "num_ticks": 3 * sizes.rounds,
+                    "budget": Ticks(3 * sizes.rounds),
                     "num_evals": 100,
                     "seeds": sizes.seeds,
                 }
@@ -213,7 +214,7 @@ def participation_study(sizes: Sizes) -> Ablation:
     levels: dict[str, np.ndarray] = {}
     curves = {}
     options: dict[str, Any] = {
-        "num_ticks": 2 * sizes.rounds,
+        "budget": Ticks(2 * sizes.rounds),
         "num_evals": 100,
         "seeds": sizes.seeds,
     }
@@ -337,14 +338,14 @@ def blocks_study(sizes: Sizes) -> Ablation:
             gamma=gamma,
             memories=Memories(compression=compression),
         )
-        data = curves_of(fedem.system, toy.problem, hyper, num_ticks=80, num_evals=80, seeds=2)
+        data = curves_of(fedem.system, toy.problem, hyper, budget=Ticks(80), num_evals=80, seeds=2)
         curves[f"blocks of {block}"] = data
         rounds[block] = first_below(
             data.mean_field.values.mean(axis=0), data.ticks.values[0], ratio * toy.first_field
         )
         bits[block] = rounds[block] * compression.bits(dim, word=64)
         shorter[block] = 64 * dim / compression.bits(dim, word=64)
-        need = theory.clients_for_free_compression(toy.known.constants, omega)
+        need = formulas.clients_for_free_compression(toy.known.constants, omega)
         rows.append(
             [
                 block,
@@ -461,7 +462,7 @@ def clients_study(sizes: Sizes) -> Ablation:
                 memories=Memories(compression=SPARSE),
             )
             options: dict[str, Any] = {
-                "num_ticks": 2 * sizes.rounds,
+                "budget": Ticks(2 * sizes.rounds),
                 "num_evals": 100,
                 "seeds": sizes.seeds,
             }
@@ -523,7 +524,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         gamma=gamma,
         memories=Memories(compression=SPARSE, memory_start="zero"),
     )
-    options: dict[str, Any] = {"num_ticks": 300, "num_evals": 60, "seeds": 5}
+    options: dict[str, Any] = {"budget": Ticks(300), "num_evals": 60, "seeds": 5}
     run = curves_of(fedem.system, toy.problem, hyper, settings={"alpha": [*ALPHAS]}, **options)
     first, last = run.mean_field.values[..., 0].max(axis=1), run.mean_field.values[..., -1]
     last = np.nan_to_num(last, nan=OVERFLOW, posinf=OVERFLOW).max(axis=1)
@@ -533,7 +534,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         FIRST: [float(first[0]), float(first[-1])],
         LEFT: float(memory[0, -1] / memory[0, 0]),
     }
-    factors = [theory.frozen_memory_factor(1.0, alpha) for alpha in ALPHAS]
+    factors = [formulas.frozen_memory_factor(1.0, alpha) for alpha in ALPHAS]
     rows = [
         [f"{a:g}", f"{f:.3f}", f"{x:.1e}"] for a, f, x in zip(ALPHAS, factors, last, strict=True)
     ]
@@ -588,7 +589,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
             options: dict[str, Any] = {
                 "settings": {"alpha": alphas},
                 "seeds": mixture.seeds,
-                "num_ticks": ticks,
+                "budget": Ticks(ticks),
                 "num_evals": 250,
             }
             name = f"{system.name}, {split}"
@@ -628,10 +629,10 @@ def inner_study(sizes: Sizes) -> Ablation:
         kappa = 1 / (1 + random.uniform(0, 3, (N, 400))[:, :examples] ** 2)
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
         # The constants are those of 400 examples, so that all runs have the same step size.
-        gamma = vr_theory.step_size(reference.known.constants, num_clients=N, omega=1.0)
+        gamma = theory.vr_step_size(reference.known.constants, num_clients=N, omega=1.0)
         hyper = vr_fedem.Hyper(
             num_clients=N,
-            batch_size=vr_theory.batch_size(inner, 1.0),
+            batch_size=variance_reduction.batch_size(inner, 1.0),
             inner_steps=inner,
             gamma=gamma,
             memories=Memories(compression=BLOCKS),
@@ -640,7 +641,7 @@ def inner_study(sizes: Sizes) -> Ablation:
             vr_fedem.system,
             toy.problem,
             hyper,
-            num_ticks=400,
+            budget=Ticks(400),
             num_evals=400,
             seeds=max(5, sizes.seeds // 5),
         )
@@ -658,11 +659,11 @@ def inner_study(sizes: Sizes) -> Ablation:
     by_inner = {inner: cost(100, inner)[1] for inner in sizes.inner}
     by_examples = {}
     for examples in sizes.examples:
-        inner = round(vr_theory.best_inner_steps(examples, 1.0))
+        inner = round(variance_reduction.best_inner_steps(examples, 1.0))
         gamma, by_examples[examples] = cost(examples, inner)
         rows.append([examples, inner, f"{gamma:.4g}", f"{by_examples[examples].mean():.0f}"])
     rows += [[100, inner, "", f"{value.mean():.0f}"] for inner, value in by_inner.items()]
-    stated = round(vr_theory.best_inner_steps(100, 1.0))
+    stated = round(variance_reduction.best_inner_steps(100, 1.0))
     # One straight line for each seed: its slope is the power of m.
     powers = np.polyfit(np.log(sizes.examples), np.log(list(by_examples.values())), 1)[0]
     measured = {
@@ -696,7 +697,10 @@ def judge_inner(found: Found) -> Verdict:
     """Judge claim 13 by the power of m, and by E-steps per client at 100 examples by k_in."""
     power, means = Interval.read(found["power"]), known(found["by inner steps"])
     excess = {inner: Interval.read(each) for inner, each in found[EXCESS].items()}
-    stated, numbers = round(vr_theory.best_inner_steps(100, 1.0)), [*known(found["by examples"])]
+    stated, numbers = (
+        round(variance_reduction.best_inner_steps(100, 1.0)),
+        [*known(found["by examples"])],
+    )
     shown = ", ".join(f"{value:.0f} at {inner:g}" for inner, value in means.items())
     ratios = ", ".join(f"{1 + each.mean:.2f} ± {each.half:.2f}" for each in excess.values())
     why = (

@@ -26,6 +26,7 @@ from experiments.fedem.setup import (
     vr_fedem_of_fig1,
 )
 from experiments.harness import Arguments, Outcome, Verdict, table
+from fedjax_sim import Ticks
 from fedjax_sim.systems import fedem, vr_fedem
 
 METRICS = ("field", "mean_field")
@@ -69,7 +70,7 @@ def run(arguments: Arguments) -> Outcome:
         kept = arguments.kept(f"FedEM, {split}")
         ways = {"field_rule": ["fedem", "naive"]}
         both = curves_of(
-            fedem.system, problems, hyper, num_ticks=ticks, settings=ways, **options, **kept
+            fedem.system, problems, hyper, budget=Ticks(ticks), settings=ways, **options, **kept
         )
         curves |= {
             f"FedEM, {split}": both.sel(field_rule="fedem"),
@@ -78,7 +79,7 @@ def run(arguments: Arguments) -> Outcome:
         reduced, ticks = vr_fedem_of_fig1(sizes)
         kept = arguments.kept(f"VR-FedEM, {split}")
         curves[f"VR-FedEM, {split}"] = curves_of(
-            vr_fedem.system, problems, reduced, num_ticks=ticks, **options, **kept
+            vr_fedem.system, problems, reduced, budget=Ticks(ticks), **options, **kept
         )
     half = {
         name: {metric: mean_after(data, metric, sizes.epochs / 2) for metric in METRICS}

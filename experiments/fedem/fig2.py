@@ -105,7 +105,9 @@ def fit(
         memories=Memories(alpha=alpha, compression=batch),
     )
     with jax.enable_x64(True):
-        ran = fedjax_sim.sweep(fedem.system, problem, hyper, num_ticks=rounds, num_evals=50, **kept)
+        ran = fedjax_sim.sweep(
+            fedem.system, problem, hyper, budget=fedjax_sim.Ticks(rounds), num_evals=50, **kept
+        )
         matrix = problem.model.means(problem.maximise(jnp.asarray(ran.models[0])))
         per_visit = visits.num_servers / len(visits.value)
         cells = visits.shape[0] * visits.shape[1] + (ran.curves.epochs - 1) * (

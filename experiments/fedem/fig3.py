@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.setup import PAPER, curves_of, even, figure_of, mean_after, span
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, interval, rule, table
-from fedjax_sim import datasets
+from fedjax_sim import Ticks, datasets
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.features import principal_components
 from fedjax_sim.reporting.plots import LABELS
@@ -75,7 +75,7 @@ def run(arguments: Arguments) -> Outcome:
             fedem.system,
             problem,
             fedem.Hyper(**shared),
-            num_ticks=ticks,
+            budget=Ticks(ticks),
             **options,
             **arguments.kept("FedEM"),
         ),
@@ -83,7 +83,7 @@ def run(arguments: Arguments) -> Outcome:
             vr_fedem.system,
             problem,
             vr_fedem.Hyper(inner_steps=INNER, **shared),
-            num_ticks=loops * INNER,
+            budget=Ticks(loops * INNER),
             **options,
             **arguments.kept("VR-FedEM"),
         ),

@@ -16,16 +16,17 @@ import numpy as np
 import xarray as xr
 
 from experiments.fedem.claims import CLAIMS, Found, verdict
+from experiments.fedem.formulas import bounds as formulas
+from experiments.fedem.formulas import moments, variance_reduction
 from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
+from fedjax_sim import Ticks
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.problems import latent
 from fedjax_sim.server import Memories
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import em, fedem, vr_fedem
-from fedjax_sim.theory.fedem import bounds as theory
-from fedjax_sim.theory.fedem import moments
-from fedjax_sim.theory.fedem import variance_reduction as vr_theory
+from fedjax_sim.theory import fedem as theory
 from fedjax_sim.types import Event, Plan
 
 N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
@@ -122,7 +123,7 @@ def measure_fixed_points() -> FixedPoints:
             (fedem.system, fedem.Hyper(num_clients=6, batches="full", batch_size=40, gamma=1.0)),
         ):
             data = curves_of(
-                system, problem.replace(start=start), hyper, num_ticks=50, num_evals=50
+                system, problem.replace(start=start), hyper, budget=Ticks(50), num_evals=50
             )
             curves[f"mixture, {system.name}"], last[system.name] = data, data.objective.values[0]
         off = float(np.abs(last["em"] - last["fedem"]).max())
@@ -313,7 +314,7 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
                 + known.noise / BATCH
             )
             setup = theory.FedEMSetup(known.constants, N, 1.0, p)
-            expected = theory.field_variance_bound(
+            expected = formulas.field_variance_bound(
                 setup, delta2=float(delta2.mean()), sigma2=float(known.noise.mean()) / BATCH
             )
             shift = (
@@ -362,7 +363,7 @@ def measure_irrelevance() -> Found:
             fedem.system,
             toy.problem,
             hyper.replace(**way),
-            num_ticks=60,
+            budget=Ticks(60),
             num_evals=60,
             settings=settings,
         )
@@ -404,7 +405,7 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
                     mean_field=toy.first_field,
                 )
                 for k_max in (1, 10, 50, 200, 1000):
-                    right = theory.bound(
+                    right = formulas.bound(
                         setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                     ).total
                     shares.append(run.mean_field[:k_max].mean() / right)
@@ -418,14 +419,14 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
         )
         options: dict[str, Any] = {
             "seeds": sizes.seeds,
-            "num_ticks": sizes.rounds[-1],
+            "budget": Ticks(sizes.rounds[-1]),
             "num_evals": sizes.rounds[-1],
         }
         data = curves_of(fedem.system, toy.problem, hyper, settings={"gamma": gammas}, **options)
         for i, gamma in enumerate(gammas):
             for k_max in sizes.rounds:
                 left = float(data.mean_field.values[i, :, :k_max].mean())
-                right = theory.bound(
+                right = formulas.bound(
                     setup, gamma=gamma, k_max=k_max, gap=toy.gap, sigma2=sigma2
                 ).total
                 table[f"p = {p}, gamma = {gamma:.3g}, {k_max} rounds"] = [left, right]
@@ -456,14 +457,14 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
         1 / (1 + random.uniform(0, 3, (N, 100)) ** 2),
     )
     constants, inner = toy.known.constants, 20
-    gamma = vr_theory.step_size(constants, num_clients=N, omega=1.0)
+    gamma = theory.vr_step_size(constants, num_clients=N, omega=1.0)
     options: dict[str, Any] = {
-        "num_ticks": inner * sizes.loops[-1],
+        "budget": Ticks(inner * sizes.loops[-1]),
         "num_evals": inner * sizes.loops[-1],
     }
     hyper = vr_fedem.Hyper(
         num_clients=N,
-        batch_size=vr_theory.batch_size(inner, 1.0),
+        batch_size=variance_reduction.batch_size(inner, 1.0),
         inner_steps=inner,
         gamma=gamma,
         memories=Memories(compression=BLOCKS),
@@ -488,7 +489,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
             gamma=gamma,
             memories=Memories(compression=BLOCKS),
         ),
-        num_ticks=200,
+        budget=Ticks(200),
         num_evals=20,
         seeds=5,
     )
@@ -503,11 +504,11 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
     table, cesaro = {}, {}
     for loops in sizes.loops:
         num = inner * loops
-        most = vr_theory.field_bound(
+        most = variance_reduction.field_bound(
             constants, gamma=gamma, inverse_step_size=1 / (2 * gamma), num_steps=num, gap=toy.gap
         )
         mean_square = field[:num].mean()
-        related = vr_theory.mean_field_bound(
+        related = variance_reduction.mean_field_bound(
             constants,
             num_clients=N,
             gamma=gamma,
@@ -519,7 +520,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
             "(11)": [mean_square, most],
             "(12)": [mean_field[:num].mean(), related],
         }
-        of_memory = vr_theory.memory_bound(
+        of_memory = variance_reduction.memory_bound(
             constants, omega=1.0, gamma=gamma, num_steps=num, gap=toy.gap
         )
         cesaro[f"{loops} loops"] = [memory[:num].mean(), of_memory]

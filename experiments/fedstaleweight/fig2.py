@@ -141,9 +141,9 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
             tasks[:seeds],
             SYSTEM.Hyper(**settings),
             seeds=seeds,
-            num_ticks=panel.num_ticks,
+            budget=fedjax_sim.Ticks(panel.num_ticks),
             num_evals=NUM_EVALS,
-            progress=True,
+            watch=fedjax_sim.Watch(progress=True),
             **arguments.kept(f"panel {panel.claim} - {name}"),
         )
     # Looked at last, so that a part need not wait for the others between two methods.

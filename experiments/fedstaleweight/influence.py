@@ -18,6 +18,7 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments.fedstaleweight import formulas
 from experiments.fedstaleweight.claims import CLAIMS, verdict
 from experiments.harness import (
     Arguments,
@@ -308,13 +309,13 @@ def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str
 
 def _bounds(drawn: Timeline) -> dict[str, Any]:
     """Measure weights and both forms of U, for claim 16."""
-    least, most = theory.weight_bounds(
+    least, most = formulas.weight_bounds(
         int(staleness_of(drawn).max()), buffer_size=HYPER.buffer_size
     )
     gaps = [
         abs(
-            float(theory.squared_weight_gap(tau, buffer_size=b))
-            - float(theory.squared_weight_gap_printed(tau, buffer_size=b))
+            float(formulas.squared_weight_gap(tau, buffer_size=b))
+            - float(formulas.squared_weight_gap_printed(tau, buffer_size=b))
         )
         for b in range(1, 9)
         for tau in range(40)
@@ -447,7 +448,7 @@ def throttled_influence(arrived: Timeline, **settings: Any) -> np.ndarray:
 
     A client's influence per server step is its utility (eqs. (4) and (9)). Telling the truth pays
     if influence grows with the reported rate up to the true one. For one composition of a buffer
-    that holds if and only if C r^2 <= A (`theory.fedstaleweight.is_truthful`). Over the
+    that holds if and only if C r^2 <= A (`formulas.is_truthful`). Over the
     compositions of a run it may hold even where it fails for one, which is what is measured here.
 
     Args:
@@ -542,24 +543,24 @@ def measure_utility() -> dict[int, dict[str, Any]]:
     best: dict[str, Any] = {}
     for num_slow in range(5):
         slots = np.r_[np.arange(5 - num_slow), NUM_FAST + np.arange(num_slow)]
-        others = theory.competition(RATE, slot_client=slots, client=0)
-        report = float(min(theory.optimal_report(others), RATE[0]))
-        gain = float(theory.utility(report, others) / theory.utility(RATE[0], others)) - 1
+        others = formulas.competition(RATE, slot_client=slots, client=0)
+        report = float(min(formulas.optimal_report(others), RATE[0]))
+        gain = float(formulas.utility(report, others) / formulas.utility(RATE[0], others)) - 1
         best[f"{num_slow} slow"] = {
-            "truthful": bool(theory.is_truthful(RATE[0], others)),
+            "truthful": bool(formulas.is_truthful(RATE[0], others)),
             "best share of its rate": report / RATE[0],
             "gain": gain,
         }
-    peak = theory.competition(RATE, slot_client=np.r_[0, 10, 11, 12, 13], client=0)
-    top = float(theory.optimal_report(peak))
+    peak = formulas.competition(RATE, slot_client=np.r_[0, 10, 11, 12, 13], client=0)
+    top = float(formulas.optimal_report(peak))
     near = CLAIMS[13].criterion.near
     best["slopes around the peak"] = [
-        float(theory.utility_slope(scale * top, peak)) for scale in (1 - near, 1 + near)
+        float(formulas.utility_slope(scale * top, peak)) for scale in (1 - near, 1 + near)
     ]
     slopes = {
         f"b = {b}": float(
-            theory.utility_slope(
-                1.0, theory.competition(np.ones(6), slot_client=np.arange(b), client=0)
+            formulas.utility_slope(
+                1.0, formulas.competition(np.ones(6), slot_client=np.arange(b), client=0)
             )
         )
         for b in (2, 5, 6)
@@ -603,7 +604,7 @@ def measure_fixed_points(
             problem,
             HYPER.replace(**settings),
             seeds=sizes.seeds,
-            num_ticks=sizes.quadratic_ticks,
+            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
             num_evals=EVALS,
         )
         curves[f"quadratic, {name}"] = run.curves
@@ -633,18 +634,20 @@ def measure_bound(sizes: Sizes) -> dict[str, float]:
     At b = 1 there are two clients of unequal speed, with optima 0 and 1.
     """
     vacuous = all(
-        bool(theory.is_vacuous(tau, buffer_size=b)) for b in range(2, 20) for tau in range(1, 40)
+        bool(formulas.is_vacuous(tau, buffer_size=b)) for b in range(2, 20) for tau in range(1, 40)
     )
     lr, ticks = 0.001, sizes.counterexample_ticks
     hyper = HYPER.replace(num_clients=2, slow_fraction=0.5, buffer_size=1, lr=lr)
     problem = Watched.of(np.array([[0.0], [1.0]]), start=0.5)
-    run = fedjax_sim.simulate(SYSTEM, problem, hyper, num_ticks=ticks, num_evals=3000)
+    run = fedjax_sim.simulate(
+        SYSTEM, problem, hyper, budget=fedjax_sim.Ticks(ticks), num_evals=3000
+    )
     model = run.curves.model.values
     left = float(np.mean((model - 0.5) ** 2))
     largest = int((np.arange(ticks)[:, None] - run.timelines[0].version).max())
     gradient = float(np.max(np.maximum(model, 1 - model)) ** 2)
-    setup = theory.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
-    right = float(theory.bound(setup, num_ticks=ticks).total)
+    setup = formulas.FedStaleWeightSetup(1, largest, (lr,), 1.0, 1.0, 0.0, 0.25, gradient, 0.0)
+    right = float(formulas.bound(setup, num_ticks=ticks).total)
     return {"vacuous": vacuous, "left": left, "right": right}
 
 
@@ -673,7 +676,7 @@ def measure_stability(sizes: Sizes) -> dict[str, float | None]:
             HYPER.replace(**settings),
             seeds=2,
             settings={"lr": rates},
-            num_ticks=sizes.quadratic_ticks,
+            budget=fedjax_sim.Ticks(sizes.quadratic_ticks),
             num_evals=4,
         )
         loss = run.curves.loss.isel(eval=-1).max("seed", skipna=False).values

@@ -11,11 +11,11 @@ from typing import Any
 import fedjax_sim
 from experiments.harness import ledger, registry, report
 from experiments.harness.experiment import Arguments, Outcome
-from experiments.harness.parts import ExperimentPart, WaitsError, read_identity
+from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, read_identity
 from fedjax_sim.cli.arguments import read_whole
 from fedjax_sim.cli.launching import read_launcher
 from fedjax_sim.cli.parser import Parser
-from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
+from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import exit_code_of
@@ -138,7 +138,7 @@ def _run(given: argparse.Namespace) -> None:
     )
     part, launcher = read_part(given.part), read_launcher(given)
     if part is not None:
-        share = ExperimentPart(Path(arguments.out), *part)
+        share = ExperimentPart(Path(arguments.out), part.number, part.num_parts)
         print(run_part(given.name, run, arguments, share))
         return
     if launcher is not None:
@@ -283,7 +283,14 @@ def launch_parts(
       PartError: If a part failed.
     """
     parts.open(_begin(name, arguments))
-    jobs = [_job(name, arguments, parts, number) for number in range(parts.num_parts)]
+    words = ["-m", "experiments", "run", name, f"--out={arguments.out}"]
+    for word in IDENTITY:
+        value = getattr(arguments, word)
+        if value not in (None, False):
+            flag = "--" + word.replace("_", "-")
+            words.append(flag if value is True else f"{flag}={value}")
+    within = parts.folder / CHECKPOINTS
+    jobs = jobs_of(parts.num_parts, within, lambda part, folder: (*words, f"--part={part}"))
     while True:
         before = parts.files()
         finish_jobs(launcher, jobs, parts.folder.absolute())
@@ -292,19 +299,6 @@ def launch_parts(
         except ConfigError:
             if parts.files() == before:  # Another round would bring nothing new.
                 raise
-
-
-def _job(name: str, arguments: Arguments, parts: ExperimentPart, number: int) -> Job:
-    """Make the job of one part."""
-    words = ["run", name, f"--part={number}/{parts.num_parts}", f"--out={arguments.out}"]
-    for word in IDENTITY:
-        value = getattr(arguments, word)
-        if value not in (None, False):
-            flag = "--" + word.replace("_", "-")
-            words.append(flag if value is True else f"{flag}={value}")
-    folder = ExperimentPart(Path(arguments.out), number, parts.num_parts).checkpoints.absolute()
-    command = (*python(), "-m", "experiments", *words)
-    return Job(f"part {number}/{parts.num_parts}", command, folder, Path.cwd(), inherited())
 
 
 def _begin(name: str, arguments: Arguments) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from experiments.harness.claims import Verdict
+from fedjax_sim import Checkpoints
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,9 +80,8 @@ class Arguments(NamedTuple):
         """
         if self.checkpoints is None:
             return {}
+        folder = self.checkpoints / name.replace("/", " of ")
         return {
-            "checkpoint": self.checkpoints / name.replace("/", " of "),
-            "checkpoint_every": CHECKPOINT_EVERY,
-            "resume": self.resume,
-            **({} if self.share is None else {"share": self.share.of_sweep(name)}),
+            "checkpoints": Checkpoints(folder, every=CHECKPOINT_EVERY, resume=self.resume),
+            **({} if self.share is None else {"lanes": self.share.of_sweep(name)}),
         }

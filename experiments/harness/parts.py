@@ -12,12 +12,12 @@ at its sweeps last needs one round; one that tunes a step size first needs two.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from experiments.harness.experiment import Arguments
-from fedjax_sim.engine.shares import Unit, divide
+from fedjax_sim.engine.shares import Listed, Part, Unit
 from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.lifecycle import read_json, seal_json, write_whole
 from fedjax_sim.results.runs import Run, join_runs, load
@@ -25,6 +25,10 @@ from fedjax_sim.settings import ConfigError
 
 IDENTITY = "experiment.json"
 """File that says which experiment the folder is of, and in how many parts."""
+
+
+CHECKPOINTS = "checkpoints"
+"""Folder, next to those of the sweeps, with the parts' folders of checkpoints."""
 
 
 class WaitsError(Exception):
@@ -75,7 +79,7 @@ class ExperimentPart:
     @property
     def checkpoints(self) -> Path:
         """The folder of the part's checkpoints."""
-        return self.folder / "checkpoints" / f"{self.number}-of-{self.num_parts}"
+        return self.folder / CHECKPOINTS / f"{self.number}-of-{self.num_parts}"
 
     def open(self, identity: Mapping[str, Any]) -> None:
         """Make the folder, or check that it is of the same experiment.
@@ -123,7 +127,7 @@ class ExperimentPart:
 
 
 class SweepShare:
-    """A part's share of one sweep; see `fedjax_sim.engine.shares.Share`."""
+    """Decides which lanes of a sweep a part runs, and waits for the others; see `Sharing`."""
 
     def __init__(self, part: ExperimentPart, name: str, turn: int):
         """Describe the share.
@@ -135,8 +139,31 @@ class SweepShare:
         """
         self._part, self._name, self._turn = part, name, turn
 
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
+        """Run the part's lanes and keep them; return the whole sweep, or what stands for it."""
+        asked = sweep.identity()
+        found = self.find(asked)
+        if found is not None:
+            return found
+        assert self._part.number is not None
+        file, lanes = self._file(self._part.number), self._choose(sweep.units())
+        if lanes:
+            run_lanes(lanes).save(file.with_suffix(""))
+        _write(file, {"asked": _plain(asked), "has_lanes": bool(lanes)})
+        self._part.say(f"{self._name}: {len(lanes)} lanes have run")
+        found = self.find(asked)
+        assert found is not None
+        return found
+
     def find(self, asked: Mapping[str, Any]) -> Run | None:
-        """Return the whole sweep if all parts have run; refuse lanes of another one."""
+        """Return the whole sweep if all parts have run, None if it is this part's turn.
+
+        Args:
+          asked: What identifies the sweep.
+
+        Raises:
+          ConfigError: If lanes of another sweep are in its place.
+        """
         files = [self._file(number) for number in range(self._part.num_parts)]
         missing = [number for number, file in enumerate(files) if not file.exists()]
         for file in files:
@@ -151,26 +178,13 @@ class SweepShare:
         self._part.waits = WaitsError(self._name, names)
         return Pending(self._part.waits)  # type: ignore[return-value]
 
-    def choose(self, units: Sequence[Unit[int]]) -> Collection[int]:
+    def _choose(self, units: Sequence[Unit[int]]) -> list[int]:
         """Return the lanes of the part; none if there are fewer lanes than parts."""
         assert self._part.number is not None
         num_lanes = sum(len(unit.lanes) for unit in units)
-        parts = divide(units, min(self._part.num_parts, num_lanes))
         number = (self._part.number - self._turn) % self._part.num_parts
-        return parts[number] if number < len(parts) else []
-
-    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
-        """Keep what ran, and return the whole sweep or what stands for it."""
-        assert self._part.number is not None
-        file = self._file(self._part.number)
-        if run is not None:
-            run.save(file.with_suffix(""))
-        _write(file, {"asked": _plain(asked), "has_lanes": run is not None})
-        num_lanes = 0 if run is None else run.curves.sizes["lane"]
-        self._part.say(f"{self._name}: {num_lanes} lanes have run")
-        found = self.find(asked)
-        assert found is not None
-        return found
+        num_parts = min(self._part.num_parts, num_lanes)
+        return Part(number, num_parts).choose(units) if number < num_parts else []
 
     def _check(self, file: Path, asked: Mapping[str, Any]) -> None:
         """Check that lanes are of the sweep that is asked for."""

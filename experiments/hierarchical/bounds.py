@@ -30,11 +30,11 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.hierarchical.claims import CLAIMS, verdict
+from experiments.hierarchical.formulas import bounds as formulas
 from experiments.hierarchical.setup import fixed_clock
 from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.systems import fedavg, hierarchical
-from fedjax_sim.theory.hierarchical import bounds as theory
-from fedjax_sim.theory.hierarchical.timing import Delays
+from fedjax_sim.theory.hierarchical import Delays
 from fedjax_sim.timelines import list_members
 from fedjax_sim.types import Algorithm, Array, Key, Plan
 
@@ -168,7 +168,11 @@ def play(
     """Sweep seeds on the fixed delays, evaluating at every tick."""
     common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
     hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
-    options: dict[str, Any] = {"num_ticks": num_ticks, "num_evals": num_ticks, "layout": LAYOUT}
+    options: dict[str, Any] = {
+        "budget": fedjax_sim.Ticks(num_ticks),
+        "num_evals": num_ticks,
+        "layout": LAYOUT,
+    }
     return fedjax_sim.sweep(
         SYSTEM, problem, hyper, seeds=seeds, settings=settings, **options
     ).curves
@@ -183,7 +187,7 @@ class Means(NamedTuple):
     descent: float  # of the global loss, over the run
     group_square: list[np.ndarray]  # per group, at the beginning of each of its iterations
     group_descent: list[float]
-    constants: theory.Constants
+    constants: formulas.Constants
 
 
 def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], ticks: int) -> Means:
@@ -212,7 +216,7 @@ def means_of(data: xr.Dataset, problem: Logistic, iterations: Sequence[int], tic
         float(loss[0] - loss[-1]),
         group_square,
         descents,
-        theory.Constants(
+        formulas.Constants(
             problem.smoothness,
             max(value for name, value in largest.items() if name.startswith("second")),
             max(value for name, value in largest.items() if name.startswith("variance")),
@@ -239,7 +243,7 @@ def measure_centralised(problem: Logistic) -> dict[str, float]:
     flat = fedavg.Hyper(
         **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
     )
-    options: dict[str, Any] = {"num_ticks": 50, "num_evals": 50}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(50), "num_evals": 50}
     expected = fedjax_sim.simulate(fedavg.system, problem, flat, **options).curves.loss.values
     differences = []
     for sizes in ((8,), (3, 5), (1, 2, 5)):
@@ -269,10 +273,10 @@ def measure_lemma(means: Means, lr: float) -> dict[str, float]:
     """Compare deviations with their bounds, along a run and with opposing gradients: claim 5."""
     weight = np.array(SIZES) / sum(SIZES)
     square = means.constants.gradient_square
-    sharp = theory.deviation_bound_sharp(
+    sharp = formulas.deviation_bound_sharp(
         means.iterations, lr=lr, gradient_square=square, group_weight=weight
     )
-    loose = theory.deviation_bound(
+    loose = formulas.deviation_bound(
         means.iterations, lr=lr, gradient_square=square, group_size=SIZES
     )
     problem = Opposed(jnp.repeat(jnp.array([1.0, -1.0]), jnp.array(SIZES)), jnp.array([3.0, 4.0]))
@@ -305,8 +309,8 @@ def measure_global(means: Means, lr: float) -> dict[str, Any]:
         "descent": means.descent,
     }
     whole, direct = (
-        theory.global_bound(means.iterations, **terms),
-        theory.global_bound_direct(means.iterations, **terms),
+        formulas.global_bound(means.iterations, **terms),
+        formulas.global_bound_direct(means.iterations, **terms),
     )
     return {
         "left": float(means.global_square.mean()),
@@ -345,9 +349,9 @@ def measure_group(means: Means, alone: Means, lr: float) -> dict[str, dict[str, 
             }
             measured[f"{name}, group {i + 1}"] = {
                 "left": float(each.group_square[i].mean()),
-                "bound": theory.group_bound(each.iterations, **terms).total,
+                "bound": formulas.group_bound(each.iterations, **terms).total,
                 "G^2": each.constants.gradient_square,
-                "vacuous": bool(theory.is_group_bound_vacuous(each.iterations, group=i)),
+                "vacuous": bool(formulas.is_group_bound_vacuous(each.iterations, group=i)),
             }
     return measured
 
@@ -380,7 +384,7 @@ def measure_corollary(
 
     There is one run for each learning rate, of which the first U rounds count.
     """
-    rates = [theory.corollary_lr(each, smoothness=problem.smoothness) for each in rounds]
+    rates = [formulas.corollary_lr(each, smoothness=problem.smoothness) for each in rounds]
     data = play(problem, seeds, {"lr": rates}, {"sync_time": 3.0}, rounds[-1])
     figure = Figure(figsize=(6.4, 4))
     axes = figure.subplots()
@@ -395,7 +399,7 @@ def measure_corollary(
             max(float(rounds_run[f"{name}{end}"].max()) for end in ("", "_0", "_1"))
             for name in ("second_moment", "variance")
         ]
-        constants = theory.Constants(problem.smoothness, *largest)
+        constants = formulas.Constants(problem.smoothness, *largest)
         options: dict[str, Any] = {
             "sync_time": 3.0,
             "delays": DELAYS,
@@ -403,7 +407,7 @@ def measure_corollary(
             "group_size": SIZES,
         }
         limits.append(
-            theory.corollary_bound(each, descent=float(loss[0] - loss[-1]), **options) * each**0.5
+            formulas.corollary_bound(each, descent=float(loss[0] - loss[-1]), **options) * each**0.5
         )
         scaled.append(float(square) * each**0.5)
     axes.loglog(rounds, scaled, label="measured", **look(0, "all"))

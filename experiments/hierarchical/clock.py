@@ -1,8 +1,7 @@
 """Hierarchical FL's clock alone: iterations, rounds, idle time, a sample path (claims 1 to 3, 17).
 
 See arXiv 2302.04851, Sec. II and V. Expected values come from
-`fedjax_sim.theory.hierarchical.timing`, for every delay setting that the paper prints. Nothing is
-trained.
+`fedjax_sim.theory.hierarchical`, for every delay setting that the paper prints. Nothing is trained.
 """
 
 import itertools
@@ -26,10 +25,11 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.hierarchical.claims import CLAIMS, verdict
+from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
 from fedjax_sim.reporting.plots import COLORS, HATCHES, LABELS, name_beside, styled
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory.hierarchical import timing as theory
+from fedjax_sim.theory import hierarchical as theory
 from fedjax_sim.types import Timeline
 
 TIE = 1e-9
@@ -49,7 +49,7 @@ class DelaySetup(NamedTuple):
     @property
     def delays(self) -> theory.Delays:
         """The delays of the groups and of exchanges."""
-        law = theory.linear_delays(self.sizes, self.coefficients)
+        law = linear_delays(self.sizes, self.coefficients)
         return law if self.global_shift is None else law._replace(global_shift=self.global_shift)
 
     def hypers(self) -> list[Any]:

@@ -115,7 +115,12 @@ def mirror_difference(num_ticks: int = 12) -> float:
                 **{"group_sizes": sizes, **changes},
             )
             run = fedjax_sim.sweep(
-                hierarchical.system, problem, hyper, seeds=2, num_ticks=num_ticks, num_evals=1
+                hierarchical.system,
+                problem,
+                hyper,
+                seeds=2,
+                budget=fedjax_sim.Ticks(num_ticks),
+                num_evals=1,
             )
             models.append(np.asarray(run.models))
     first, second = models

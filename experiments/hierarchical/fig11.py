@@ -15,10 +15,11 @@ import xarray as xr
 
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical import setup
+from experiments.hierarchical.formulas.delays import linear_delays
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.datasets import Text
 from fedjax_sim.models import CharacterRNN
-from fedjax_sim.theory.hierarchical.timing import expected_idle, expected_rounds, linear_delays
+from fedjax_sim.theory.hierarchical import expected_idle, expected_rounds
 
 FULL = Sizes(
     10,

@@ -24,11 +24,11 @@ from experiments.harness import (
 )
 from experiments.hierarchical import setup, tuning
 from experiments.hierarchical.claims import CLAIMS
+from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
-from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 STUDY = Study(
     full=tuning.sizes(setup.CIFAR10, tuning.FULL, tuning_seeds=5),

@@ -448,9 +448,9 @@ def sweep(
         hyper,
         seeds=seeds,
         settings=settings,
-        time_budget=times[point.steps],
+        budget=fedjax_sim.Time(times[point.steps]),
         num_evals=setup.EVERY_TICK,
-        progress=True,
+        watch=fedjax_sim.Watch(progress=True),
         **arguments.kept(name),
     ).curves
 

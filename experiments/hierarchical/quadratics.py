@@ -2,7 +2,7 @@
 
 See arXiv 2302.04851. Runs go through the engine, with the delays of Fig. 7b, 2 x 15 clients, and 20
 coordinates of curvature 0.01 to 1. Expected values come from
-`fedjax_sim.theory.hierarchical.quadratics`.
+`experiments.hierarchical.formulas.quadratics`.
 """
 
 import itertools
@@ -28,11 +28,11 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.hierarchical.claims import CLAIMS, verdict
+from experiments.hierarchical.formulas import quadratics as formulas
+from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
 from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory.hierarchical import quadratics as theory
-from fedjax_sim.theory.hierarchical.timing import linear_delays
 from fedjax_sim.types import Array, Key
 
 LAYOUT = fedjax_sim.Layout(lanes_at_once=True)
@@ -86,9 +86,9 @@ def curved(noise_variance: float, num_clients: int = NUM_CLIENTS) -> Diagonal:
     )
 
 
-def law(lr: float, noise_variance: float, rule: str = "divide_by_steps") -> theory.Quadratics:
+def law(lr: float, noise_variance: float, rule: str = "divide_by_steps") -> formulas.Quadratics:
     """Return the same problem for the theory."""
-    return theory.Quadratics(
+    return formulas.Quadratics(
         np.geomspace(0.01, 1, 20), noise_variance, np.ones(20), lr, np.array([15, 15]), rule
     )
 
@@ -157,7 +157,9 @@ def measure_fixed_points() -> dict[str, Any]:
             "iterations": [1, 10],
             "group_weight": [0.5, 0.5],
         }
-        expected[rule] = np.array([theory.fixed_point(**places, lr=lr, rule=rule) for lr in rates])
+        expected[rule] = np.array(
+            [formulas.fixed_point(**places, lr=lr, rule=rule) for lr in rates]
+        )
     return {
         "error": np.max([np.abs(found[rule] - expected[rule]) for rule in found]),
         **{
@@ -194,7 +196,7 @@ def measure_rates(seeds: int) -> dict[str, dict[str, float]]:
     """
     measured: dict[str, dict[str, float]] = {}
     for iterations in (1, 5):
-        rho, floor = theory.contraction_and_floor(iterations, lr=0.5, curvature=1.0)
+        rho, floor = formulas.contraction_and_floor(iterations, lr=0.5, curvature=1.0)
         changes = fixed_clock([1.0, 1.0], [0.0, 0.0], 1.0, 0.0) | {
             "sync_time": float(iterations),
             "lr": 0.5,
@@ -243,7 +245,7 @@ def run_all(sizes: Sizes) -> Curves:
     They have noise or none, division by the iterations or plain averaging; the fifth has less
     noise.
     """
-    options = {"time_budget": sizes.time, "num_evals": 200}
+    options = {"budget": fedjax_sim.Time(sizes.time), "num_evals": 200}
     runs = []
     for rule, noise in itertools.product(("divide_by_steps", "average"), (NOISE, 0.0)):
         settings = {
@@ -281,7 +283,7 @@ def expected_lead(lr: float, noise: float, sync_time: float) -> float:
     """Return the same time by theory, without a limit on it."""
     grid = np.geomspace(40, 1e6, 3000)
     flat, other = (
-        theory.loss_at(grid, law(lr, noise), sync_time=s, delays=DELAYS) for s in (0.0, sync_time)
+        formulas.loss_at(grid, law(lr, noise), sync_time=s, delays=DELAYS) for s in (0.0, sync_time)
     )
     behind = np.flatnonzero(other >= flat)
     return float(grid[behind[-1] + 1]) if behind[-1] + 1 < len(grid) else np.inf
@@ -391,10 +393,10 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
     means = at(curves.noisy.sel(lr=1.0), grid, "loss").mean("seed")
     found = {}
     for i, target in enumerate(TARGETS):
-        _, smooth = theory.optimal_sync_time(
+        _, smooth = formulas.optimal_sync_time(
             target, law(1.0, NOISE), delays=DELAYS, candidates=fine.tolist()
         )
-        best, _ = theory.optimal_sync_time(
+        best, _ = formulas.optimal_sync_time(
             target, law(1.0, NOISE), delays=DELAYS, candidates=CANDIDATES
         )
         reached = (means <= target).transpose("sync_time", "at").values

@@ -38,6 +38,7 @@ from experiments.harness import (
 )
 from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import CLAIMS, verdict
+from experiments.hierarchical.formulas.delays import linear_delays
 from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.partition import Partition
@@ -45,7 +46,6 @@ from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical
-from fedjax_sim.theory.hierarchical.timing import linear_delays
 
 CHANCE = 10.0
 """Accuracy of the best constant answer to ten equally frequent classes, in percent."""
@@ -235,9 +235,9 @@ def play(
     hyper = hierarchical.Hyper(**{"num_clients": tasks[0].counts.shape[0], **changes})
     swept = {"lr": list(size.lrs), **(settings or {})}
     how = {
-        "time_budget": size.time,
+        "budget": fedjax_sim.Time(size.time),
         "num_evals": EVERY_TICK,
-        "progress": True,
+        "watch": fedjax_sim.Watch(progress=True),
         **arguments.kept(name),
     }
     curves = fedjax_sim.sweep(

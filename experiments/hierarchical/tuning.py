@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Outcome, Sizes, Verdict, comparison, table, verdict_table
 from experiments.hierarchical import setup
+from fedjax_sim import Time, Watch
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.systems import hierarchical
@@ -121,9 +122,9 @@ def measure(
         metric=metric,
         widenings=size.widenings,
         kept=lambda stage: arguments.kept(f"{name}, {stage}"),
-        time_budget=size.time,
+        budget=Time(size.time),
         num_evals=setup.EVERY_TICK,
-        progress=True,
+        watch=Watch(progress=True),
     )
     own = size.replace(lrs=(tuned.choice["lr"],))
     curves = setup.play(arguments, own, name, tasks.second, changes).isel(lr=0)

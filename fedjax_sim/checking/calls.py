@@ -46,13 +46,13 @@ class Signature(NamedTuple):
       order: Names of the parameters that may be given by position.
       kinds: Kinds by name, of the parameters that have one.
       more: Kind of further arguments that are given by position.
-      named: Kind of further arguments that are given by name.
+      named: Kind of further arguments that are given by name; None if there are none.
     """
 
     order: tuple[str, ...]
     kinds: dict[str, Kind]
     more: Kind
-    named: Kind
+    named: Kind | None
 
 
 def checked(target: TargetT) -> TargetT:
@@ -82,6 +82,24 @@ def unchecked(function: TargetT) -> TargetT:
     return function.__wrapped__  # type: ignore[attr-defined]
 
 
+def formerly(names: Callable[[], Mapping[str, str]]) -> Callable[[TargetT], TargetT]:
+    """Name arguments that a checked function had before; `checked` stands above this decorator.
+
+    Args:
+      names: Returns the words for the present form by former name, such as "keep=Keep(...)". Called
+        if a call has an argument that does not exist.
+
+    Returns:
+      A decorator. Calls with a former name raise ConfigError with these words.
+    """
+
+    def decorate(function: TargetT) -> TargetT:
+        function.__former__ = names  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
 def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`."""
     read = functools.cache(lambda: _signature_of(function, owner))
@@ -97,11 +115,25 @@ def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
             else:
                 _check(f"argument {place + 1}", value, more, lengths)
         for name, value in kwargs.items():
-            _check(name, value, kinds.get(name, named), lengths)
+            kind = kinds.get(name, named)
+            if kind is None:
+                _refuse(function, name, value)
+            else:
+                _check(name, value, kind, lengths)
         return function(*args, **kwargs)
 
     call.__checked__ = read  # type: ignore[attr-defined]
     return call
+
+
+def _refuse(function: Callable[..., Any], name: str, value: Any) -> None:
+    """Refuse an argument that a function does not have, in Python's words if it never had it."""
+    from fedjax_sim.settings import ConfigError
+
+    former: Mapping[str, str] = getattr(function, "__former__", dict)()
+    if name in former:
+        raise ConfigError(name, value, f"given as {former[name]}")
+    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
 
 
 def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
@@ -130,13 +162,19 @@ def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
         if field.metadata.get("pytree_node", True):
             hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
     parameters = inspect.signature(function).parameters.values()
-    kinds = {each.name: _kind_of(hints[each.name]) for each in parameters if each.name in hints}
-    further = {each.kind: kinds.pop(each.name, ANYTHING) for each in parameters if _is_rest(each)}
+    kinds = {name: _kind_of(hint) for name, hint in hints.items()}
+    rest = {each.kind: kinds.pop(each.name, ANYTHING) for each in parameters if _is_rest(each)}
+    kinds = {each.name: kinds.get(each.name, ANYTHING) for each in parameters if not _is_rest(each)}
+    named: Kind | None = rest.get(inspect.Parameter.VAR_KEYWORD)
+    for hint in hints.values():
+        if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
+            listed = _hints_of(typing.get_args(hint)[0])
+            kinds, named = kinds | {name: _kind_of(each) for name, each in listed.items()}, None
     return Signature(
         tuple(each.name for each in parameters if each.kind in BY_POSITION),
         kinds,
-        further.get(inspect.Parameter.VAR_POSITIONAL, ANYTHING),
-        further.get(inspect.Parameter.VAR_KEYWORD, ANYTHING),
+        rest.get(inspect.Parameter.VAR_POSITIONAL, ANYTHING),
+        named,
     )
 
 

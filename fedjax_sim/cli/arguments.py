@@ -226,13 +226,13 @@ def read_layout(text: str | None) -> Layout:
     Raises:
       ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
     """
-    kinds = get_type_hints(Layout)
+    kinds, names = get_type_hints(Layout), Layout().deciding().keys()  # --max-lanes has the other.
     chosen: dict[str, Any] = {}
     for word in text.split(",") if text is not None else []:
         name, equals, value = word.partition("=")
-        if name not in Layout._fields or not equals or name in chosen:
-            allowed = "name=value with different names of " + ", ".join(Layout._fields)
-            raise ConfigError("--layout", word, allowed + nearest(name, Layout._fields))
+        if name not in names or not equals or name in chosen:
+            allowed = "name=value with different names of " + ", ".join(names)
+            raise ConfigError("--layout", word, allowed + nearest(name, names))
         is_switch = bool in (kinds[name], *get_args(kinds[name]))
         try:
             chosen[name] = _SWITCH[value.lower()] if is_switch else int(value)

@@ -20,7 +20,7 @@ from fedjax_sim.settings import ConfigError, check, fields, names_of, parse, unk
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Clients, Trace
 from fedjax_sim.trees import typed_structure
-from fedjax_sim.types import LatentProblem, Problem, System, Timeline
+from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
@@ -226,8 +226,8 @@ def _draw(
     """Draw the schedules of settings with equal static parts: seeds of the first, then the next."""
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
     inputs = [seed for seed, _ in pairs], [hyper for _, hyper in pairs]
-    measure_plan(system, *inputs, time_budget=time_budget)
-    drawn, ticks = request_timelines(system, *inputs, time_budget=time_budget)
+    measure_plan(system, *inputs, Time(time_budget))
+    drawn, ticks = request_timelines(system, *inputs, Time(time_budget))
     return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
 
 

@@ -2,15 +2,16 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from fedjax_sim.cli.arguments import check_name, read_whole
-from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
+from fedjax_sim.cli.arguments import check_name
+from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER, check_begun, parts_in
+from fedjax_sim.launch.parts import FOLDER, check_begun
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
@@ -70,31 +71,6 @@ def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
     return kind(**chosen)
 
 
-def count_parts(
-    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, num_lanes: int
-) -> int:
-    """Find the number of parts: in a resumed study the same as before if the user names none.
-
-    Args:
-      launcher: What starts the parts.
-      arguments: The parsed words of `run`.
-      folder: The results folder.
-      num_lanes: Lanes of the study, the largest number of parts.
-
-    Raises:
-      ConfigError: If the number of parts is not allowed.
-    """
-    text, usual = arguments.parts, None
-    if arguments.resume:
-        text = text or (folder.recorded() or {}).get("parts")
-        usual = parts_in(folder.checkpoints / FOLDER)
-    num_parts = read_whole("parts", text, usual or min(launcher.count(), num_lanes))
-    if num_parts > num_lanes:
-        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
-        raise ConfigError("parts", num_parts, allowed)
-    return num_parts
-
-
 def launch_parts(
     launcher: Launcher,
     arguments: argparse.Namespace,
@@ -122,7 +98,7 @@ def launch_parts(
     """
     within = (folder.checkpoints / FOLDER).absolute()
     num_parts = int(identity["parts"])
-    jobs = [_job(arguments, i, num_parts, within) for i in range(num_parts)]
+    jobs = jobs_of(num_parts, within, partial(_command, arguments))
     before = (folder.recorded() or identity)["time_budget"] if arguments.resume else None
     if before not in (None, identity["time_budget"]):
         check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
@@ -131,16 +107,14 @@ def launch_parts(
     return read_parts([job.folder for job in jobs])
 
 
-def _job(arguments: argparse.Namespace, number: int, num_parts: int, within: Path) -> Job:
-    """Make the job of one part: the command itself, with --part."""
-    part, folder = f"{number}/{num_parts}", within / f"{number}-of-{num_parts}"
-    words = ["run", *arguments.systems]
+def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence[str]:
+    """Return the command of one part: the command itself, with --part."""
+    words = ["-m", "fedjax_sim", "run", *arguments.systems]
     for text in arguments.set:
         words.append(f"--set={text}")
     for name, value in vars(arguments).items():
         flag = "--" + name.replace("_", "-")
         if name not in OWN_FLAGS and value not in (None, False):
             words.append(flag if value is True else f"{flag}={value}")
-    command = (*python(), "-m", "fedjax_sim", *words, f"--part={part}", f"--out={folder}")
-    job = Job(f"part {part}", command, folder, Path.cwd(), inherited())
-    return dataclasses.replace(job, command=(*command, f"--progress={job.progress}"))
+    progress = folder.with_name(f"{folder.name}.progress")
+    return [*words, f"--part={part}", f"--out={folder}", f"--progress={progress}"]

@@ -23,21 +23,22 @@ from fedjax_sim.cli.arguments import (
 )
 from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
-from fedjax_sim.cli.launching import count_parts, launch_parts, read_launcher
+from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
-from fedjax_sim.engine.request import ANY_JAX
-from fedjax_sim.engine.shares import Unit, check_schedules, survey_lanes
+from fedjax_sim.engine.request import ANY_JAX, Checkpoints
+from fedjax_sim.engine.shares import Unit, listed
 from fedjax_sim.engine.sweeps import sweep
-from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.engine.watching import Watch
+from fedjax_sim.launch.parts import FOLDER, LANES, KeptPart, count_parts, read_part
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Tracker
+from fedjax_sim.types import Keep, Time, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         "model": data.model,
         **data.facts,
         "evals": num_evals,
-        "layout": layout._asdict(),
+        "layout": layout.deciding(),
         "client_variance": arguments.client_variance,
         "keep_samples": arguments.keep_samples,
         "precision": precision,
@@ -93,7 +94,11 @@ def run(arguments: argparse.Namespace) -> None:
     num_parts = None  # Unless they are launched.
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        num_parts = str(count_parts(launcher, arguments, folder, num_lanes))
+        text, within = arguments.parts, folder.checkpoints / FOLDER
+        if arguments.resume:  # As many as before, if nobody says how many.
+            text = text or (folder.recorded() or {}).get("parts")
+        asked = None if text is None else read_whole("parts", text, 1)
+        num_parts = str(count_parts(launcher, asked, within, num_lanes, resume=arguments.resume))
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}
     is_known = (
@@ -113,37 +118,37 @@ def run(arguments: argparse.Namespace) -> None:
         problems = {num: data.problems(num) for num in data.partitions}
         for contender in contenders:
             comparison.check_problems(contender, problems[contender.hyper.num_clients])
-        grids = {
+        grids: dict[str, dict[str, Any]] = {
             contender.system.name: {
                 "system": contender.system,
                 "problem": problems[contender.hyper.num_clients],
                 "hyper": contender.hyper,
                 "seeds": seeds,
                 "settings": contender.swept,
-                "time_budget": time_budget,
+                "budget": Time(time_budget),
             }
             for contender in contenders
         }
 
         def survey() -> dict[str, list[Unit[int]]]:
-            return {name: survey_lanes(**grid) for name, grid in grids.items()}
+            return {name: listed(**grid).units() for name, grid in grids.items()}
 
         def check(grid: Mapping[str, Any]) -> None:
-            check_schedules(**grid, goes_on=is_saved)
+            listed(**grid).check_schedules(goes_on=is_saved)
 
-        lanes = None
         is_saved = folder is not None and not arguments.distributed
-        if part is not None and arguments.resume and folder is not None:
-            lanes = keep_lanes(folder.checkpoints / LANES, part, survey)
-        elif part is not None:
-            lanes = lanes_of_part(part, survey())
+        lanes = kept = None
+        if part is not None:
+            file = None if folder is None else folder.checkpoints / LANES
+            kept = KeptPart(part.number, part.num_parts, file, arguments.resume)
+            lanes = kept.find(survey)
         elif not is_known:
             # Some errors show in the schedule alone. They shall come before any training.
             with ThreadPoolExecutor(2) as workers:
                 list(workers.map(check, grids.values()))
         on_first(partial(_open, folder, identity))
-        if part is not None and folder is not None and lanes is not None:
-            write_lanes(folder.checkpoints / LANES, part, lanes)
+        if kept is not None and lanes is not None:
+            kept.keep(lanes)
         runs = {}
         with (
             _without_trace_if_refused(folder),
@@ -152,22 +157,23 @@ def run(arguments: argparse.Namespace) -> None:
         ):
             # The table names these lanes.
             warnings.simplefilter("ignore", LaneWarning)
+            keep = Keep(models=arguments.keep_samples, client_variance=arguments.client_variance)
+            resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
             for name, grid in grids.items():
                 if lanes is not None and name not in lanes:
                     continue
+                saved = None
+                if folder is not None and is_saved:
+                    place = folder.checkpoints / name
+                    saved = Checkpoints(place, every=checkpoint_every, resume=resume)
                 runs[name] = sweep(
                     **grid,
                     num_evals=num_evals,
-                    layout=layout,
-                    max_lanes=max_lanes,
-                    client_variance=arguments.client_variance,
-                    keep_models=arguments.keep_samples,
+                    keep=keep,
+                    watch=Watch(progress=arguments.progress, trackers=tracking),
+                    checkpoints=saved,
+                    layout=layout._replace(max_lanes=max_lanes),
                     precision=precision,
-                    checkpoint=folder.checkpoints / name if folder and is_saved else None,
-                    checkpoint_every=checkpoint_every,
-                    resume=ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume,
-                    progress=arguments.progress,
-                    trackers=tracking,
                     lanes=None if lanes is None else lanes[name],
                 )
     if folder is None:

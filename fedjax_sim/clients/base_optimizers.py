@@ -54,11 +54,6 @@ def frozen_training(
 ) -> Callable[[Key, Event, Params, Any], tuple[Params, Work]]:
     """Bind local training: y <- y - lr U(g, s), as often as the event says.
 
-    Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
-
     Returns:
       A function from the lane's learning key, the tick, the model that all slots start from and
       the statistics s to the models reached, leaves `[S, ...]`, and the gradient evaluations spent.

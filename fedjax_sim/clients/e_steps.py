@@ -40,7 +40,6 @@ def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> Expe
     """Return the settings unchanged, if they fit the problem.
 
     Args:
-      hyper: The settings.
       problem: What is learnt; None if only a schedule is wanted.
 
     Raises:
@@ -73,8 +72,6 @@ class Expect(Protocol):
         before (`event.offset`).
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           natural: `f[q]`, natural parameters phi.
           is_full: `bool[]`, whether to use all examples instead of a mini-batch.
           works: `bool[S]`; the statistics of other slots are 0.
@@ -89,11 +86,6 @@ class Expect(Protocol):
 @checked
 def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
     """Bind the clients' E-steps.
-
-    Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
 
     Returns:
       A function from key, event and natural parameters to the slots' mean expected statistics,

@@ -85,8 +85,6 @@ class Train(Protocol):
         """Run every slot's local steps.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           start: Model that all slots start from, leaves `[...]`. Give either this or `starts`.
           starts: Model that each slot starts from, leaves `[S, ...]`.
           extras: Further inputs of each slot's gradient or direction, leaves `[S, ...]`.
@@ -118,9 +116,6 @@ def local_training(
     done before (`event.offset`); they do not depend on when or with whom it is received.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
       gradient: The gradient g, where slots stand for something other than single clients;
         `batch_gradient` if None. It is given the slot's extras.
       direction: What the steps follow in place of g, such as g plus a correction. It is given the
@@ -166,9 +161,6 @@ def training_of(
     The arguments are those of `local_training`.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
       gradient: As in `local_training`.
       direction: As in `local_training`.
       proximal: As in `local_training`.
@@ -220,8 +212,6 @@ def local_steps(
     """Run every slot's local steps, `event.steps` of them.
 
     Args:
-      plan: The engine's plan.
-      event: The tick.
       training: From a slot's start, client `i32[]`, offset `i32[]` and extras to its training.
       start: As in `Train`.
       starts: As in `Train`.

@@ -88,6 +88,7 @@ class ClientTraining(Checked):
 
 
 ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
+"""Meaning of the group `training`, for systems that restrict it."""
 
 
 @struct

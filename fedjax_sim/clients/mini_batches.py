@@ -37,9 +37,6 @@ def batch_gradient(
     A clipped example has a loss and a key of its own.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      key: The lane's learning key.
       client: `i32[]`, the client's number.
       offset: `i32[]`, local steps that the client has done before.
       most_steps: Largest number of local steps, if the plan knows it.
@@ -82,9 +79,7 @@ def batch_loss(
     """Return the mini-batch loss of a client.
 
     Args:
-      problem: What is learnt.
       hyper: The settings; `batch_size` and `sampling` are used.
-      key: The lane's learning key.
       client: `i32[]`.
       offset: `i32[]`, local steps that the client has done before.
       most_steps: The number of a step is below this. If it is known, the mini-batches of all

@@ -43,7 +43,6 @@ class LastingTrain(Protocol):
         """Run every slot's local steps.
 
         Args:
-          key: The lane's learning key.
           event: The tick, in which a client fills at most one slot.
           optimizers: States of all clients' optimizers, as `first_optimizers` makes them.
           start: Model that all slots start from, leaves `[...]`.
@@ -62,8 +61,6 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
     """Make the initial states of all clients' optimizers.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
       model: A model, leaves `[...]`.
 
     Returns:
@@ -86,9 +83,6 @@ def lasting_training(
     """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
       direction: As in `local_training`.
       proximal: As in `local_training`.
 

@@ -87,7 +87,6 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
     """Report what the problem measures of each client's own model.
 
     Args:
-      problem: What is learnt.
       model_of: From the number of a client, `i32[]`, to its model.
 
     Returns:

@@ -87,8 +87,6 @@ class GradientsAt(Protocol):
         """Compute the gradient of the loss of every slot's client.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           model: The model, leaves `[...]`.
 
         Returns:
@@ -103,8 +101,6 @@ def gradients_at(problem: Any, hyper: Any, plan: Plan, *, is_exact: bool) -> Gra
 
     Args:
       problem: What is learnt; with exact gradients it must have `client_loss`.
-      hyper: The settings.
-      plan: The engine's plan.
       is_exact: Whether gradients are of all of a client's examples, or of the mini-batch of its
         next local step.
 

@@ -72,7 +72,6 @@ def decode_messages(
 
     Args:
       compressor: Compressor Q.
-      key: The lane's learning key.
       event: Tick, whose number and clients determine the draws.
       reference: Pytree with leaves `[S, ...]`, the reference of each slot.
       models: Pytree with leaves `[S, ...]`, the models sent.

@@ -2,8 +2,8 @@
 
 For whole runs, start with `fedjax_sim.diagnostics.to_arviz`, which keeps settings apart; the
 functions here take plain arrays. Each lane of a run is one chain. Samples are `Run.samples` of
-`sweep(..., keep_models=True)`: a model whose leaves are `[L, V, ...]`, one for each evaluation,
-with the initial model first.
+`sweep(..., keep=Keep(models=True))`: a model whose leaves are `[L, V, ...]`, one for each
+evaluation, with the initial model first.
 
 Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of a lane that are
 kept, `m` test examples, `K` classes.

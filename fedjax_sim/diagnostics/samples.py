@@ -2,9 +2,9 @@
 
 Each lane of a run is one chain: the seeds of a sweep are its chains, and each swept setting has one
 dimension, so that chains of different settings are never pooled. Samples are those of
-`sweep(..., keep_models=True)`. The groups and dimensions are ArviZ's (`posterior`, `sample_stats`,
-`posterior_predictive`, `log_likelihood`, `observed_data`; `chain` and `draw`), in an
-`xarray.DataTree`. `tree.to_netcdf(path)` saves it, `xarray.open_datatree(path)` loads it, and
+`sweep(..., keep=Keep(models=True))`. The groups and dimensions are ArviZ's (`posterior`,
+`sample_stats`, `posterior_predictive`, `log_likelihood`, `observed_data`; `chain` and `draw`), in
+an `xarray.DataTree`. `tree.to_netcdf(path)` saves it, `xarray.open_datatree(path)` loads it, and
 `tree.sel(temperature=1.0)` chooses one setting.
 
 Parameters are named by their path in the model's pytree, joined by dots.
@@ -38,7 +38,7 @@ def to_arviz(
     """Return the samples of a run as ArviZ's groups.
 
     Args:
-      run: What `sweep` or `simulate` returned with `keep_models=True`.
+      run: What `sweep` or `simulate` returned with `keep=Keep(models=True)`.
       problem: A problem with `log_likelihoods`, such as those of
         `fedjax_sim.problems.from_logdensity`. It adds the groups `log_likelihood`, which
         `arviz.loo` needs, of all its examples.
@@ -58,7 +58,9 @@ def to_arviz(
 
     curves, samples = run.curves, run.samples
     if samples is None:
-        raise ConfigError("samples", None, "kept: call sweep or simulate with keep_models=True")
+        raise ConfigError(
+            "samples", None, "kept: call sweep or simulate with keep=Keep(models=True)"
+        )
     if "lane" in curves.dims:
         raise ConfigError("run", "a part of a sweep", "a whole one, see engine.sweeps.join_runs")
     if "seed" not in curves.dims:  # of simulate
@@ -112,8 +114,8 @@ def predictive(
     """Predict further examples by every sample.
 
     Args:
-      run: What `sweep` or `simulate` returned with `keep_models=True`, or the tree of `to_arviz`,
-        whose samples are all used.
+      run: What `sweep` or `simulate` returned with `keep=Keep(models=True)`, or the tree of
+        `to_arviz`, whose samples are all used.
       problem: A problem of `fedjax_sim.problems.from_logdensity` with `probabilities` or
         `simulate`, whose examples are pairs (inputs, target), or `log_density_of` a problem of
         classes.

@@ -26,18 +26,26 @@ records.
 """
 
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+from fedjax_sim.engine.request import Checkpoints
+from fedjax_sim.engine.shares import Part
 from fedjax_sim.engine.sweeps import simulate, sweep
-from fedjax_sim.engine.watching import Progress
+from fedjax_sim.engine.watching import Progress, Watch
 from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
-from fedjax_sim.types import Layout
+from fedjax_sim.types import Keep, Layout, Ticks, Time
 
 __all__ = [
+    "Checkpoints",
     "CollapsedWarning",
     "DivergedWarning",
+    "Keep",
     "LaneWarning",
     "Layout",
+    "Part",
     "Progress",
     "Run",
+    "Ticks",
+    "Time",
+    "Watch",
     "keep_compiled",
     "load",
     "simulate",

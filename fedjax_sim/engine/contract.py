@@ -152,7 +152,6 @@ def check_problem(system: System, problem: Any) -> None:
     """Check that an object can be what a system learns, without calling it.
 
     Args:
-      system: The system.
       problem: The object.
 
     Raises:

@@ -11,68 +11,123 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import OneOf
+from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
 from fedjax_sim.engine.contract import check_known, check_problem
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import check_layout
-from fedjax_sim.engine.watching import OnEvaluation, Shown, check_file, is_shown
+from fedjax_sim.engine.watching import Watch, check_file
 from fedjax_sim.results.curves import Grid, label_of_value
 from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, lane_labels
-from fedjax_sim.settings import ConfigError, check, full_name, names_of, plain, value_of
+from fedjax_sim.settings import (
+    ConfigError,
+    DefaultCount,
+    check,
+    full_name,
+    names_of,
+    plain,
+    value_of,
+)
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
     PRECISIONS,
     AnyProblem,
+    Budget,
     HyperT,
+    Keep,
     LatentProblem,
     Layout,
     Params,
     System,
-    Tracker,
 )
 
 Precision = Annotated[str, OneOf(PRECISIONS)]
 """How exact matrix products are on accelerators."""
 
 
+ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+
+
 ANY_JAX: Literal["any_jax"] = "any_jax"
 """Value of `resume` that accepts a checkpoint of another version of JAX."""
-
-
 Resume = bool | Literal["any_jax"]
-ProblemT = TypeVar("ProblemT", bound=AnyProblem)
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """Where checkpoints are kept, how often they are written, and whether a run goes on from one.
+
+    A resumed run continues from the newest checkpoint. A run that ended returns its result again,
+    or goes on if the budget is now longer, with evaluations as far apart as before whatever
+    `num_evals` would give; its bits are those of a run of this length from the start. It is an
+    error if anything has changed that decides what the run returns: settings, data, the code of
+    the problem, the system or a function among the settings, the schedule, or the version of this
+    package or of JAX.
+
+    Attributes:
+      folder: Their folder. One process at a time writes to it.
+      every: Least seconds between two checkpoints.
+      resume: Whether to continue; otherwise older checkpoints in the folder are removed. "any_jax"
+        also accepts another version of JAX. The program is then not compared.
+    """
+
+    folder: str | Path
+    _: dataclasses.KW_ONLY
+    every: AtLeast0 = 20.0
+    resume: Resume = False
+
+
+class RunOptions(TypedDict, total=False):
+    """The arguments of `sweep` that other calls pass on; see there."""
+
+    num_evals: Count
+    start: Run | Params | None
+    keep: Keep
+    watch: Watch
+    layout: Layout
+    precision: Precision
+
+
+FORMER = {
+    "num_ticks": "budget=Ticks(...)",
+    "time_budget": "budget=Time(...)",
+    "keep_models": "keep=Keep(models=...)",
+    "client_variance": "keep=Keep(client_variance=...)",
+    "progress": "watch=Watch(progress=...)",
+    "on_evaluation": "watch=Watch(on_evaluation=...)",
+    "trackers": "watch=Watch(trackers=...)",
+    "checkpoint": "checkpoints=Checkpoints(...)",
+    "checkpoint_every": "checkpoints=Checkpoints(folder, every=...)",
+    "resume": "checkpoints=Checkpoints(folder, resume=...)",
+    "max_lanes": "layout=Layout(max_lanes=...)",
+    "evals_per_chunk": "layout=Layout(evals_per_chunk=...)",
+    "part": "lanes=Part(...)",
+}
+"""Arguments of `sweep` in earlier versions, and how each is given now."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of `sweep` that apply to all lanes; see there.
+    """The arguments of `sweep` that apply to all lanes; see there.
 
     Attributes:
       devices: Devices to compile for, if these are only described; () to run on the local ones.
     """
 
-    time_budget: float | None
-    num_ticks: int | None
-    num_evals: int
-    layout: Layout
-    max_lanes: int | None = None
-    evals_per_chunk: int | None = None
-    client_variance: bool = False
-    keep_models: bool = False
-    checkpoint: Path | None = None
-    checkpoint_every: float = 20.0
-    resume: Resume = False
-    progress: Shown = False
+    budget: Budget
+    num_evals: int = 25
+    layout: Layout = Layout()
+    keep: Keep = Keep()
+    watch: Watch = Watch(progress=False)
+    checkpoints: Checkpoints | None = None
     precision: str = "float32"
-    on_evaluation: OnEvaluation | None = None
-    trackers: tuple[Tracker, ...] = ()
     devices: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -80,13 +135,16 @@ class Options:
         for name, value in vars(self).items():
             if isinstance(value, Layout):
                 value = Layout(*map(plain, value))
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+                numbers = {field: plain(each) for field, each in vars(value).items()}
+                value = dataclasses.replace(value, **numbers)
             object.__setattr__(self, name, plain(value))
+        object.__setattr__(self, "devices", tuple(self.devices))
 
     @property
-    def is_watched(self) -> bool:
-        """Whether the host wants to see every evaluation."""
-        shows = self.progress is not False and is_shown(self.progress)
-        return shows or self.on_evaluation is not None or bool(self.trackers)
+    def folder(self) -> Path | None:
+        """The folder of the checkpoints; None if none are written."""
+        return None if self.checkpoints is None else Path(self.checkpoints.folder)
 
 
 def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
@@ -103,8 +161,15 @@ def list_lanes(
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
     seeds = list(grid.seeds)
-    points, hypers = check_call(system, hyper, grid, options)
-    problems = _problems_of(system, problem, seeds)
+    if has_default_clients(system, hyper, grid):
+        # Their number is needed for the other checks.
+        problems = _problems_of(system, problem, seeds)
+        given = system.Hyper() if hyper is None else hyper
+        hyper = dataclasses.replace(given, num_clients=problems[0].counts.shape[0])
+        points, hypers = check_call(system, hyper, grid, options)
+    else:
+        points, hypers = check_call(system, hyper, grid, options)
+        problems = _problems_of(system, problem, seeds)
     _check_clients(hypers, problems)
     _check_models(problems)
     completed = _completed(system, hypers, problems)
@@ -113,6 +178,13 @@ def list_lanes(
         for p in range(len(points))
         for s, seed in enumerate(seeds)
     ]
+
+
+def has_default_clients(system: System, hyper: Any, grid: Grid) -> bool:
+    """Tell whether nobody has given the number of clients, which the problem then decides."""
+    given = system.Hyper() if hyper is None else hyper
+    is_default = isinstance(getattr(given, "num_clients", None), DefaultCount)
+    return is_default and "num_clients" not in grid.settings and bool(grid.seeds)
 
 
 def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProblem]:
@@ -195,7 +267,6 @@ def check_call(
     """Check everything that can be checked without problems and timelines.
 
     Args:
-      system: The system.
       hyper: Its settings; its defaults if None.
       grid: Seeds and values of settings.
       options: The options of the sweep.
@@ -208,21 +279,16 @@ def check_call(
     """
     if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
         raise ConfigError("seeds", grid.seeds, "different whole numbers, at least one")
-    budget = options.time_budget
-    if (budget is None) == (options.num_ticks is None):
-        raise ConfigError("time_budget", budget, "given, or else num_ticks, but not both")
-    if options.resume and options.checkpoint is None:
-        raise ConfigError("resume", options.resume, "False without a checkpoint to continue from")
-    if isinstance(options.progress, Path):
-        check_file(options.progress)
-    if options.checkpoint is not None and jax.process_count() > 1:
-        allowed = "None with several processes, which cannot write one"
-        raise ConfigError("checkpoint", str(options.checkpoint), allowed)
-    if options.on_evaluation is not None and jax.process_count() > 1:
+    if isinstance(options.watch.shown, Path):
+        check_file(options.watch.shown)
+    if options.folder is not None and jax.process_count() > 1:
+        allowed = "None with several processes, which cannot write any"
+        raise ConfigError("checkpoints", str(options.folder), allowed)
+    if options.watch.on_evaluation is not None and jax.process_count() > 1:
         allowed = "None with several processes, which could decide differently"
-        raise ConfigError("on_evaluation", options.on_evaluation, allowed)
+        raise ConfigError("on_evaluation", options.watch.on_evaluation, allowed)
     check_layout(options.layout)
-    if options.client_variance and system.fit.learns is LatentProblem:
+    if options.keep.client_variance and system.fit.learns is LatentProblem:
         allowed = f"False for {system.name}, whose clients hold statistics and no models"
         raise ConfigError("client_variance", True, allowed)
     for name, values in grid.settings.items():

@@ -7,28 +7,21 @@ division alone. It depends on the study and the number of parts, and not on the 
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, LaneSeed, checked
+from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
-from fedjax_sim.engine.request import Options, ProblemT, grid_of, list_lanes
+from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import (
-    EMPTY,
-    HyperT,
-    InfoT,
-    Layout,
-    StateT,
-    System,
-)
+from fedjax_sim.types import EMPTY, Layout, System, Ticks
 
 LaneT = TypeVar("LaneT")
 
@@ -75,10 +68,7 @@ def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
     Raises:
       ConfigError: If there are more parts than lanes.
     """
-    num_lanes = sum(len(unit.lanes) for unit in units)
-    if not 1 <= num_parts <= num_lanes:
-        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
-        raise ConfigError("number of parts", num_parts, allowed)
+    check_num_parts(num_parts, sum(len(unit.lanes) for unit in units))
     pieces = list(units)
     most = MOST_UNEVEN * sum(unit.total for unit in units) / num_parts
     while len(pieces) < num_parts or _largest(parts := _cut(pieces, num_parts)) > most:
@@ -91,6 +81,21 @@ def divide(units: Sequence[Unit[LaneT]], num_parts: int) -> list[list[LaneT]]:
             for part in (_halves(piece) if 2 * piece.total > max(whole) else [piece])
         ]
     return [[lane for piece in part for lane in piece.lanes] for part in parts]
+
+
+def check_num_parts(num_parts: int, num_lanes: int) -> None:
+    """Check that every part can have a lane.
+
+    Args:
+      num_parts: Number of parts.
+      num_lanes: Number of lanes of the study.
+
+    Raises:
+      ConfigError: If there are more parts than lanes, or none.
+    """
+    if not 1 <= num_parts <= num_lanes:
+        allowed = f"from 1 to {num_lanes}, the number of lanes of the study"
+        raise ConfigError("number of parts", num_parts, allowed)
 
 
 def _halves(unit: Unit[LaneT]) -> list[Unit[LaneT]]:
@@ -135,147 +140,143 @@ def _parts_of(totals: Sequence[int], limit: int) -> int:
     return parts
 
 
-class Share(Protocol):
-    """A part of a study of several sweeps, whose parts meet in a folder."""
+class Listed(NamedTuple):
+    """A sweep that is checked and listed as lanes.
 
-    def find(self, asked: Mapping[str, Any]) -> Run | None:
-        """Return the whole sweep if all of its lanes have run, otherwise None.
+    Attributes:
+      system: The system.
+      lanes: All lanes.
+      options: The options of the sweep.
+    """
+
+    system: System
+    lanes: list[Lane]
+    options: Options
+
+    def units(self) -> list[Unit[int]]:
+        """Draw all schedules, and find lanes of equal program and schedule, by number."""
+        units = []
+        for group in groups_of(self.lanes):
+            firsts, row = schedules_of(self.system, group)
+            drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+            timelines, ticks = request_timelines(self.system, *drawn, self.options.budget)
+            examples = int(self.system.hints.step_examples(group[0].hyper))
+            for number, end in enumerate(ticks):
+                is_present = timelines.clients[number, :end] != EMPTY
+                steps = int(timelines.steps[number, :end].sum(where=is_present, dtype=np.int64))
+                lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
+                units.append(Unit(lanes, max(1, steps * examples)))
+        return units
+
+    def identity(self) -> dict[str, Any]:
+        """Collect what identifies the sweep, whatever machines its parts run on.
+
+        Programs are therefore those of one lane and one tick on a CPU.
+        """
+        short = dataclasses.replace(
+            self.options,
+            budget=Ticks(1),
+            layout=Layout(lane_devices=1, client_devices=1),
+            checkpoints=None,
+            devices=tuple(jax.local_devices(backend="cpu")[:1]),
+        )
+        groups = groups_of(self.lanes)
+        planned = [plan_group(self.system, group[:1], short) for group in groups]
+        programs = [each.on_devices().program_digest() for each in planned]
+        return {**asked_of(self.system, self.lanes, self.options), "program": programs}
+
+    def lower(self) -> list[jax.stages.Lowered]:
+        """Lower the program of each group, of one chunk, for `devices`, which need not exist."""
+        planned = [plan_group(self.system, group, self.options) for group in groups_of(self.lanes)]
+        return [each.on_devices().lower() for each in planned]
+
+    def check_schedules(self, *, goes_on: bool = False) -> None:
+        """Draw the schedules, a few at a time, and keep none.
+
+        As many are drawn as `sweep` draws, which then finds the drawing program compiled.
 
         Args:
-          asked: What identifies the sweep, see `asked_of`.
+          goes_on: Whether the sweep will write checkpoints.
 
         Raises:
-          ConfigError: If lanes of another sweep are in its place.
+          ConfigError: If the budget is too short for one tick, or too long.
         """
-
-    def choose(self, units: Sequence[Unit[int]]) -> Collection[int]:
-        """Choose the lanes to run, possibly none.
-
-        Args:
-          units: All lanes of the sweep.
-        """
-
-    def exchange(self, run: Run | None, asked: Mapping[str, Any]) -> Run:
-        """Keep what ran, and return the whole sweep if it is complete now.
-
-        Args:
-          run: What ran; None if no lane was chosen.
-          asked: As in `find`.
-        """
+        for group in groups_of(self.lanes):
+            firsts, _ = schedules_of(self.system, group)
+            drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+            count_ticks(self.system, *drawn, self.options.budget, goes_on=goes_on)
 
 
-@checked
-def survey_lanes(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
+def listed(
+    system: System,
+    problem: Any,
+    hyper: Any,
     *,
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: Above0 | None = None,
-    num_ticks: Count | None = None,
-    max_lanes: Count | None = None,
-) -> list[Unit[int]]:
-    """Find out which lanes of a sweep have equal programs and schedules, and how much they do.
-
-    Schedules are drawn; nothing is trained.
-
-    Args:
-      system: The system.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      time_budget: As in `sweep`.
-      num_ticks: As in `sweep`.
-      max_lanes: As in `sweep`.
-
-    Returns:
-      The numbers of the lanes, in units that `divide` can divide among parts.
+    seeds: Any = 1,
+    settings: Any = None,
+    **options: Any,
+) -> Listed:
+    """Check and list the lanes of a sweep, with its arguments and those of `Options`.
 
     Raises:
       ConfigError: If an input is not allowed.
     """
-    options = Options(time_budget, num_ticks, 1, Layout(), max_lanes)
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return units_of_all(system, lanes, options)
+    asked = Options(**options)
+    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), asked)
+    return Listed(system, lanes, asked)
+
+
+class Sharing(Protocol):
+    """Something that decides which lanes of a sweep run here, such as a `Part`."""
+
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
+        """Run some of the lanes, and return what `sweep` is to return.
+
+        Args:
+          sweep: All lanes.
+          run_lanes: Runs lanes, by number.
+        """
 
 
 @checked
-def check_schedules(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
-    *,
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: Above0 | None = None,
-    num_ticks: Count | None = None,
-    goes_on: bool = False,
-) -> None:
-    """Draw the schedules of a sweep, a few at a time, and keep none. Nothing is trained.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The lanes of one part of a sweep, or of a study of several, that is shared out.
 
-    As many are drawn as `sweep` draws, which then finds the drawing program compiled.
-
-    Args:
-      system: The system.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      time_budget: As in `sweep`.
-      num_ticks: As in `sweep`.
-      goes_on: Whether the sweep will write checkpoints.
-
-    Raises:
-      ConfigError: If an input is not allowed, or the budget too short for one tick, or too long.
+    Attributes:
+      number: Number of the part, from 0.
+      num_parts: Number of parts, above `number`.
     """
-    options = Options(time_budget, num_ticks, 1, Layout(), None)
-    for group in groups_of(list_lanes(system, problem, hyper, grid_of(seeds, settings), options)):
-        firsts, _ = schedules_of(system, group)
-        drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        budget: dict[str, Any] = {"time_budget": time_budget, "num_ticks": num_ticks}
-        count_ticks(system, *drawn, **budget, goes_on=goes_on)
 
+    number: Whole
+    num_parts: Count
 
-def asked_of_all(system: System, lanes: list[Lane], options: Options) -> dict[str, Any]:
-    """Collect what identifies a sweep whose parts may run on machines of several kinds.
+    def __post_init__(self) -> None:
+        """Check that there is such a part."""
+        if self.number >= self.num_parts:
+            allowed = "i/n with whole numbers i from 0 to n - 1, such as 0/4"
+            raise ConfigError("part", str(self), allowed)
 
-    Programs are therefore those of one lane and one tick on a CPU.
-    """
-    short = dataclasses.replace(
-        options,
-        time_budget=None,
-        num_ticks=1,
-        layout=Layout(lane_devices=1, client_devices=1),
-        checkpoint=None,
-        devices=tuple(jax.local_devices(backend="cpu")[:1]),
-    )
-    planned = [plan_group(system, group[:1], short) for group in groups_of(lanes)]
-    programs = [each.on_devices().program_digest() for each in planned]
-    return {**asked_of(system, lanes, options), "program": programs}
+    def __str__(self) -> str:
+        """Return "0/4" for the first of four parts."""
+        return f"{self.number}/{self.num_parts}"
 
+    def choose(self, units: Sequence[Unit[LaneT]]) -> list[LaneT]:
+        """Return the lanes of the part.
 
-def units_of(system: System, group: list[Lane], options: Options) -> list[Unit[int]]:
-    """Find the lanes of a group that have equal schedules, by position, and the work of each."""
-    firsts, row = schedules_of(system, group)
-    timelines, ticks = request_timelines(
-        system,
-        [group[i].seed for i in firsts],
-        [group[i].hyper for i in firsts],
-        time_budget=options.time_budget,
-        num_ticks=options.num_ticks,
-    )
-    examples = int(system.hints.step_examples(group[0].hyper))
-    units = []
-    for number, end in enumerate(ticks):
-        is_present = timelines.clients[number, :end] != EMPTY
-        steps = int(timelines.steps[number, :end].sum(where=is_present, dtype=np.int64))
-        lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
-        units.append(Unit(lanes, max(1, steps * examples)))
-    return units
+        Args:
+          units: All lanes.
 
+        Raises:
+          ConfigError: If there are more parts than lanes.
+        """
+        return divide(units, self.num_parts)[self.number]
 
-def units_of_all(system: System, lanes: list[Lane], options: Options) -> list[Unit[int]]:
-    """List the units of all groups."""
-    return [unit for group in groups_of(lanes) for unit in units_of(system, group, options)]
+    def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
+        """Run the lanes of the part.
+
+        Args:
+          sweep: All lanes.
+          run_lanes: Runs lanes, by number.
+        """
+        return run_lanes(self.choose(sweep.units()))

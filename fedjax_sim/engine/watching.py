@@ -209,7 +209,38 @@ Stop = bool | Sequence[bool] | np.ndarray | None
 OnEvaluation = Callable[[Progress], Stop]
 
 
+@checked
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Watch:
+    """Who watches a run, and may stop it.
+
+    Attributes:
+      progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
+        also as lines in a pipe. False: nowhere. Or a file that is to hold one line.
+      on_evaluation: Called on the host after each evaluation but the initial one, with a
+        `Progress`: everything known so far. What it returns stops lanes: True all, a list of bools
+        some, None or False none. It may be called again with the same progress in a resumed run,
+        and should decide by that alone. A stopped lane stays stopped in a resumed run, also if the
+        function is another one by then.
+      trackers: What keeps metrics while lanes run, see `fedjax_sim.reporting.trackers`.
+    """
+
+    progress: bool | str | Path | None = None
+    on_evaluation: OnEvaluation | None = None
+    trackers: Sequence[Tracker] = ()
+
+    @property
+    def shown(self) -> Shown:
+        """Whether and where progress is shown."""
+        return self.progress if isinstance(self.progress, bool | None) else Path(self.progress)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the host wants to see every evaluation."""
+        return is_shown(self.shown) or self.on_evaluation is not None or bool(self.trackers)
+
+
+class Watcher:
     """Passes on what lanes that run together have reached, after each of their evaluations."""
 
     def __init__(
@@ -218,10 +249,8 @@ class Watch:
         group: Sequence[Lane],
         ticks: np.ndarray,
         time: np.ndarray,
+        watch: Watch,
         *,
-        shown: Shown = False,
-        trackers: Sequence[Tracker] = (),
-        on_evaluation: OnEvaluation | None = None,
         is_batched: bool = False,
     ):
         """Prepare the display. Of several processes only the first one shows and tracks anything.
@@ -231,15 +260,14 @@ class Watch:
           group: L lanes.
           ticks: `i64[L, V + 1]`, server actions of each lane before each evaluation.
           time: `f64[L, V + 1]`, virtual time of each evaluation.
-          shown: Whether and where progress is shown, see `fedjax_sim.engine.watching`.
-          trackers: What keeps metrics.
-          on_evaluation: Decides which lanes stop.
+          watch: Who watches.
           is_batched: Whether lanes are computed together, so that a stopped one still costs time.
         """
         self._system, self._group, self._ticks, self._time = system, group, ticks, time
         is_first = jax.process_index() == 0
-        self._display = Display(system, ticks, time, shown=shown if is_first else False)
-        self._trackers, self._on_evaluation = trackers if is_first else (), on_evaluation
+        self._display = Display(system, ticks, time, shown=watch.shown if is_first else False)
+        self._trackers = watch.trackers if is_first else ()
+        self._on_evaluation = watch.on_evaluation
         self._is_batched, self._tracked = is_batched, 0
         self._order = np.argsort([lane.place for lane in group])
 

@@ -36,7 +36,7 @@ there it resumes.
 
 The same from Python:
 
-    from fedjax_sim import datasets, launch, models, partition, problems
+    from fedjax_sim import Checkpoints, Time, datasets, launch, models, partition, problems
     from fedjax_sim.systems import favano
 
     def problem(seed):
@@ -49,10 +49,10 @@ The same from Python:
         problem,
         seeds=20,
         settings={"lr": [0.05, 0.1, 0.2, 0.5]},
-        time_budget=5000,
+        budget=Time(5000),
         parts=8,
         launcher=launch.Slurm(timeout_min=240, signal_delay_s=300, gpus=1, cpus=8, partition="gpu"),
-        folder="/shared/me/study",
+        checkpoints=Checkpoints("/shared/me/study"),
     )
 
 **Ray** (`pip install "fedjax-sim[ray]"`). A task for each part, on a cluster that runs already
@@ -63,7 +63,7 @@ The same from Python:
         --out /shared/me/study
 
     run = launch.sweep(..., parts=8, launcher=launch.Ray(num_gpus=1, num_cpus=8, address="auto"),
-                       folder="/shared/me/study")
+                       checkpoints=Checkpoints("/shared/me/study"))
 
 What a launcher does not do: it copies no files. The package, the data and the folders must be where
 the parts look for them, as on a cluster with a shared file system.

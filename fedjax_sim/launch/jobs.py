@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -68,6 +68,26 @@ class Job:
         with contextlib.suppress(OSError):
             return self.progress.read_text(encoding="utf-8", errors="replace").strip()
         return ""
+
+
+def jobs_of(
+    num_parts: int, within: Path, command: Callable[[str, Path], Sequence[str]]
+) -> list[Job]:
+    """List the jobs of a study in parts, each with a folder of its own.
+
+    Args:
+      num_parts: Number of parts.
+      within: The folder that holds the parts' folders.
+      command: From a part, such as "0/4", and its folder to the words after Python's name.
+    """
+    known = ("JAX_", "XLA_", "FEDJAX_SIM_", "PYTHONPATH")  # How JAX and this package are set.
+    inherited = {name: value for name, value in os.environ.items() if name.startswith(known)}
+    jobs = []
+    for number in range(num_parts):
+        part, folder = f"{number}/{num_parts}", within.absolute() / f"{number}-of-{num_parts}"
+        words = (sys.executable, "-u", *command(part, folder))  # Output is not held back.
+        jobs.append(Job(f"part {part}", words, folder, Path.cwd(), inherited))
+    return jobs
 
 
 def start_job(job: Job, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -133,14 +153,3 @@ class Launcher(Protocol):
 
     def count(self) -> int:
         """Return a fitting number of parts if the user names none."""
-
-
-def python() -> tuple[str, ...]:
-    """Return the words that start this Python; what it prints is not held back."""
-    return (sys.executable, "-u")
-
-
-def inherited() -> dict[str, str]:
-    """Return the variables that parts need on other machines: how JAX and this package are set."""
-    known = ("JAX_", "XLA_", "FEDJAX_SIM_", "PYTHONPATH")
-    return {name: value for name, value in os.environ.items() if name.startswith(known)}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim.engine.shares import Part
 from fedjax_sim.launch.parts import read_part
 from fedjax_sim.lifecycle import say
 from fedjax_sim.reporting.results import Results, first_difference, load
@@ -66,25 +67,25 @@ def read_parts(
 
 def _check(paths: Sequence[str], parts: Sequence[Results]) -> None:
     """Check that the parts in some folders are all parts of one study."""
-    numbers: dict[tuple[int, int], str] = {}
+    numbers: dict[Part, str] = {}
     for path, part in zip(paths, parts, strict=True):
         where = read_part(part.config.get("part"))
         if where is None or not {*NEEDED} <= {*part.config}:
             raise ConfigError("part folder", path, "one that was written with --part")
         if where in numbers:
-            text = "{}/{}".format(*where)
-            raise ConfigError("part folder", path, f"left out: {numbers[where]} is {text} already")
+            raise ConfigError("part folder", path, f"left out: {numbers[where]} is {where} already")
         numbers[where] = path
         ours, theirs = _common(part), _common(parts[0])
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
                 place, here, there = first_difference(name, ours.get(name), theirs.get(name))
                 raise ConfigError(f"{place} of {path}", here, f"{there!r}, as in {paths[0]}")
-    counts = sorted({num_parts for _, num_parts in numbers})
+    counts = sorted({part.num_parts for part in numbers})
     if len(counts) > 1:
         raise ConfigError("numbers of parts", counts, "the same in all part folders")
     if len(numbers) < counts[0]:
-        missing = (f"{i}/{counts[0]}" for i in range(counts[0]) if (i, counts[0]) not in numbers)
+        whole = (Part(i, counts[0]) for i in range(counts[0]))
+        missing = (str(part) for part in whole if part not in numbers)
         names = ", ".join(itertools.islice(missing, MOST_NAMED))
         more = counts[0] - len(numbers) - MOST_NAMED
         names += f" and {more} more" if more > 0 else ""

@@ -3,19 +3,18 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, LaneSeed, checked
-from fedjax_sim.launch.jobs import Job, Launcher, inherited, python
+from fedjax_sim.checking import Count, LaneSeed, checked, formerly
+from fedjax_sim.launch.jobs import Job, Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
-    from fedjax_sim.engine.request import Precision, ProblemT, Resume
-    from fedjax_sim.engine.watching import OnEvaluation
+    from fedjax_sim.engine.request import Checkpoints, ProblemT, RunOptions
     from fedjax_sim.results.runs import Run
-    from fedjax_sim.types import HyperT, InfoT, Layout, Params, StateT, System
+    from fedjax_sim.types import Budget, HyperT, InfoT, StateT, System
 
 CALL = "call.pkl"
 """File with the arguments of the sweep, for the parts to read."""
@@ -23,36 +22,31 @@ RUN = "run.pkl"
 """File in a part's folder with what its sweep returned."""
 RECORD = "sweep.json"
 """File with the number of lanes and the budgets, for a call that resumes the sweep."""
-BUDGETS = ("time_budget", "num_ticks")
-"""Arguments that may be larger in a resumed sweep."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 """JAX's switches that change results. Parts set them as they are here."""
 
 
+def _former() -> dict[str, str]:
+    """Name arguments of earlier versions, and how each is given now."""
+    from fedjax_sim.engine.request import FORMER
+
+    return {**FORMER, "folder": "checkpoints=Checkpoints(...)"}
+
+
 @checked
+@formerly(_former)
 def sweep(
     system: "System[HyperT, StateT, InfoT]",
     problem: "ProblemT | list[ProblemT] | Callable[[int], ProblemT]",
     hyper: "HyperT | None" = None,
     *,
-    folder: str | Path,
-    launcher: Launcher = Local(),
-    parts: Count | None = None,
     seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    time_budget: Above0 | None = None,
-    num_ticks: Count | None = None,
-    num_evals: Count = 25,
-    layout: "Layout | None" = None,
-    max_lanes: Count | None = None,
-    client_variance: bool = False,
-    keep_models: bool = False,
-    checkpoint_every: AtLeast0 = 20.0,
-    resume: "Resume" = False,
-    progress: bool = True,
-    precision: "Precision" = "float32",
-    start: "Run | Params | None" = None,
-    on_evaluation: "OnEvaluation | None" = None,
+    budget: "Budget | None" = None,
+    checkpoints: "Checkpoints",
+    launcher: Launcher = Local(),
+    parts: Count | None = None,
+    **options: "Unpack[RunOptions]",
 ) -> "Run[HyperT]":
     """Run a sweep in parts, each in a process that a launcher starts.
 
@@ -61,33 +55,23 @@ def sweep(
       problem: As in `fedjax_sim.sweep`; anything that `cloudpickle` can carry to other processes. A
         function of the seed is called there, so that no data need to be carried.
       hyper: As in `fedjax_sim.sweep`.
-      folder: Folder for the arguments, checkpoints and results of the parts, which all machines
-        must see. New or empty, unless the sweep is resumed.
+      seeds: As in `fedjax_sim.sweep`.
+      settings: As in `fedjax_sim.sweep`.
+      budget: As in `fedjax_sim.sweep`. A resumed sweep has that of the first call if it is None; if
+        it is longer, all parts go on from their ends.
+      checkpoints: As in `fedjax_sim.sweep`, for every part. The folder, which all machines must
+        see, also takes the arguments and the results of the parts. It is new or empty, unless the
+        sweep is resumed: parts that have ended well then only check that nothing has changed.
       launcher: What starts the parts: `Local`, `Slurm` or `Ray`.
       parts: Number of parts. None takes as many as before in a resumed sweep, and otherwise as many
         as the launcher thinks fit.
-      seeds: As in `fedjax_sim.sweep`.
-      settings: As in `fedjax_sim.sweep`.
-      time_budget: As in `fedjax_sim.sweep`.
-      num_ticks: As in `fedjax_sim.sweep`.
-      num_evals: As in `fedjax_sim.sweep`.
-      layout: As in `fedjax_sim.sweep`; everything is chosen by the rule if None.
-      max_lanes: As in `fedjax_sim.sweep`.
-      client_variance: As in `fedjax_sim.sweep`.
-      keep_models: As in `fedjax_sim.sweep`.
-      checkpoint_every: As in `fedjax_sim.sweep`.
-      resume: As in `fedjax_sim.sweep`, for every part. Parts that have ended well only check that
-        nothing has changed. Without `time_budget` and `num_ticks` the budget is that of the first
-        call; if one of them is longer, all parts go on from their ends.
-      progress: Whether to show the progress of all parts.
-      precision: As in `fedjax_sim.sweep`.
-      start: As in `fedjax_sim.sweep`.
-      on_evaluation: As in `fedjax_sim.sweep`, but called in the parts' processes, each with its own
-        lanes; anything that `cloudpickle` can carry there.
+      **options: `num_evals`, `start`, `keep`, `watch`, `layout` and `precision`, as in
+        `fedjax_sim.sweep`. `on_evaluation` is called in the parts' processes, each with its own
+        lanes. Trackers are refused, as several processes cannot share one, and so is a file for the
+        progress.
 
     Returns:
-      What `fedjax_sim.sweep` would have returned. There are no trackers: several processes cannot
-      share one.
+      What `fedjax_sim.sweep` would have returned.
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
@@ -96,69 +80,66 @@ def sweep(
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
     """
-    from fedjax_sim.engine.request import Options, check_call, grid_of, list_lanes
-    from fedjax_sim.launch.parts import parts_in
+    from fedjax_sim.engine.request import (
+        Options,
+        check_call,
+        grid_of,
+        has_default_clients,
+        list_lanes,
+    )
+    from fedjax_sim.engine.watching import Watch
+    from fedjax_sim.launch.parts import count_parts
     from fedjax_sim.lifecycle import read_record, write_record
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
-    from fedjax_sim.settings import ConfigError, plain
-    from fedjax_sim.types import Layout
+    from fedjax_sim.settings import ConfigError
+    from fedjax_sim.types import Ticks, Time
 
     launcher.check()
-    where = Path(folder).absolute()
-    call = where / CALL
-    arguments = {
-        "system": system,
-        "problem": problem,
-        "hyper": hyper,
-        "seeds": seeds,
-        "settings": settings,
-        "time_budget": time_budget,
-        "num_ticks": num_ticks,
-        "num_evals": num_evals,
-        "layout": layout or Layout(),
-        "max_lanes": max_lanes,
-        "client_variance": client_variance,
-        "keep_models": keep_models,
-        "checkpoint_every": checkpoint_every,
-        "resume": resume or True,
-        "precision": precision,
-        "start": start,
-        "on_evaluation": on_evaluation,
-    }
+    where = Path(checkpoints.folder).absolute()
+    watch = options.get("watch", Watch())
+    if watch.trackers:
+        raise ConfigError("trackers", watch.trackers, "left out in a sweep in parts")
+    if isinstance(watch.shown, Path):
+        raise ConfigError("progress", watch.progress, "true, false or None in a sweep in parts")
     grid = grid_of(seeds, settings)
-    num_lanes, usual, known = math.prod(grid.shape), None, None
-    if resume:
+    num_lanes, known = math.prod(grid.shape), None
+    if checkpoints.resume:
         known = read_record(where / RECORD)
         if known is None:
             allowed = f"one with an unfinished sweep and an undamaged {RECORD}"
-            raise ConfigError("folder to resume", str(folder), allowed)
+            raise ConfigError("folder to resume", str(checkpoints.folder), allowed)
         if num_lanes != known["lanes"]:
             words = f"{known['lanes']} lanes, as in {where}"
             raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
-        usual = parts_in(where)
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
-        raise ConfigError("folder", str(folder), "new or empty, or else resumed")
-    budget = time_budget, num_ticks
-    if known is not None and budget == (None, None):
-        budget = known["time_budget"], known["num_ticks"]
-    options = Options(
-        *budget, num_evals, layout or Layout(), max_lanes, client_variance=client_variance
-    )
-    check_call(system, hyper, grid, options)
-    num_parts = parts or usual or min(launcher.count(), num_lanes)
-    if not 1 <= num_parts <= num_lanes:
-        raise ConfigError("parts", parts, f"from 1 to {num_lanes}, the number of lanes")
-    jobs = [_job(call, i, num_parts) for i in range(num_parts)]
+        raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
+    first: Budget | None = None
     if known is not None:
-        arguments |= _lengthened(known, arguments, jobs)
+        ticks = known.get("num_ticks")
+        first = Time(known["time_budget"]) if ticks is None else Ticks(ticks)
+    asked = budget or first
+    if asked is None:
+        raise ConfigError("budget", None, "a Ticks or a Time, unless a sweep is resumed")
+    given: Any = {name: value for name, value in options.items() if name != "start"}
+    checked_options = Options(asked, **given)
+    if not has_default_clients(system, hyper, grid):
+        check_call(system, hyper, grid, checked_options)
+    num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
+    call = where / CALL
+    worker = ("-m", "fedjax_sim.launch.worker", str(call))
+    jobs = jobs_of(num_parts, where, lambda part, folder: (*worker, part, str(folder)))
+    if first is not None:
+        _check_longer(first, asked, jobs)
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
-        list_lanes(system, problem, hyper, grid, options)
+        list_lanes(system, problem, hyper, grid, checked_options)
+    arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
+    arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
-    record = {"lanes": num_lanes} | {name: plain(arguments[name]) for name in BUDGETS}
+    record = {"lanes": num_lanes, **vars(checked_options.budget)}
     if known is None:
         write_record(where / RECORD, record)
-    finish_jobs(launcher, jobs, where, show=progress)
+    finish_jobs(launcher, jobs, where, show=watch.progress is not False)
     # Only now, because parts may refuse a longer budget.
     write_record(where / RECORD, record)
     run = join_runs([read_pickle(job.folder / RUN) for job in jobs])
@@ -186,36 +167,29 @@ def read_pickle(path: Path) -> Any:
         raise InputError(f"{path} cannot be read here ({error}).") from None
 
 
-def _lengthened(
-    known: Mapping[str, Any], asked: Mapping[str, Any], jobs: Sequence[Job]
-) -> dict[str, Any]:
-    """Find the budgets of a resumed sweep.
+def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None:
+    """Check the budget of a resumed sweep.
 
     Args:
-      known: What the record of the first call says.
-      asked: Those of this call.
+      first: That of the first call.
+      asked: That of this call.
       jobs: The parts.
 
-    Returns:
-      What both budgets are; those of the first call if this one names none.
-
     Raises:
-      ConfigError: If one is shorter, or of the other kind, or if a part has not begun.
+      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
     """
     from fedjax_sim.launch.parts import check_begun
     from fedjax_sim.settings import ConfigError
 
-    budgets = {name: known[name] for name in BUDGETS}
-    for name, before in budgets.items():
-        budget = asked[name]
-        if budget in (None, before):
-            continue
-        if before is None or budget < before:
-            allowed = "left out" if before is None else f"at least {before}"
-            raise ConfigError(name, budget, f"{allowed}, as in {jobs[0].folder.parent}")
-        check_begun([job.folder / "checkpoint" for job in jobs], name, before)
-        budgets[name] = budget
-    return budgets
+    if asked == first:
+        return
+    where = f"as in {jobs[0].folder.parent}"
+    if type(asked) is not type(first):
+        raise ConfigError("budget", str(asked), f"a {type(first).__name__}, {where}")
+    [(name, budget)], [before] = vars(asked).items(), vars(first).values()
+    if budget < before:
+        raise ConfigError(name, budget, f"at least {before}, {where}")
+    check_begun([job.folder / "checkpoint" for job in jobs], name, before)
 
 
 def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
@@ -234,10 +208,3 @@ def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
         raise ConfigError("problem", type(arguments["problem"]).__name__, allowed) from None
     call.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(call, lambda path: path.write_bytes(content))
-
-
-def _job(call: Path, number: int, num_parts: int) -> Job:
-    """Make the job of one part."""
-    part, folder = f"{number}/{num_parts}", call.with_name(f"{number}-of-{num_parts}")
-    command = (*python(), "-m", "fedjax_sim.launch.worker", str(call), part, str(folder))
-    return Job(f"part {part}", command, folder, Path.cwd(), inherited())

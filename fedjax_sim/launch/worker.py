@@ -6,24 +6,20 @@ python -m fedjax_sim.launch.worker CALL I/N FOLDER [--resume]
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
 import jax
 
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
-from fedjax_sim.engine.shares import Unit, survey_lanes
 from fedjax_sim.engine.sweeps import sweep
+from fedjax_sim.engine.watching import Watch
 from fedjax_sim.launch.jobs import RESUME
-from fedjax_sim.launch.parts import LANES, keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.launch.parts import LANES, KeptPart, read_part
 from fedjax_sim.launch.sweeps import RUN, read_pickle
 from fedjax_sim.lifecycle import exit_code_of, write_sealed
 from fedjax_sim.results.runs import LaneWarning
-
-SURVEYED = (
-    *("system", "problem", "hyper", "seeds", "settings", "time_budget", "num_ticks", "max_lanes"),
-)
-"""Arguments of `sweep` that decide how lanes are divided among parts."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -48,27 +44,15 @@ def _run(words: Sequence[str]) -> None:
     use_cores()
     # The process that launched this one warns of the lanes of all parts.
     warnings.simplefilter("ignore", LaneWarning)
-    checkpoints = folder / "checkpoint"
-    # A part that goes on to a longer budget keeps its lanes.
-    asked = {name: arguments[name] for name in SURVEYED}
-    arguments["resume"] = RESUME in words and arguments["resume"]
-
-    def survey() -> dict[str, list[Unit[int]]]:
-        return {"sweep": survey_lanes(**asked)}
-
-    if RESUME in words:
-        lanes = keep_lanes(checkpoints / LANES, part, survey)
-    else:
-        lanes = lanes_of_part(part, survey())
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    write_lanes(checkpoints / LANES, part, lanes)
-    run = sweep(
-        **arguments,
-        lanes=lanes["sweep"],
-        checkpoint=checkpoints,
-        progress=folder.with_name(f"{folder.name}.progress"),
-    )
-    content = cloudpickle.dumps(run)
+    checkpoints, is_resumed = folder / "checkpoint", RESUME in words
+    resume = is_resumed and (arguments["checkpoints"].resume or True)
+    watch = arguments.get("watch", Watch())
+    arguments |= {
+        "checkpoints": replace(arguments["checkpoints"], folder=checkpoints, resume=resume),
+        "watch": replace(watch, progress=folder.with_name(f"{folder.name}.progress")),
+        "lanes": KeptPart(part.number, part.num_parts, checkpoints / LANES, is_resumed),
+    }
+    content = cloudpickle.dumps(sweep(**arguments))
     write_sealed(folder / RUN, lambda path: path.write_bytes(content))
 
 

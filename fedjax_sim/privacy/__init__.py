@@ -7,7 +7,7 @@ is added once to the sum. The guarantee is for whole clients, not for single exa
 - `kinds`: the settings, by the names of the command line.
 - `clipping`: clipping, adaptive bounds, and noise.
 - `accounting`: epsilon after a number of rounds, and the noise for a wanted epsilon, by the
-  package dp-accounting. Runs of FA-LD are accounted for in `fedjax_sim.theory.langevin.privacy`.
+  package dp-accounting. Runs of FA-LD are accounted for in `fedjax_sim.theory.langevin`.
 
 What the guarantee needs. Updates are summed with one weight that is fixed before any round: 1 / m
 for cohorts of m expected clients. A mean over those who happen to report would divide by a number

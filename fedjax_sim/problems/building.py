@@ -266,7 +266,6 @@ def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
     """Give a `Supervised` problem parameters to start from, some of which may be frozen.
 
     Args:
-      problem: The problem.
       start: As in `supervised`.
       frozen: As in `supervised`.
 

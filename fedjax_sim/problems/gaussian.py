@@ -2,7 +2,7 @@
 
 Each client holds a part of the posterior. Because everything is Gaussian, the target of a sampler
 is known exactly (`GaussianClients.posterior`). So is the law of the sampler's model at every round,
-which `fedjax_sim.theory.langevin.exact_laws` computes.
+with which the experiments on FA-LD compare runs.
 
 Dimension letters: `N` clients, `P` parameters.
 """

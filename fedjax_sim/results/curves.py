@@ -65,7 +65,7 @@ class Grid(NamedTuple):
         return (*(len(values) for values in self.settings.values()), len(self.seeds))
 
 
-class Part(NamedTuple):
+class Returned(NamedTuple):
     """Lanes that ran as one program, and what they returned.
 
     Attributes:
@@ -92,7 +92,7 @@ def lengthen(leaf: np.ndarray, num_evals: int) -> np.ndarray:
     return np.pad(leaf, padding, mode="edge")
 
 
-def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset":
+def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Dataset":
     """Put the lanes of all parts on one grid.
 
     Parts with fewer evaluations repeat their last one.
@@ -163,7 +163,7 @@ def label_curves(parts: Sequence[Part], grid: Grid, system: str) -> "xr.Dataset"
 
 
 def label_lanes(
-    parts: Sequence[Part], grid: Grid, system: str, places: Sequence[int]
+    parts: Sequence[Returned], grid: Grid, system: str, places: Sequence[int]
 ) -> "xr.Dataset":
     """Label some of the lanes of a grid, for `join_lanes` to put them together with the others.
 

@@ -47,8 +47,8 @@ class Run(Generic[HyperT]):
       models: Final models, leaves `[L, ...]`.
       timelines: Each lane's schedule, cut to its budget, or to where it was stopped.
       hypers: Each lane's settings, completed from its problem.
-      samples: With `keep_models`, the models of all evaluations, the initial one first: leaves
-        `[L, V + 1, ...]` in host memory; otherwise None.
+      samples: With `Keep(models=True)`, the models of all evaluations, the initial one first:
+        leaves `[L, V + 1, ...]` in host memory; otherwise None.
     """
 
     curves: "xr.Dataset"

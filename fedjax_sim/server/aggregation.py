@@ -44,7 +44,6 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
     counts for the model that clients started from.
 
     Args:
-      event: The tick.
       start: That model, leaves `[...]`.
       models: Leaves `[S, ...]`.
 
@@ -91,7 +90,6 @@ def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
 
     Args:
-      event: The tick.
       after: A state after the tick.
       before: The state before it.
     """

@@ -60,11 +60,7 @@ class Approximation:
     )
 
     def step_size(self, event: Event) -> Array:
-        """Compute gamma_{k+1}: `f[]`, 0 for an empty tick.
-
-        Args:
-          event: The tick.
-        """
+        """Compute gamma_{k+1}: `f[]`, 0 for an empty tick."""
         factor = self.gamma_factor(event.tick.astype(event.weight.dtype))
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
 
@@ -77,7 +73,6 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     `unknown`, only the part of theta that it returns is sent: what clients cannot derive from S.
 
     Args:
-      problem: What is learnt.
       timeline: One lane's schedule.
     """
 
@@ -95,7 +90,6 @@ def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     """Keep S_K, with K uniform on the ticks 0..k.
 
     Args:
-      key: The lane's learning key.
       event: Tick k.
       before: `f[q]`, the statistics kept so far.
       now: `f[q]`, the statistics of tick k, which are kept with probability 1 / (k + 1).

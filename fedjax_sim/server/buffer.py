@@ -56,8 +56,6 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count)
     """Schedule buffered arrivals, with weights from their clients' staleness.
 
     Args:
-      key: The lane's timeline key.
-      hyper: The settings.
       num_ticks: Number of ticks, T.
 
     Returns:
@@ -77,7 +75,6 @@ def weigh_arrivals(
     """Weight buffered arrivals by their staleness, as `staleness_weights` does.
 
     Args:
-      hyper: The settings.
       clients: `i32[T, S]`, none empty, slots in order of arrival.
       staleness: `i32[T, S]`, in server versions.
 

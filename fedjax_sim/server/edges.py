@@ -170,7 +170,6 @@ class EdgeTrain(Protocol):
         """Run every group's iterations.
 
         Args:
-          key: The lane's learning key.
           event: The tick, whose slots are groups and whose steps are iterations.
           memo: What both sides remember of messages.
           starts: Model that each group starts from, leaves `[S, ...]`.
@@ -185,11 +184,6 @@ class EdgeTrain(Protocol):
 @checked
 def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
-
-    Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
 
     Returns:
       A function from key, event, memories, starting models and draws of members to the groups'
@@ -243,9 +237,6 @@ def edge_wire(
     """Bind the messages between local servers and the global one; see `Wire`.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
       can_repeat: Whether a group may fill several slots of a tick.
 
     Returns:
@@ -266,9 +257,6 @@ def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) 
     """Begin with the initial model, for messages of clients and of local servers.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      plan: The engine's plan.
       model: The initial model, leaves `[...]`.
 
     Returns:
@@ -342,9 +330,6 @@ def group_gradient(
     A client's batches and noise are the same as in any other system after `offset` local steps.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      key: The lane's learning key.
       group: `i32[]`.
       offset: `i32[]`, iterations that the group has done before.
       draw: As in `present_clients`.
@@ -379,9 +364,6 @@ def present_clients(
     """Find the clients of a group that take part in a round, and their weights in its mean.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
-      key: The lane's learning key.
       group: `i32[]`.
       draw: `i32[]`, different for every round of the group, by which `active_per_group` clients are
         drawn.
@@ -408,9 +390,6 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
     With client_epochs, those of one local step.
-
-    Args:
-      hyper: The settings.
     """
     largest = list_members(hyper).clients.shape[1]
     clients = min(hyper.grouping.active_per_group or largest, largest, hyper.work.clients_at_once)
@@ -425,8 +404,6 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
     is also counted if it is lost.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
       timeline: One lane's schedule.
     """
     clients = np.asarray(delay_sizes(hyper), np.int64)
@@ -442,7 +419,6 @@ def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
 
     Args:
       params: A model, or its shapes.
-      hyper: The settings.
 
     Returns:
       Bits up and bits down.

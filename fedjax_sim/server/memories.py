@@ -70,7 +70,6 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
     """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`.
 
     Args:
-      hyper: The settings.
       fields: h_i(S_0), `f[N, q]`.
 
     Returns:
@@ -90,8 +89,6 @@ def exchange(
 
     Args:
       hyper: Settings with the group `memories`, and `participation` p.
-      key: The lane's learning key.
-      event: The tick.
       memory: The memories before.
       target: `f[S, q]`, what V_i should become, S_{k+1,i} - S_k.
       active: `bool[S]`, slots whose client takes part.
@@ -132,8 +129,6 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     The first tick includes the means h_i(S_0) that memories start from.
 
     Args:
-      problem: What is learnt.
-      hyper: The settings.
       timeline: One lane's schedule.
     """
     statistics = jax.eval_shape(problem.init, jax.random.key(0))

@@ -57,7 +57,6 @@ def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends.
 
     Args:
-      hyper: The settings.
       timeline: One lane's schedule.
       sent: What the server sends, leaves `[...]` or their shapes.
     """

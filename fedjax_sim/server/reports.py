@@ -102,9 +102,7 @@ class Wire:
         """Bind.
 
         Args:
-          problem: What is learnt.
           hyper: Settings, `Reports` or `PrivateReports`.
-          plan: The engine's plan.
           can_repeat: Whether a client may fill several slots of a tick.
           compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
@@ -164,8 +162,6 @@ class Wire:
         """Decode the models that the clients of a tick report.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           memo: What both sides remember.
           starts: Models that the clients started from, leaves `[S, ...]`.
           local: Models that they reached, leaves `[S, ...]`.
@@ -210,7 +206,6 @@ class Wire:
         """Decode models that are sent from slots, each of which sends one.
 
         Args:
-          key: The lane's learning key.
           event: The tick, whose number and clients determine the draws.
           estimates: Estimates of the slots' progress, leaves `[S, ...]`; () without error feedback.
           starts: Models that the slots started from, leaves `[S, ...]`.
@@ -272,7 +267,6 @@ class Wire:
         """Average the models that the clients of a round report, and publish the mean.
 
         Args:
-          key: The lane's learning key.
           event: The round.
           memo: What both sides remember.
           server: The server's model, leaves `[...]`.
@@ -348,7 +342,6 @@ class Wire:
         """Send the server's new model to the clients.
 
         Args:
-          key: The lane's learning key.
           event: The tick that made the model.
           memo: What both sides remember.
           sent: The model, leaves `[...]`, or a pytree of this and more as in `first`.
@@ -383,8 +376,6 @@ class Wire:
         """Publish the server's new model, and keep what clients know of it for later starts.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           state: The state before it.
           memo: What both sides remember.
           server: The new model, leaves `[...]`.
@@ -414,8 +405,6 @@ class Wire:
         """Step along the clients' mean progress by the server's optimizer, and publish.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           state: The state before it.
           memo: What both sides remember.
           progress: The clients' mean progress, leaves `[...]`.

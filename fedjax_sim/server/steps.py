@@ -49,8 +49,6 @@ def step_server(
     """Step along the clients' mean progress; an empty tick changes nothing.
 
     Args:
-      hyper: The settings.
-      event: The tick.
       server: The server's model, leaves `[...]`.
       optimizer: The state of its optimizer.
       progress: The mean progress, shaped like the model.

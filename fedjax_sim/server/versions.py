@@ -43,7 +43,6 @@ def first_version(model: Params, plan: Plan) -> Versioned:
 
     Args:
       model: Leaves `[...]`.
-      plan: The engine's plan.
 
     Returns:
       The first state.
@@ -60,7 +59,6 @@ def stale_models(state: Keeper, event: Event) -> Params:
 
     Args:
       state: A state that keeps old versions.
-      event: The tick.
 
     Returns:
       Leaves `[S, ...]`.
@@ -74,7 +72,6 @@ def next_version(state: Keeper, event: Event, model: Params) -> Versioned:
 
     Args:
       state: The state before the tick.
-      event: The tick.
       model: The server's new model, leaves `[...]`.
 
     Returns:

@@ -114,8 +114,6 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     and does not transfer messages.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of ticks T.
 
     Returns:

@@ -113,7 +113,9 @@ def _growth(name: str, num: int, turns: int) -> dict[str, Any]:
         draw_timelines(system, [0], [hyper], ticks)
 
     def run(ticks: int) -> None:
-        fedjax_sim.sweep(system, problem, hyper, seeds=1, num_ticks=ticks, num_evals=2)
+        fedjax_sim.sweep(
+            system, problem, hyper, seeds=1, budget=fedjax_sim.Ticks(ticks), num_evals=2
+        )
 
     short, long = GROWTH_TICKS
     found = in_turns(
@@ -197,7 +199,9 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
     hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
     ticks = ARRIVALS_PER_CLIENT * num // BUFFER
     began = time.perf_counter()
-    run = fedjax_sim.sweep(SYSTEM, problem, hyper, seeds=turns, num_ticks=ticks, num_evals=2)
+    run = fedjax_sim.sweep(
+        SYSTEM, problem, hyper, seeds=turns, budget=fedjax_sim.Ticks(ticks), num_evals=2
+    )
     seconds = time.perf_counter() - began
     staleness = np.arange(ticks)[:, None] - run.timelines[0].version
     parameters = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
@@ -233,7 +237,7 @@ def _script(ticks: int, turns: int) -> dict[str, Any]:
     )
     began = time.perf_counter()
     run = fedjax_sim.sweep(
-        SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, num_ticks=ticks, num_evals=20
+        SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, budget=fedjax_sim.Ticks(ticks), num_evals=20
     )
     seconds = time.perf_counter() - began
     virtual = float(run.timelines[0].time[-1])

@@ -52,7 +52,7 @@ def bench_calls(turns: int) -> dict[str, Any]:
     quadratic = Quadratic.of(np.random.default_rng(0).normal(size=(6, 4)), noise=0.1)
     gaussian = make_gaussian_clients(0, alpha=0.0, dtype="float32")
     chains = langevin.Hyper(num_clients=50, local_steps=1, gradient="exact")
-    few: dict[str, Any] = {"num_ticks": 40, "num_evals": 8}
+    few: dict[str, Any] = {"budget": fedjax_sim.Ticks(40), "num_evals": 8}
     sizes = {"step_size": list(np.geomspace(1e-8, 1e-6, 5))}
 
     def fedavg_of(lanes: int) -> Callable[[], Any]:
@@ -69,7 +69,12 @@ def bench_calls(turns: int) -> dict[str, Any]:
         f"fedavg, {LANES} lanes": fedavg_of(LANES),
         f"favano, {LANES} lanes": favano_of(LANES),
         f"langevin, {LANES} lanes": lambda: fedjax_sim.sweep(
-            langevin.system, gaussian, chains, seeds=LANES // 5, settings=sizes, num_ticks=300
+            langevin.system,
+            gaussian,
+            chains,
+            seeds=LANES // 5,
+            settings=sizes,
+            budget=fedjax_sim.Ticks(300),
         ),
     }
     begin = replay._begin

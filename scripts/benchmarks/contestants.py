@@ -124,7 +124,7 @@ def _engine(job: Any, data: Any, precision: str, **options: Any) -> Callable[[in
             hyper,
             seeds=seeds,
             settings={"lr": job.rates} if job.rates else None,
-            num_ticks=rounds,
+            budget=fedjax_sim.Ticks(rounds),
             num_evals=1,
             precision=precision,
             **layout,

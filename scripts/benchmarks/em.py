@@ -85,7 +85,9 @@ def bench_em(turns: int) -> dict[str, Any]:
         "one pass, scikit-learn's predict_proba": lambda: wall(lambda: reference.predict_proba(y)),
         "EM, ours": lambda: wall(
             lambda: (
-                fedjax_sim.simulate(em.system, problem, hyper, num_ticks=PASSES, num_evals=1).models
+                fedjax_sim.simulate(
+                    em.system, problem, hyper, budget=fedjax_sim.Ticks(PASSES), num_evals=1
+                ).models
             )
         ),
     }
@@ -122,7 +124,7 @@ def bench_rounds(size: Size, turns: int) -> dict[str, Any]:
                 lambda system=system, hyper=hyper, ticks=times * size.rounds: wall(
                     lambda: (
                         fedjax_sim.simulate(
-                            system, problem, hyper, num_ticks=ticks, num_evals=1
+                            system, problem, hyper, budget=fedjax_sim.Ticks(ticks), num_evals=1
                         ).models
                     )
                 )

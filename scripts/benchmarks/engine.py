@@ -99,7 +99,7 @@ def bench_fedavg(turns: int) -> dict[str, Any]:
             "engine": lambda: wall(
                 lambda: (
                     fedjax_sim.simulate(
-                        fedavg.system, problem, hyper, num_ticks=rounds, num_evals=1
+                        fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(rounds), num_evals=1
                     ).models
                 )
             ),
@@ -133,7 +133,12 @@ def bench_favano(turns: int) -> dict[str, Any]:
     def run(name: str) -> float:
         began = time.perf_counter()
         result = fedjax_sim.sweep(
-            favano.system, problems, seeds=lanes, num_ticks=ticks, num_evals=3, layout=layouts[name]
+            favano.system,
+            problems,
+            seeds=lanes,
+            budget=fedjax_sim.Ticks(ticks),
+            num_evals=3,
+            layout=layouts[name],
         )
         executed[name] = float(result.curves.executed.sum() / result.curves.needed.sum())
         return time.perf_counter() - began
@@ -175,9 +180,9 @@ def bench_sweep(turns: int) -> dict[str, Any]:
                         problem,
                         hyper,
                         settings=settings,
-                        num_ticks=rounds,
+                        budget=fedjax_sim.Ticks(rounds),
                         num_evals=1,
-                        max_lanes=max_lanes,
+                        layout=fedjax_sim.Layout(max_lanes=max_lanes),
                     ).models
                 )
             )
@@ -224,7 +229,12 @@ def bench_layout(turns: int) -> dict[str, Any]:
 
             def models() -> Any:
                 result = fedjax_sim.simulate(
-                    fedavg.system, problem, hyper, num_ticks=ticks, num_evals=1, layout=layout
+                    fedavg.system,
+                    problem,
+                    hyper,
+                    budget=fedjax_sim.Ticks(ticks),
+                    num_evals=1,
+                    layout=layout,
                 )
                 return result.models
 

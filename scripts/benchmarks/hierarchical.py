@@ -83,7 +83,7 @@ def sweep(
         hyper,
         seeds=SEEDS,
         settings=settings,
-        time_budget=TIME,
+        budget=fedjax_sim.Time(TIME),
         layout=layout,
     ).curves
 

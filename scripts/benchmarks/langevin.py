@@ -104,7 +104,7 @@ def _engine(problem: GaussianClients, local_steps: int, rounds: int) -> None:
         hyper,
         seeds=CHAINS,
         settings={"step_size": STEP_SIZES},
-        num_ticks=rounds,
+        budget=fedjax_sim.Ticks(rounds),
         num_evals=1,
     )
     assert not run.curves.failed.any()

@@ -111,7 +111,12 @@ def compare(rounds: int) -> None:
                 ):
                     hyper = system.Hyper(num_clients=CLIENTS, batch_size=50, **options)
                     run = fedjax_sim.sweep(
-                        system, problem, hyper, seeds=1, num_ticks=rounds, num_evals=10
+                        system,
+                        problem,
+                        hyper,
+                        seeds=1,
+                        budget=fedjax_sim.Ticks(rounds),
+                        num_evals=10,
                     )
                     if run.curves.failed.any():
                         print(f"{name}, {kind}: {system.name} failed")
@@ -146,7 +151,7 @@ def count_failures(rounds: int, lanes: int) -> None:
                     hyper,
                     settings={"gamma": list(GAMMAS)},
                     seeds=lanes,
-                    num_ticks=rounds,
+                    budget=fedjax_sim.Ticks(rounds),
                     num_evals=10,
                 )
                 failed = run.curves.failed.values.sum(axis=1).tolist()

@@ -178,7 +178,7 @@ def sweep(
         bound,
         seeds=seeds,
         settings=settings,
-        num_ticks=ticks,
+        budget=fedjax_sim.Ticks(ticks),
         num_evals=1,
         layout=fedjax_sim.Layout(**layout),
     )
@@ -358,7 +358,7 @@ def systems(names: Sequence[str], file: str) -> Measure:
                 fields = given["hyper"].__dataclass_fields__
                 rates = [each for each in ("lr", "step_size", "gamma") if each in fields]
                 value = float(getattr(given["hyper"], rates[0])) if rates else 0.0
-                more = {"seeds": 2, "num_ticks": 30, "num_evals": 3}
+                more = {"seeds": 2, "budget": fedjax_sim.Ticks(30), "num_evals": 3}
                 runs = [
                     fedjax_sim.sweep(**given, settings={rate: [v] for rate in rates[:1]}, **more)
                     for v in (value, value, value * (1 + 1e-6))
@@ -404,7 +404,13 @@ def calls(system: str, lanes: int, ticks: int = 40) -> Measure:
 
     def run() -> Any:
         found = fedjax_sim.sweep(
-            described, problem, hyper, seeds=lanes, settings=swept, num_ticks=ticks, num_evals=4
+            described,
+            problem,
+            hyper,
+            seeds=lanes,
+            settings=swept,
+            budget=fedjax_sim.Ticks(ticks),
+            num_evals=4,
         )
         return jax.block_until_ready(found.models)
 
@@ -463,7 +469,7 @@ def launches(program: str, ticks: int | None = None, seeds: int | None = None) -
         hyper,
         seeds=seeds or work.seeds,
         settings=work.settings,
-        num_ticks=ticks,
+        budget=fedjax_sim.Ticks(ticks),
         num_evals=min(programs.EVALUATIONS, ticks),
     )
     run()
@@ -566,7 +572,7 @@ def own_loop(system: str, ticks: int = 40) -> Measure:
     import fedjax_sim
 
     given = _tiny(system)
-    bound = fedjax_sim.bind(**given, num_ticks=ticks)
+    bound = fedjax_sim.bind(**given, budget=fedjax_sim.Ticks(ticks))
     alone = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
 
     @jax.jit
@@ -579,7 +585,9 @@ def own_loop(system: str, ticks: int = 40) -> Measure:
         return jax.block_until_ready(bound.model(own(start)))
 
     def simulated() -> Any:
-        found = fedjax_sim.simulate(**given, num_ticks=ticks, num_evals=1, layout=alone)
+        found = fedjax_sim.simulate(
+            **given, budget=fedjax_sim.Ticks(ticks), num_evals=1, layout=alone
+        )
         return jax.block_until_ready(found.models)
 
     mine, theirs = run(), simulated()

@@ -29,6 +29,7 @@ import numpy as np
 
 from fedjax_sim.engine.planning.drawing import request_timelines
 from fedjax_sim.systems import favano
+from fedjax_sim.types import Ticks
 
 TICKS = 714
 """Ticks of a run of Table 2."""
@@ -43,8 +44,7 @@ def bench_packing(turns: int) -> dict[str, Any]:
         favano.system,
         list(range(max(lanes))),
         [hyper] * max(lanes),
-        time_budget=None,
-        num_ticks=TICKS,
+        Ticks(TICKS),
     )
     steps = np.asarray(timelines.steps)[:, :TICKS]
     return {f"lanes {num}": count(steps[:num]) for num in lanes}

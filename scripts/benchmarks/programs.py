@@ -45,7 +45,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
@@ -206,16 +206,16 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
         work = WORKLOADS[name]
         system = fedjax_sim.SYSTEMS[work.system]
         hyper = system.Hyper(**work.changes)
-        (lowered[name],) = lower_sweep(
+        (lowered[name],) = listed(
             system,
             work.problem(hyper),
             hyper,
             devices=described.devices[:1],
             seeds=work.seeds,
             settings=work.settings,
-            num_ticks=TICKS,
+            budget=fedjax_sim.Ticks(TICKS),
             num_evals=EVALUATIONS,
-        )
+        ).lower()
     # What is compiled for a device that is not there can be written to the cache but not read.
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()

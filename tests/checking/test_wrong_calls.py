@@ -82,42 +82,68 @@ SETUP = {
     "noise_constant": 1.0,
     "drift_constant": 1.0,
 }
-RUN = {"system": FEDAVG, "problem": QUADRATIC, "hyper": HYPER, "num_ticks": 2}
-LAUNCH = {**RUN, "folder": "never made", "problem": lambda seed: QUADRATIC}
+UNIT = fedem.Constants(1.0, 1.0, 1.0, 1.0)
+RUN = {"system": FEDAVG, "problem": QUADRATIC, "hyper": HYPER, "budget": fedjax_sim.Ticks(2)}
+SAVED = fedjax_sim.Checkpoints("never made")
+LAUNCH = {**RUN, "checkpoints": SAVED, "problem": lambda seed: QUADRATIC}
+OPTIONS = {
+    "num_evals": COUNT,
+    "keep": [*OBJECT, True, {"models": True}],
+    "watch": [*OBJECT, True, print, fedjax_sim.Keep()],
+    "layout": [*OBJECT, {"packed": True}],
+    "precision": ["float64", 32],
+}
 SWEEP = {
     "system": OBJECT,
     "seeds": [0, True, "12", 1.5, [-1], [0.5], ["a"], [True], [], [1, 1], [2**31]],
     "settings": [*MAPPING, {"lr": 0.1}, {"lr": "0.1"}, {"lr": []}, {"lr": [-1.0]}, {3: [1]}],
-    "num_ticks": COUNT,
-    "num_evals": COUNT,
-    "layout": [*OBJECT, {"packed": True}],
-    "max_lanes": COUNT,
-    "client_variance": SWITCH,
-    "keep_models": SWITCH,
-    "checkpoint_every": AT_LEAST_0,
-    "resume": [*SWITCH, True],
-    "precision": ["float64", 32],
-    "on_evaluation": FUNCTION,
+    "budget": [3, 2.5, "100", (2,), True, fedjax_sim.Ticks],
+    "checkpoints": [*OBJECT, True, {"folder": "never made"}],
+    **OPTIONS,
 }
-IN_PROCESS = {
-    "evals_per_chunk": COUNT,
-    "checkpoint": PATH,
-    "progress": ["", 3, "no folder/progress"],
-    "trackers": [3, "csv", [3]],
+FORMER = {
+    "num_ticks": [2],
+    "time_budget": [2.0],
+    "keep_models": [True],
+    "client_variance": [False],
+    "progress": [None],
+    "on_evaluation": [print],
+    "checkpoint_every": [9.0],
+    "resume": [True],
+    "max_lanes": [2],
 }
-LAYOUT = ("slots_at_once", "lane_devices", "client_devices", "lane_batches")
+"""Arguments that had these names in earlier versions, with values that were allowed."""
+LAYOUT = ("slots_at_once", "lane_devices", "client_devices", "lane_batches", "max_lanes")
 
 CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]]] = {
     "sweep": [
-        (fedjax_sim.sweep, RUN, {**SWEEP, **IN_PROCESS}),
+        (fedjax_sim.sweep, RUN, SWEEP),
         (
             fedjax_sim.sweep,
             RUN,
-            {"part": [3, (1, 0), (2, 2), (0.5, 2), "01"], "lanes": [3, [], [9], [-1], ["a"]]},
+            {"lanes": [3, [], [9], [-1], ["a"], "01", [0.5], fedjax_sim.Part(0, 9)]},
         ),
-        (fedjax_sim.sweep, {**RUN, "num_ticks": None}, {"time_budget": [*ABOVE_0, None]}),
-        (fedjax_sim.simulate, RUN, {"seed": SEED, "keep_models": SWITCH, **IN_PROCESS}),
+        (fedjax_sim.sweep, RUN, {"watch": [fedjax_sim.Watch(progress="no folder/progress")]}),
+        (fedjax_sim.simulate, RUN, {"seed": SEED, "budget": SWEEP["budget"], **OPTIONS}),
+        *(
+            (call, RUN, {**FORMER, "evals_per_chunk": [1], "checkpoint": ["x"], "trackers": [()]})
+            for call in (fedjax_sim.sweep, fedjax_sim.simulate)
+        ),
+        (fedjax_sim.sweep, RUN, {"part": [(0, 2)]}),
+        (fedjax_sim.Ticks, {}, {"num_ticks": COUNT}),
+        (fedjax_sim.Time, {}, {"time_budget": [*ABOVE_0, None]}),
+        (fedjax_sim.Keep, {}, {"models": SWITCH, "client_variance": SWITCH}),
+        (
+            fedjax_sim.Watch,
+            {},
+            {"progress": ["", 3], "on_evaluation": FUNCTION, "trackers": [3, "csv", [3]]},
+        ),
+        (fedjax_sim.Checkpoints, {}, {"folder": [*PATH, None]}),
+        (fedjax_sim.Checkpoints, {"folder": "x"}, {"every": AT_LEAST_0, "resume": SWITCH}),
+        (fedjax_sim.Part, {"num_parts": 2}, {"number": WHOLE}),
+        (fedjax_sim.Part, {"number": 0}, {"num_parts": COUNT}),
         (fedjax_sim.Layout, {}, {**dict.fromkeys(LAYOUT, COUNT), "packed": SWITCH}),
+        (fedjax_sim.Layout, {}, {"evals_per_chunk": COUNT}),
         (fedjax_sim.Layout, {}, {"lanes_at_once": SWITCH}),
         (engine.load, {}, {"folder": [*PATH, "no folder"]}),
         (engine.load, {"folder": "."}, {"trust": SWITCH}),
@@ -125,8 +151,14 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
         (engine.use_cores, {}, {"num": COUNT}),
     ],
     "launch": [
-        (launch.sweep, LAUNCH, {**SWEEP, "parts": COUNT, "folder": PATH, "launcher": OBJECT}),
-        (launch.sweep, LAUNCH, {"progress": SWITCH}),
+        (launch.sweep, LAUNCH, {**SWEEP, "parts": COUNT, "launcher": OBJECT}),
+        (launch.sweep, LAUNCH, {**FORMER, "folder": ["never made"]}),
+        (launch.sweep, LAUNCH, {"budget": [None], "watch": [fedjax_sim.Watch(progress="file")]}),
+        (
+            launch.sweep,
+            LAUNCH,
+            {"checkpoints": [fedjax_sim.Checkpoints("never made", resume=True)]},
+        ),
         (launch.Local, {}, {"processes": COUNT, "restarts": WHOLE}),
         (launch.Slurm, {}, dict.fromkeys(("timeout_min", "cpus", "at_once"), COUNT)),
         (launch.Slurm, {}, dict.fromkeys(("gpus", "restarts", "signal_delay_s"), WHOLE)),
@@ -399,7 +431,7 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
             SETUP,
             {"num_clients": COUNT, "gradient_variance": AT_LEAST_0, "smoothness": ABOVE_0},
         ),
-        (favano.kappa, {"num_clients": 10}, {"num_contacted": COUNT}),
+        (favano.kappa_sharp, {"num_clients": 10}, {"num_contacted": COUNT}),
         (
             favano.step_law,
             {
@@ -407,14 +439,30 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
                 "contact_probability": 0.5,
                 "round_time": 1.0,
                 "max_steps": 3,
-                "law": "geom",
+                "law": "runtime_geom",
             },
-            {"contact_probability": PROBABILITY, "round_time": AT_LEAST_0, "max_steps": COUNT},
+            {
+                "law": [*TEXT, "geom"],
+                "contact_probability": PROBABILITY,
+                "round_time": AT_LEAST_0,
+                "max_steps": COUNT,
+            },
         ),
-        (fedem.bounds.total_omega, {"omega": 1.0}, {"participation": PROBABILITY}),
-        (fedem.bounds.memory_step, {}, {"omega": AT_LEAST_0}),
+        (fedem.total_omega, {"omega": 1.0}, {"participation": PROBABILITY}),
+        (fedem.memory_step, {}, {"omega": AT_LEAST_0}),
+        (fedem.vr_step_size, {"constants": UNIT, "num_clients": 4}, {"omega": AT_LEAST_0}),
+        (
+            favano.reweighting_constants,
+            {"moments": favano.StepMoments(*np.ones((4, 2))), "max_steps": 3},
+            {"reweighting": [*TEXT, "none"]},
+        ),
         (hierarchical.max_iterations, {"shift": 1.0}, {"sync_time": AT_LEAST_0}),
         (fedstaleweight.raw_weight, {"staleness": 1.0, "num_clients": 3}, {"buffer_size": COUNT}),
+        (
+            fedstaleweight.expected_staleness,
+            {"share": 0.5, "buffer_size": 3},
+            {"pull": [*TEXT, "never"]},
+        ),
     ],
     "reporting": [
         (reporting.load, {}, {"path": [*PATH, "no folder"]}),
@@ -439,6 +487,10 @@ FIELDS = {
     "cifar": "dataset is 'cifar'",
     "no file.csv": "is 'no file.csv'",
     "a": "client_table is",
+    "0/9": "number of parts is 9",
+    repr(fedjax_sim.Watch(progress="no folder/progress")): "progress is 'no folder/progress'",
+    repr(fedjax_sim.Watch(progress="file")): "progress is 'file'",
+    repr(fedjax_sim.Checkpoints("never made", resume=True)): "folder to resume is 'never made'",
     "no folder": "results folder is 'no folder'",
     repr({"lr": []}): "values of lr is []",
     repr({"lr": [-1.0]}): "lr is -1.0",

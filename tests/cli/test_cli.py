@@ -63,12 +63,12 @@ def call(environment, tmp_path, monkeypatch, capsys):
     """
     monkeypatch.setenv("FEDJAX_SIM_CACHE", environment["FEDJAX_SIM_CACHE"])
 
-    def run(*words):
+    def run(*words, said=""):
         with contextlib.chdir(tmp_path), jax.numpy_rank_promotion("allow"):
             code = main(words)
         out, err = capsys.readouterr()
         assert code == 0, err
-        assert err == ""
+        assert err == said
         return out
 
     return run
@@ -388,7 +388,8 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
 
 def test_the_swept_local_steps_are_not_the_steps_received(call, tmp_path):
     sizes = [word.replace("local_steps=2", "local_steps=1,2") for word in QUICK]
-    call("run", "fedavg", *sizes)
+    said = "fedjax-sim: each of the 2 values of local_steps compiles a program of fedavg.\n"
+    call("run", "fedavg", *sizes, said=said)
     entries = read_json(tmp_path / "results" / "summary.json")["systems"]["fedavg"]["settings"]
     assert [entry["set"] for entry in entries] == [{"local_steps": 1}, {"local_steps": 2}]
     data = groups(tmp_path / "results")["fedavg"]

@@ -172,9 +172,9 @@ def test_members_of_families_share_places() -> None:
 
 OPTIONS: dict[str, Any] = {
     "seeds": [5, 2, 9],
-    "num_ticks": 12,
+    "budget": fedjax_sim.Ticks(12),
     "num_evals": 3,
-    "keep_models": True,
+    "keep": fedjax_sim.Keep(models=True),
 }
 WIDE = Layout(slots_at_once=7, lanes_at_once=False, lane_devices=1)
 
@@ -205,7 +205,7 @@ def in_layout(regression: Callable, small: Callable) -> Callable[[str, Layout], 
     @cache
     def run(name: str, layout: Layout) -> fedjax_sim.Run:
         system = fedjax_sim.SYSTEMS[name]
-        length = {"num_ticks": None, "time_budget": 60.0} if name in ("fedbuff", "fedasync") else {}
+        length = {"budget": fedjax_sim.Time(60.0)} if name in ("fedbuff", "fedasync") else {}
         options = OPTIONS | length
         return fedjax_sim.sweep(system, regression(), small(system), layout=layout, **options)
 
@@ -408,7 +408,13 @@ def test_a_partition_of_each_seed(small: Callable) -> None:
     problems = make_classifications(MLP((8,), 10), digits, partitions)
     system = fedjax_sim.SYSTEMS["favano"]
     sweep = partial(
-        fedjax_sim.sweep, system, problems, small(system), seeds=3, num_ticks=8, num_evals=2
+        fedjax_sim.sweep,
+        system,
+        problems,
+        small(system),
+        seeds=3,
+        budget=fedjax_sim.Ticks(8),
+        num_evals=2,
     )
     wide = sweep(layout=WIDE)
     packed = sweep(layout=Layout(lanes_at_once=True, lane_devices=1, packed=True))

@@ -65,9 +65,9 @@ def run(problem: LogDensity) -> Any:
         hyper,
         seeds=[3, 5],
         settings={"temperature": TEMPERATURES},
-        num_ticks=600,
+        budget=fedjax_sim.Ticks(600),
         num_evals=300,
-        keep_models=True,
+        keep=fedjax_sim.Keep(models=True),
     )
 
 
@@ -191,7 +191,7 @@ def test_what_is_refused(run: Any, tree: xr.DataTree) -> None:
     for options in ({"burn_in": 301}, {"thin": 0}, {"thin": 1.5}):
         with pytest.raises(ConfigError, match="must be a whole number"):
             to_arviz(run, **options)
-    with pytest.raises(ConfigError, match="keep_models=True"):
+    with pytest.raises(ConfigError, match=r"keep=Keep\(models=True\)"):
         to_arviz(dataclasses.replace(run, samples=None))
     with pytest.raises(ConfigError, match="problem is 'dict', but must be one of problems"):
         to_arviz(run, {})

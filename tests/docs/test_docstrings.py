@@ -6,8 +6,9 @@ The check reads the source, and imports nothing. Public are the names that a pac
 A parameter is explained under "Args:"; by its name in the text, as in "rows: `i32[S]`" or "of
 `dim` entries"; in the symbols of its module, as in "alpha -> `lr`"; or, for a method, where a
 protocol or another public class explains the same parameter of a method of the same name. Where a
-docstring says that its arguments "are those of" another function, they are explained there. A
-result is explained under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
+docstring says that its arguments "are those of" another function, they are explained there. What
+has one meaning everywhere (`CONVENTIONS`) is explained on the page of words. A result is explained
+under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
 """
 
 import ast
@@ -20,7 +21,12 @@ import pytest
 import fedjax_sim
 
 ROOT = Path(fedjax_sim.__file__).parent
-SINGLE_MODULES = ("types", "settings", "streams", "batching", "trees", "targets")
+SINGLE_MODULES = (
+    *("types", "settings", "streams", "batching", "trees", "targets"),
+    *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
+)
+CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")
+"""Parameters that mean the same in all of the package; docs/words.md says what."""
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -66,7 +72,7 @@ def definition_of(name: str, path: Path) -> tuple[str, Definition | ast.Constant
 def public_definitions() -> dict[str, Definition | ast.Constant]:
     """Collect public functions, classes, methods and constants by place and name."""
     found: dict[str, Definition | ast.Constant] = {}
-    single = [ROOT / f"{name}.py" for name in SINGLE_MODULES]
+    single = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in SINGLE_MODULES]
     for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
         for name in names_in(ast.parse(path.read_text())):
             if (entry := definition_of(name, path)) is None:
@@ -116,7 +122,7 @@ def faults_of(place: str, node: Definition | ast.Constant) -> Iterator[str]:
     names = [] if re.search(r"arguments (and errors )?are those of `", doc) else parameters_of(node)
     symbols = ast.get_docstring(ast.parse((ROOT.parent / place.partition(":")[0]).read_text()))
     owner, _, method = place.partition(": ")[2].rpartition(".")
-    for name in names:
+    for name in [name for name in names if name not in CONVENTIONS]:
         is_elsewhere = bool(owner) and (method, name) in EXPLAINED
         if not is_elsewhere and not is_explained(name, doc, symbols or ""):
             yield f"does not explain {name}"
@@ -163,3 +169,9 @@ def test_public_names_are_documented(room: str) -> None:
         for fault in faults_of(place, node)
     ]
     assert not faults, "\n".join(faults)
+
+
+def test_conventions_are_explained_on_the_page_of_words() -> None:
+    """Each has an entry there."""
+    page = (ROOT.parent / "docs" / "words.md").read_text()
+    assert all(f"- `{name}`: " in page for name in CONVENTIONS)

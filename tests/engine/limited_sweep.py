@@ -49,11 +49,13 @@ def main() -> None:
     )
     problem = Bowl(jnp.ones(2000, "int32"), 10_000)
     options: dict[str, Any] = {"num_evals": 4, "layout": fedjax_sim.Layout(10, False, 1)}
-    fedjax_sim.sweep(system, problem, hyper, seeds=2, num_ticks=8, **options)
+    fedjax_sim.sweep(system, problem, hyper, seeds=2, budget=fedjax_sim.Ticks(8), **options)
     before = read_status("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (before + int(sys.argv[1]),) * 2)
     options["max_lanes"] = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    run = fedjax_sim.sweep(system, problem, hyper, seeds=256, num_ticks=400, **options)
+    run = fedjax_sim.sweep(
+        system, problem, hyper, seeds=256, budget=fedjax_sim.Ticks(400), **options
+    )
     assert run.models.shape == (256, 10_000) and not run.curves.failed.any()
     print(read_status("VmPeak") - before)
 

@@ -27,7 +27,7 @@ ALONE = Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
 @pytest.fixture
 def bound(regression: Callable, small: Callable) -> Bound:
     """A short run of FedBuff, whose schedule has stale work."""
-    return bind(fedbuff.system, regression(), small(fedbuff.system), num_ticks=7)
+    return bind(fedbuff.system, regression(), small(fedbuff.system), budget=fedjax_sim.Ticks(7))
 
 
 def final_loss(bound: Bound, **settings: Any) -> jax.Array:
@@ -64,15 +64,16 @@ class Drawn:
 
 hyper = fedavg.Hyper(num_clients=3, num_selected=2)
 layout = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
+two = fedjax_sim.Ticks(2)
 for size in (33, 60_000, 200_000):
     given = fedavg.system, Drawn(jnp.linspace(-1, 1, 3 * size).reshape(3, size))
-    options = dict(num_ticks=2, num_evals=1, layout=layout, keep_models=True)
-    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], num_ticks=2)
+    options = dict(budget=two, num_evals=1, layout=layout, keep=fedjax_sim.Keep(models=True))
+    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], budget=two)
     swept = fedjax_sim.sweep(*given, hyper, seeds=3, **options)
     for seed in range(3):
         run = fedjax_sim.simulate(*given, hyper, seed=seed, **options)
         np.testing.assert_array_equal(swept.models[seed], run.models)
-        for bound in (bind(*given, hyper, seed=seed, num_ticks=2), together[seed]):
+        for bound in (bind(*given, hyper, seed=seed, budget=two), together[seed]):
             state = bound.init()
             np.testing.assert_array_equal(bound.model(state), run.samples[0])
             np.testing.assert_array_equal(bound.model(bound.run(state)[0]), run.models)
@@ -129,7 +130,13 @@ def test_derivatives_of_a_run_are_those_of_finite_differences(
         make = noisy_mean if name == "fedem" else regression
         hyper = small(system, **changes)
         plain, reverse = (
-            bind(system, make(dtype="float64"), hyper, num_ticks=6, differentiable=each)
+            bind(
+                system,
+                make(dtype="float64"),
+                hyper,
+                budget=fedjax_sim.Ticks(6),
+                differentiable=each,
+            )
             for each in (False, True)
         )
         value = float(getattr(plain.hyper, setting))
@@ -152,7 +159,11 @@ def test_the_initial_model_has_a_gradient(regression: Callable, small: Callable)
     with jax.enable_x64(True):
         system = fedavg.system
         bound = bind(
-            system, regression(dtype="float64"), small(system), num_ticks=4, differentiable=True
+            system,
+            regression(dtype="float64"),
+            small(system),
+            budget=fedjax_sim.Ticks(4),
+            differentiable=True,
         )
 
         def loss(model: Any) -> jax.Array:
@@ -199,7 +210,9 @@ def test_a_backward_pass_keeps_few_states(small: Callable) -> None:
     hyper = small(system, num_selected=1, local_steps=1, sampling="with_replacement")
     bytes_of = []
     for num_ticks in (64, 512):
-        bound = bind(system, problem, hyper, num_ticks=num_ticks, differentiable=True)
+        bound = bind(
+            system, problem, hyper, budget=fedjax_sim.Ticks(num_ticks), differentiable=True
+        )
         slope = jax.jit(lambda lr, bound: jax.grad(lambda x: final_loss(bound, lr=x))(lr))
         needs = slope.lower(0.1, bound).compile().memory_analysis()
         bytes_of.append(needs.temp_size_in_bytes)
@@ -209,7 +222,9 @@ def test_a_backward_pass_keeps_few_states(small: Callable) -> None:
 def test_blocks_of_ticks_are_the_scan(regression: Callable, small: Callable) -> None:
     """Models, reports in their order, and derivatives. Neither blocks nor theirs divide 11."""
     system = fedjax_sim.SYSTEMS["favano"]
-    bound = bind(system, regression(), small(system), num_ticks=11, differentiable=True)
+    bound = bind(
+        system, regression(), small(system), budget=fedjax_sim.Ticks(11), differentiable=True
+    )
 
     def in_blocks(model: Any) -> Any:
         return bound.run(bound.init(model))
@@ -252,7 +267,7 @@ def test_numbers_that_simplify_a_program_may_be_changed(
 ) -> None:
     """A server momentum of 0 is part of the program, and another value or a tracer is not."""
     hyper = small(fedbuff.system, server_momentum=0.5)
-    anew = bind(fedbuff.system, regression(), hyper, num_ticks=bound.num_ticks)
+    anew = bind(fedbuff.system, regression(), hyper, budget=fedjax_sim.Ticks(bound.num_ticks))
 
     def final(bound: Bound) -> Any:
         return bound.model(bound.run(bound.init())[0])
@@ -270,7 +285,7 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
 ) -> None:
     """Each map equals its members alone, to rounding."""
     system = fedavg.system
-    bound = bind(system, regression(), small(system), num_ticks=5)
+    bound = bind(system, regression(), small(system), budget=fedjax_sim.Ticks(5))
 
     def loss(bound: Bound) -> jax.Array:
         return bound.evaluate(bound.run(bound.init())[0])["loss"]
@@ -283,7 +298,7 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
     found = jax.vmap(lambda lr: final_loss(bound, lr=lr))(rates)
     np.testing.assert_allclose(found, [final_loss(bound, lr=lr) for lr in rates], rtol=1e-5)
     problems = [regression(seed=seed) for seed in (0, 1)]
-    together = bind_together(system, problems, small(system), num_ticks=5)
+    together = bind_together(system, problems, small(system), budget=fedjax_sim.Ticks(5))
     stacked, axes = Bound.stack(together)
     found = jax.vmap(loss, in_axes=(axes,))(stacked)
     np.testing.assert_allclose(found, [loss(each) for each in together], rtol=1e-5)
@@ -294,13 +309,15 @@ def test_schedules_that_differ_are_bound_together(regression: Callable, small: C
     """Several delays and seeds: one program, whose events and times are mapped over."""
     system, problem = fedbuff.system, regression()
     hypers = [small(system, rate_slow=rate) for rate in (0.05, 0.5)] + [small(system)]
-    together = bind_together(system, problem, hypers, seeds=[0, 0, 5], num_ticks=9)
+    together = bind_together(system, problem, hypers, seeds=[0, 0, 5], budget=fedjax_sim.Ticks(9))
     stacked, axes = Bound.stack(together)
     losses = jax.vmap(
         lambda bound: bound.evaluate(bound.run(bound.init())[0])["loss"], in_axes=(axes,)
     )(stacked)
     for hyper, seed, bound, loss in zip(hypers, (0, 0, 5), together, losses, strict=True):
-        alone = fedjax_sim.simulate(system, problem, hyper, seed=seed, num_ticks=9, layout=ALONE)
+        alone = fedjax_sim.simulate(
+            system, problem, hyper, seed=seed, budget=fedjax_sim.Ticks(9), layout=ALONE
+        )
         np.testing.assert_array_equal(bound.time, alone.timelines[0].time)
         np.testing.assert_allclose(loss, alone.curves["loss"][-1], rtol=1e-5)
     assert not np.array_equal(together[0].time, together[1].time)
@@ -313,7 +330,7 @@ def test_budgets_of_time_may_end_after_different_ticks(
     """The shorter schedule ends with ticks at which nothing happens."""
     system, problem = fedbuff.system, regression()
     hypers = [small(system, rate_slow=rate) for rate in (0.05, 0.5)]
-    together = bind_together(system, [problem], hypers, seeds=[0], time_budget=20.0)
+    together = bind_together(system, [problem], hypers, seeds=[0], budget=fedjax_sim.Time(20.0))
     ends = [np.isfinite(bound.time).sum() for bound in together]
     assert min(ends) < max(ends) == together[0].num_ticks
     for hyper, bound in zip(hypers, together, strict=True):
@@ -321,7 +338,9 @@ def test_budgets_of_time_may_end_after_different_ticks(
         weight = bound.with_settings(exponent=0.1).events.weight
         np.testing.assert_array_equal(weight[is_padding], 0)
         assert (weight[~is_padding].sum(axis=1) > 0).all()
-        alone = fedjax_sim.simulate(system, problem, hyper, time_budget=20.0, layout=ALONE)
+        alone = fedjax_sim.simulate(
+            system, problem, hyper, budget=fedjax_sim.Time(20.0), layout=ALONE
+        )
         assert alone.curves["ticks"][-1] == np.isfinite(bound.time).sum()
         model = bound.model(bound.run(bound.init())[0])
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), model, alone.models)
@@ -330,8 +349,10 @@ def test_budgets_of_time_may_end_after_different_ticks(
 def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
     """That of a run gives the run again; one's own decides who works when."""
     system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
-    run = fedjax_sim.simulate(system, problem, hyper, num_ticks=6, num_evals=1, layout=ALONE)
-    again = bind(system, problem, hyper, timeline=run.timelines[0])
+    run = fedjax_sim.simulate(
+        system, problem, hyper, budget=fedjax_sim.Ticks(6), num_evals=1, layout=ALONE
+    )
+    again = bind(system, problem, hyper, budget=run.timelines[0])
     jax.tree.map(np.testing.assert_array_equal, again.model(again.run(again.init())[0]), run.models)
     assert again.frozen == ()
     clients = np.array([[0, 1, -1], [2, 3, 4]])
@@ -343,25 +364,27 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         weight=np.full((2, 3), 1 / 3),
         holds=np.array([[1, 1, 0], [2, 2, 2]]),
     )
-    bound = bind(system, problem, hyper, timeline=own)
+    bound = bind(system, problem, hyper, budget=own)
     np.testing.assert_array_equal(bound.events.clients, clients)
     np.testing.assert_array_equal(bound.event(1).steps, [2, 2, 2])
     _, infos = bound.run(bound.init())
     np.testing.assert_array_equal(infos.needed > 0, [True, True])
     with pytest.raises(ConfigError, match="clients of tick 0 in slot 0"):
-        bind(system, problem, hyper, timeline=own._replace(clients=clients + 90))
+        bind(system, problem, hyper, budget=own._replace(clients=clients + 90))
 
 
 def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
     """Nothing happens at the ticks that shorter ones lack."""
     system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
-    whole = fedjax_sim.simulate(system, problem, hyper, num_ticks=6, num_evals=1).timelines[0]
+    whole = fedjax_sim.simulate(
+        system, problem, hyper, budget=fedjax_sim.Ticks(6), num_evals=1
+    ).timelines[0]
     timelines = [Timeline(*(leaf[:num] for leaf in whole)) for num in (2, 6)]
-    together = bind_together(system, problem, hyper, timelines=timelines)
+    together = bind_together(system, problem, hyper, budget=timelines)
     for timeline, bound in zip(timelines, together, strict=True):
         num = len(timeline.time)
         np.testing.assert_array_equal(np.isfinite(bound.time), np.arange(6) < num)
-        alone = bind(system, problem, hyper, timeline=timeline)
+        alone = bind(system, problem, hyper, budget=timeline)
         expected, _ = alone.run(alone.init())
         state, infos = bound.run(bound.init())
         np.testing.assert_allclose(bound.model(state), alone.model(expected), rtol=1e-5)
@@ -395,7 +418,7 @@ def test_an_event_may_be_changed_before_a_step(
     FedAvg's slots are all filled with equally many steps, of which nothing is left then.
     """
     system = fedjax_sim.SYSTEMS[name]
-    bound = bind(system, regression(), small(system), num_ticks=2)
+    bound = bind(system, regression(), small(system), budget=fedjax_sim.Ticks(2))
     state, event = bound.init(), bound.event(0)
     left, info = bound.step(state, event._replace(clients=-1))
     jax.tree.map(np.testing.assert_array_equal, bound.model(left), bound.model(state))
@@ -414,16 +437,20 @@ def test_traced_values_are_refused_where_schedules_are_drawn(
     hyper = small(system)
 
     def by_settings(lr: Any) -> Any:
-        return fedjax_sim.simulate(system, problem, hyper.replace(lr=lr), num_ticks=2).models
+        return fedjax_sim.simulate(
+            system, problem, hyper.replace(lr=lr), budget=fedjax_sim.Ticks(2)
+        ).models
 
     def by_sweep(lr: Any) -> Any:
-        return fedjax_sim.sweep(system, problem, hyper, settings={"lr": [lr]}, num_ticks=2).models
+        return fedjax_sim.sweep(
+            system, problem, hyper, settings={"lr": [lr]}, budget=fedjax_sim.Ticks(2)
+        ).models
 
     def by_problem(problem: Any) -> Any:
-        return fedjax_sim.simulate(system, problem, hyper, num_ticks=2).models
+        return fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(2)).models
 
     def by_bind(lr: Any) -> Any:
-        return bind(system, problem, hyper.replace(lr=lr), num_ticks=2).init()
+        return bind(system, problem, hyper.replace(lr=lr), budget=fedjax_sim.Ticks(2)).init()
 
     for call, value in (
         (by_settings, 0.1),
@@ -438,14 +465,20 @@ def test_traced_values_are_refused_where_schedules_are_drawn(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "length of the schedule"),
-        ({"num_ticks": 2, "time_budget": 3.0}, "length of the schedule"),
-        ({"num_ticks": 2, "layout": Layout(lanes_at_once=True)}, "layout.lanes_at_once"),
-        ({"num_ticks": 2, "layout": Layout(client_devices=2)}, "layout.client_devices"),
-        ({"num_ticks": 0}, "num_ticks"),
-        ({"num_ticks": 2, "seed": -1}, "seed"),
-        ({"num_ticks": 2, "differentiable": "yes"}, "differentiable"),
-        ({"num_ticks": 2, "precision": "half"}, "precision"),
+        ({"budget": 2}, "budget is 2, but must be a Ticks, a Time or a Timeline"),
+        ({"num_ticks": 2}, r"num_ticks is 2, but must be given as budget=Ticks\(\.\.\.\)"),
+        ({"timeline": []}, r"timeline is \[\], but must be given as budget=timeline"),
+        (
+            {"budget": fedjax_sim.Ticks(2), "layout": Layout(lanes_at_once=True)},
+            "layout.lanes_at_once",
+        ),
+        (
+            {"budget": fedjax_sim.Ticks(2), "layout": Layout(client_devices=2)},
+            "layout.client_devices",
+        ),
+        ({"budget": fedjax_sim.Ticks(2), "seed": -1}, "seed"),
+        ({"budget": fedjax_sim.Ticks(2), "differentiable": "yes"}, "differentiable"),
+        ({"budget": fedjax_sim.Ticks(2), "precision": "half"}, "precision"),
     ],
 )
 def test_bad_input_gets_a_sentence(
@@ -459,7 +492,7 @@ def test_bad_input_gets_a_sentence(
 def test_a_program_may_start_from_a_model(regression: Callable, small: Callable) -> None:
     """From a model or from a run, as `simulate`; another model may still be given to `init`."""
     system, problem, hyper = fedavg.system, regression(), small(fedavg.system)
-    options: dict[str, Any] = {"num_ticks": 3}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(3)}
     run = fedjax_sim.simulate(system, problem, hyper, **options, num_evals=1, layout=ALONE)
     again = fedjax_sim.simulate(
         system, problem, hyper, **options, num_evals=1, layout=ALONE, start=run
@@ -471,7 +504,9 @@ def test_a_program_may_start_from_a_model(regression: Callable, small: Callable)
         np.testing.assert_array_equal(bound.model(bound.init(2 * run.models)), 2 * run.models)
         slower = bound.with_settings(lr=0.01)
         np.testing.assert_array_equal(slower.model(slower.init()), run.models)
-    stacked, axes = Bound.stack(bind_together(system, problem, hyper, seeds=[0, 1], num_ticks=3))
+    stacked, axes = Bound.stack(
+        bind_together(system, problem, hyper, seeds=[0, 1], budget=fedjax_sim.Ticks(3))
+    )
     assert stacked.start is None
     assert axes.start is None
     with pytest.raises(ConfigError, match="start at the model"):
@@ -508,7 +543,8 @@ def test_problems_of_equal_form_are_told_apart(regression: Callable, small: Call
 
     other = Doubled(problem.inputs, problem.targets, problem.counts, problem.noise)
     first, second = (
-        bind(fedavg.system, each, small(fedavg.system), num_ticks=2) for each in (problem, other)
+        bind(fedavg.system, each, small(fedavg.system), budget=fedjax_sim.Ticks(2))
+        for each in (problem, other)
     )
     np.testing.assert_allclose(
         second.evaluate(second.init())["loss"], 2 * first.evaluate(first.init())["loss"]

@@ -26,10 +26,12 @@ from fedjax_sim.results import records
 from tests.engine.test_checkpoint import QUAFL, assert_same_bits
 
 
-def resumed(folder: Path, *what: Any, **options: Any) -> fedjax_sim.Run:
+def resumed(folder: Path, *what: Any, resume: Any = False, **options: Any) -> fedjax_sim.Run:
     """Run a small sweep of QuAFL from the checkpoints in a folder."""
     return fedjax_sim.sweep(
-        *what, checkpoint=folder, **{"seeds": 2, "num_ticks": 4, "num_evals": 2} | options
+        *what,
+        checkpoints=fedjax_sim.Checkpoints(folder, resume=resume),
+        **{"seeds": 2, "budget": fedjax_sim.Ticks(4), "num_evals": 2} | options,
     )
 
 
@@ -219,7 +221,7 @@ def test_a_longer_run_may_go_on_with_another_version_of_jax(
     run = partial(resumed, tmp_path, QUAFL, regression(), small(QUAFL))
     run()
     monkeypatch.setattr(jax, "__version__", "9.9")
-    longer: dict[str, Any] = {"num_ticks": 8}
+    longer: dict[str, Any] = {"budget": fedjax_sim.Ticks(8)}
     with pytest.raises(ConfigError, match=r"not 9\.9"):
         run(**longer, resume=True)
     found = run(**longer, resume="any_jax")
@@ -250,15 +252,16 @@ import jax, optax
 import fedjax_sim
 from fedjax_sim.problems import Quadratic
 
-def run(folder, **options):
+def run(folder, resume=False):
     system = fedjax_sim.SYSTEMS["fedavg"]
     problem = Quadratic.of([[0.0, 1.0], [2.0, 3.0], [4.0, 7.0]], noise=0.1)
     hyper = system.Hyper(
         num_clients=3, num_selected=2, local_steps=2, optimizer=lambda lr: optax.adam(lr)
     )
     return fedjax_sim.sweep(
-        system, problem, hyper, seeds=2, num_ticks=3, num_evals=1, checkpoint=Path(folder),
-        layout=fedjax_sim.Layout(1, False, 1, 1), **options,
+        system, problem, hyper, seeds=2, budget=fedjax_sim.Ticks(3), num_evals=1,
+        checkpoints=fedjax_sim.Checkpoints(folder, resume=resume),
+        layout=fedjax_sim.Layout(1, False, 1, 1),
     )
 """
 

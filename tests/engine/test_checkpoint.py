@@ -46,11 +46,10 @@ from fedjax_sim.types import LatentProblem
 QUAFL, FAVANO = fedjax_sim.SYSTEMS["quafl"], fedjax_sim.SYSTEMS["favano"]
 OPTIONS: dict[str, Any] = {
     "seeds": 3,
-    "num_ticks": 8,
+    "budget": fedjax_sim.Ticks(8),
     "num_evals": 4,
     "layout": Layout(4, False, 2),
-    "keep_models": True,
-    "client_variance": True,
+    "keep": fedjax_sim.Keep(models=True, client_variance=True),
 }
 
 
@@ -130,11 +129,11 @@ def test_a_killed_run_ends_with_the_same_bits(
     with monkeypatch.context() as patch:
         kill(3, patch)
         with pytest.raises(KeyboardInterrupt):
-            run(checkpoint=tmp_path)
+            run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     assert len(list(tmp_path.rglob("state-*"))) == 2
     done = note_saves(monkeypatch)
     monkeypatch.setattr(prepare, "request_timelines", refuse)
-    resumed = run(checkpoint=tmp_path, resume=True)
+    resumed = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
     assert done == [4, 5, 6, 7, 8], "three of the eight ticks had been done"
     assert_same_bits(resumed, unbroken)
     assert not list(tmp_path.rglob("*.tmp"))
@@ -145,17 +144,17 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
 ) -> None:
     """Timelines are loaded too. If what it returned is damaged, its last ticks run again."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
-    whole = run(checkpoint=tmp_path)
+    whole = run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "request_timelines", refuse)
         patch.setattr(groups, "replay_schedule", refuse)
-        again = run(checkpoint=tmp_path, resume=True)
+        again = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
         assert_same_bits(again, whole)
         for ours, theirs in zip(again.timelines, whole.timelines, strict=True):
             chex.assert_trees_all_equal(ours, theirs)
     flip(result := next(tmp_path.rglob("result-*")))
     done = note_saves(monkeypatch)
-    assert_same_bits(run(checkpoint=tmp_path, resume=True), whole)
+    assert_same_bits(run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True)), whole)
     assert done == []
     assert result.exists(), "it was written again, with the same content"
 
@@ -235,7 +234,7 @@ def test_damage_heals_or_is_one_sentence(
     with monkeypatch.context() as patch:
         kill_after(5, patch)
         with pytest.raises(KeyboardInterrupt):
-            run(checkpoint=tmp_path / "killed")
+            run(checkpoints=fedjax_sim.Checkpoints(tmp_path / "killed"))
     whole, done = run(), note_saves(monkeypatch)
     for name, (damage, begins, says) in DAMAGES.items():
         folder = tmp_path / name.replace(" ", "_")
@@ -245,10 +244,10 @@ def test_damage_heals_or_is_one_sentence(
         capsys.readouterr()
         if begins is None:
             with pytest.raises(InputError, match=says):
-                run(checkpoint=folder, resume=True)
+                run(checkpoints=fedjax_sim.Checkpoints(folder, resume=True))
             assert done == [], name
         else:
-            assert_same_bits(run(checkpoint=folder, resume=True), whole)
+            assert_same_bits(run(checkpoints=fedjax_sim.Checkpoints(folder, resume=True)), whole)
             assert done == [*range(begins + 1, 9)], name
             said = capsys.readouterr().err.splitlines()
             assert len(said) == bool(says), name
@@ -262,7 +261,7 @@ def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> No
     for content in (*others, json.dumps({"sha256": digest})):
         path.write_text(content, encoding="latin-1")
         assert files.count_lanes(tmp_path) is None
-        asked = {"time_budget": 1, "versions": {}}
+        asked = {"budget": fedjax_sim.Time(1), "versions": {}}
         known = Checkpoint(tmp_path, asked, resume=True, every=1.0)
         assert known.decided() == {} and known.shorter_budget() is None
 
@@ -285,13 +284,16 @@ def test_a_signal_stops_a_run_after_saving(
 
         with monkeypatch.context() as patch:
             done = note_saves(patch, tell)
-            assert exit_code_of("test", lambda: run(checkpoint=tmp_path)) == STOPPED
+            assert (
+                exit_code_of("test", lambda: run(checkpoints=fedjax_sim.Checkpoints(tmp_path)))
+                == STOPPED
+            )
         assert done == [1, 2, 3, 4]
         said = capsys.readouterr().err
         name = signal.Signals(number).name
         assert said == f"test: stopped by {name} after saving; run it again with --resume.\n"
         assert signal.getsignal(number) == signal.SIG_DFL
-    assert_same_bits(run(checkpoint=tmp_path, resume=True), run())
+    assert_same_bits(run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True)), run())
 
 
 def test_one_process_writes_to_a_folder(
@@ -312,7 +314,7 @@ def test_one_process_writes_to_a_folder(
         with pytest.raises(
             InputError, match=f"being written by process {other.pid} on {os.uname()[1]}"
         ):
-            run(checkpoint=tmp_path)
+            run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
         other.kill()
     assert (tmp_path / ".lock").exists()
     FolderLock(tmp_path).release()
@@ -329,7 +331,13 @@ def test_a_folder_that_is_removed_under_way(
     """It is not made again, because somebody wanted it gone."""
     note_saves(monkeypatch, lambda number: shutil.rmtree(tmp_path / "run"))
     with pytest.raises(StorageError, match=r"writing to .* failed .No such file or directory"):
-        fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS)
+        fedjax_sim.sweep(
+            QUAFL,
+            regression(),
+            small(QUAFL),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+            **OPTIONS,
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -353,31 +361,51 @@ def test_a_longer_run_goes_on_from_the_end(
 ) -> None:
     """From 7 of 8 ticks, in the middle between two evaluations, to 11."""
     options = {
-        name: value for name, value in OPTIONS.items() if name not in ("num_ticks", "num_evals")
+        name: value for name, value in OPTIONS.items() if name not in ("budget", "num_evals")
     }
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **options)
-    run(num_ticks=7, num_evals=4, checkpoint=tmp_path)
+    run(budget=fedjax_sim.Ticks(7), num_evals=4, checkpoints=fedjax_sim.Checkpoints(tmp_path))
     done = note_saves(monkeypatch)
-    longer = run(num_ticks=11, num_evals=4, checkpoint=tmp_path, resume=True)
+    longer = run(
+        budget=fedjax_sim.Ticks(11),
+        num_evals=4,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
     assert done[-1] == 12
     assert min(done) > 7
-    assert_same_bits(longer, run(num_ticks=11, num_evals=6))
+    assert_same_bits(longer, run(budget=fedjax_sim.Ticks(11), num_evals=6))
     done.clear()
-    assert_same_bits(run(num_ticks=11, num_evals=4, checkpoint=tmp_path, resume=True), longer)
+    assert_same_bits(
+        run(
+            budget=fedjax_sim.Ticks(11),
+            num_evals=4,
+            checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+        ),
+        longer,
+    )
     assert done == []
     with pytest.raises(ConfigError, match="which differs in num_ticks"):
-        run(num_ticks=9, num_evals=4, checkpoint=tmp_path, resume=True)
+        run(
+            budget=fedjax_sim.Ticks(9),
+            num_evals=4,
+            checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+        )
 
 
 def test_a_longer_run_goes_on_again(
     regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From 7 ticks to 11 and on to 23. There it is killed, and what it drew is lost."""
-    options = {**OPTIONS, "client_variance": False, "num_evals": 4, "checkpoint": tmp_path}
+    options = {
+        **OPTIONS,
+        "keep": fedjax_sim.Keep(models=True),
+        "num_evals": 4,
+    }
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL))
     for ticks in (7, 11):
-        run(**{**options, "num_ticks": ticks}, resume=ticks > 7)
-    options |= {"num_ticks": 23, "resume": True}
+        saved = fedjax_sim.Checkpoints(tmp_path, resume=ticks > 7)
+        run(**{**options, "budget": fedjax_sim.Ticks(ticks)}, checkpoints=saved)
+    options |= {"budget": fedjax_sim.Ticks(23), "checkpoints": saved}
     done = note_saves(monkeypatch)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after(1, patch)
@@ -386,7 +414,7 @@ def test_a_longer_run_goes_on_again(
         timelines.unlink()
     longest = run(**options)
     assert min(done) > 11
-    options |= {"checkpoint": None, "resume": False, "num_evals": 12}
+    options |= {"checkpoints": None, "num_evals": 12}
     assert_same_bits(longest, run(**options))
 
 
@@ -394,9 +422,12 @@ def test_a_longer_run_keeps_the_layout(
     regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rule would choose another layout for it, also when it is killed and resumed."""
-    options = {"seeds": 3, "num_evals": 2, "checkpoint": tmp_path}
+    options: dict[str, Any] = {"seeds": 3, "num_evals": 2}
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **options)
-    first = run(num_ticks=4)
+    first = run(budget=fedjax_sim.Ticks(4), checkpoints=fedjax_sim.Checkpoints(tmp_path))
+    longer_run = partial(
+        run, budget=fedjax_sim.Ticks(8), checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True)
+    )
     choose, chosen = prepare.choose, []
 
     def other(layout: Layout, **given: Any) -> Any:
@@ -409,8 +440,8 @@ def test_a_longer_run_keeps_the_layout(
     monkeypatch.setattr(prepare, "choose", other)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after(1, patch)
-        run(num_ticks=8, resume=True)
-    longer = run(num_ticks=8, resume=True)
+        longer_run()
+    longer = longer_run()
     assert len(set(chosen)) == 2
     assert longer.curves.ticks.isel(eval=-1).values.tolist() == [8, 8, 8]
     np.testing.assert_array_equal(longer.curves.loss[:, :3], first.curves.loss)
@@ -426,11 +457,14 @@ def test_a_run_that_was_stopped_at_its_last_tick_is_logged(
     """Nothing is left to replay, but trackers get all evaluations."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
     logs = [tmp_path / f"{name}.csv" for name in ("unbroken", "resumed")]
-    run(trackers=[CSV(logs[0])])
+    run(watch=fedjax_sim.Watch(trackers=[CSV(logs[0])]))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_after(8, patch)
-        run(checkpoint=tmp_path / "states")
-    run(checkpoint=tmp_path / "states", resume=True, trackers=[CSV(logs[1])])
+        run(checkpoints=fedjax_sim.Checkpoints(tmp_path / "states"))
+    run(
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "states", resume=True),
+        watch=fedjax_sim.Watch(trackers=[CSV(logs[1])]),
+    )
     assert logs[0].read_text() == logs[1].read_text()
 
 
@@ -446,14 +480,18 @@ def test_a_longer_run_may_need_a_larger_store(
         fedjax_sim.sweep, FAVANO, regression(20), hyper, seeds=5, layout=OPTIONS["layout"]
     )
     stores, places = note_stores(monkeypatch), note_places(monkeypatch)
-    run(num_ticks=6, num_evals=2, checkpoint=tmp_path)
+    run(budget=fedjax_sim.Ticks(6), num_evals=2, checkpoints=fedjax_sim.Checkpoints(tmp_path))
     done = note_saves(monkeypatch)
-    longer = run(num_ticks=30, num_evals=2, checkpoint=tmp_path, resume=True)
+    longer = run(
+        budget=fedjax_sim.Ticks(30),
+        num_evals=2,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
     assert min(done) > 6
     assert min(stores) < max(stores)
     assert places
     assert sorted(places[0]) != list(places[0])
-    assert_same_bits(longer, run(num_ticks=30, num_evals=10))
+    assert_same_bits(longer, run(budget=fedjax_sim.Ticks(30), num_evals=10))
 
 
 def note_places(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
@@ -493,9 +531,22 @@ def test_every_system_goes_on(
     problem = noisy_mean() if is_latent else regression(is_split=True)
     layout = OPTIONS["layout"]
     run = partial(fedjax_sim.sweep, system, problem, small(system), seeds=3, layout=layout)
-    run(num_ticks=10, num_evals=4, checkpoint=tmp_path / "a")
-    longer = run(num_ticks=17, num_evals=4, checkpoint=tmp_path / "a", resume=True)
-    assert_same_bits(longer, run(num_ticks=17, num_evals=6, checkpoint=tmp_path / "b"))
+    run(
+        budget=fedjax_sim.Ticks(10), num_evals=4, checkpoints=fedjax_sim.Checkpoints(tmp_path / "a")
+    )
+    longer = run(
+        budget=fedjax_sim.Ticks(17),
+        num_evals=4,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "a", resume=True),
+    )
+    assert_same_bits(
+        longer,
+        run(
+            budget=fedjax_sim.Ticks(17),
+            num_evals=6,
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "b"),
+        ),
+    )
 
 
 def test_stretches_take_about_ten_seconds() -> None:
@@ -518,10 +569,10 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     """It is still there afterwards."""
-    run = partial(fedjax_sim.sweep, QUAFL, regression(), checkpoint=tmp_path / "run")
-    run(small(QUAFL), **OPTIONS)
+    run = partial(fedjax_sim.sweep, QUAFL, regression())
+    run(small(QUAFL), **OPTIONS, checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"))
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    other = {**OPTIONS, "resume": True}
+    other = {**OPTIONS, "checkpoints": fedjax_sim.Checkpoints(tmp_path / "run", resume=True)}
     for differs, hyper, options in (
         ("settings", small(QUAFL, lr=0.06), other),
         ("settings", small(QUAFL, batch_size=3), other),
@@ -529,22 +580,32 @@ def test_a_checkpoint_of_another_configuration_is_refused(
         ("settings", small(QUAFL, optimizer=optax.adam), other),
         ("settings", small(QUAFL, optimizer=partial(optax.sgd, momentum=0.5)), other),
         ("seeds", small(QUAFL), other | {"seeds": [0, 1, 3]}),
-        ("num_ticks", small(QUAFL), other | {"num_ticks": 7}),
+        ("num_ticks", small(QUAFL), other | {"budget": fedjax_sim.Ticks(7)}),
         ("num_evals", small(QUAFL), other | {"num_evals": 2}),
         ("layout", small(QUAFL), other | {"layout": Layout(1, False, 2)}),
         ("layout", small(QUAFL), other | {"layout": Layout(4, False, 3)}),
-        ("evals_per_chunk", small(QUAFL), other | {"evals_per_chunk": 3}),
-        ("client_variance", small(QUAFL), other | {"client_variance": False}),
-        ("keep_models", small(QUAFL), other | {"keep_models": False}),
+        ("layout", small(QUAFL), other | {"layout": Layout(4, False, 2, evals_per_chunk=3)}),
+        ("client_variance", small(QUAFL), other | {"keep": fedjax_sim.Keep(models=True)}),
+        ("keep_models", small(QUAFL), other | {"keep": fedjax_sim.Keep(client_variance=True)}),
     ):
         allowed = "of the same configuration as this run, which differs in"
         with pytest.raises(ConfigError, match=f"{allowed} .*{differs}.*, or removed"):
             run(hyper, **options)
     with pytest.raises(ConfigError, match="same configuration"):
-        fedjax_sim.sweep(FAVANO, regression(), small(FAVANO), checkpoint=tmp_path / "run", **other)
+        fedjax_sim.sweep(
+            FAVANO,
+            regression(),
+            small(FAVANO),
+            **other,
+        )
     for problem in (regression(dim=4), regression(seed=1)):
         with pytest.raises(ConfigError, match="differs in problems"):
-            fedjax_sim.sweep(QUAFL, problem, small(QUAFL), checkpoint=tmp_path / "run", **other)
+            fedjax_sim.sweep(
+                QUAFL,
+                problem,
+                small(QUAFL),
+                **other,
+            )
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
@@ -552,10 +613,15 @@ def test_a_checkpoint_of_other_nested_settings_is_refused(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     """The run had finished, so nothing else would show the difference."""
-    run = partial(fedjax_sim.sweep, QUAFL, regression(), checkpoint=tmp_path, resume=True)
-    run(small(QUAFL, compression=BlockQuantization(block=2)), num_ticks=2)
+    run = partial(
+        fedjax_sim.sweep,
+        QUAFL,
+        regression(),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
+    run(small(QUAFL, compression=BlockQuantization(block=2)), budget=fedjax_sim.Ticks(2))
     with pytest.raises(ConfigError, match="differs in settings, or removed"):
-        run(small(QUAFL, compression=BlockQuantization(block=3)), num_ticks=2)
+        run(small(QUAFL, compression=BlockQuantization(block=3)), budget=fedjax_sim.Ticks(2))
 
 
 def test_numbers_of_numpy_are_numbers(
@@ -564,26 +630,46 @@ def test_numbers_of_numpy_are_numbers(
     """A longer budget is known as one, and a resumed run may say the same in other types."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL))
     numbers: dict[str, Any] = {
-        "num_ticks": np.int64(4),
+        "budget": fedjax_sim.Ticks(np.int64(4)),
         "num_evals": np.int32(2),
         "seeds": np.arange(2),
     }
-    first = run(**numbers, settings={"lr": np.array([0.5])}, checkpoint=tmp_path)
+    first = run(
+        **numbers, settings={"lr": np.array([0.5])}, checkpoints=fedjax_sim.Checkpoints(tmp_path)
+    )
     given: dict[str, Any] = {"settings": {"lr": [0.5]}, "seeds": 2}
-    again = run(**given, num_ticks=4, num_evals=2, checkpoint=tmp_path, resume=True)
+    again = run(
+        **given,
+        budget=fedjax_sim.Ticks(4),
+        num_evals=2,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
     assert_same_bits(again, first)
-    longer = run(**given, num_ticks=10, num_evals=2, checkpoint=tmp_path, resume=True)
-    assert_same_bits(longer, run(**given, num_ticks=10, num_evals=5))
+    longer = run(
+        **given,
+        budget=fedjax_sim.Ticks(10),
+        num_evals=2,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
+    assert_same_bits(longer, run(**given, budget=fedjax_sim.Ticks(10), num_evals=5))
 
 
 def test_without_resume_a_run_starts_anew(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     first = fedjax_sim.sweep(
-        QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS
+        QUAFL,
+        regression(),
+        small(QUAFL),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+        **OPTIONS,
     )
     other = fedjax_sim.sweep(
-        QUAFL, regression(seed=5), small(QUAFL), checkpoint=tmp_path / "run", **OPTIONS
+        QUAFL,
+        regression(seed=5),
+        small(QUAFL),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "run"),
+        **OPTIONS,
     )
     assert not np.array_equal(first.models, other.models)
 
@@ -592,7 +678,11 @@ def test_resuming_without_a_checkpoint_starts_the_run(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     started = fedjax_sim.sweep(
-        QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "none", resume=True, **OPTIONS
+        QUAFL,
+        regression(),
+        small(QUAFL),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "none", resume=True),
+        **OPTIONS,
     )
     assert_same_bits(started, fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), **OPTIONS))
 
@@ -602,7 +692,13 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ConfigError, match="a folder that can be written"):
-        fedjax_sim.sweep(QUAFL, regression(), small(QUAFL), checkpoint=tmp_path / "file", **OPTIONS)
+        fedjax_sim.sweep(
+            QUAFL,
+            regression(),
+            small(QUAFL),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "file"),
+            **OPTIONS,
+        )
     assert (tmp_path / "file").read_text() == "not a folder"
 
 

@@ -93,7 +93,7 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
             **chosen,
         )
 
-    whole, parts = run(), [run(part=(i, 2)) for i in range(2)]
+    whole, parts = run(), [run(lanes=fedjax_sim.Part(i, 2)) for i in range(2)]
     assert [set(part.curves.proximal.values) for part in parts] == [{0.0}, {0.1}]
     assert_equal_runs(join_runs(parts), whole)
     assert np.abs(whole.models[1] - whole.models[0]).max() > 1e-4
@@ -101,10 +101,10 @@ def test_a_part_that_knows_more_has_the_bits_of_the_whole(
 
 OPTIONS: dict[str, Any] = {
     "seeds": [5, 2, 9],
-    "time_budget": 200.0,
+    "budget": fedjax_sim.Time(200.0),
     "num_evals": 4,
     "layout": PINNED,
-    "keep_models": True,
+    "keep": fedjax_sim.Keep(models=True),
 }
 
 
@@ -167,9 +167,8 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
     rest_of = np.delete(whole.curves.loss.values.reshape(24, -1), lanes, axis=0)
     np.testing.assert_array_equal(np.delete(joined, lanes, axis=0), 2 * rest_of)
     for chosen, words in (
-        ({"part": (3, 3)}, "whole numbers i from 0 to n - 1"),
-        ({"part": (0, 25)}, "number of parts is 25, but must be from 1 to 24"),
-        ({"part": (0, 2), "lanes": [1]}, "left out for a part"),
+        ({"part": (0, 2)}, r"part is \(0, 2\), but must be given as lanes=Part\(\.\.\.\)"),
+        ({"lanes": fedjax_sim.Part(0, 25)}, "number of parts is 25, but must be from 1 to 24"),
         ({"lanes": [24]}, "some of the numbers from 0 to 23"),
         ({"lanes": []}, "some of the numbers from 0 to 23"),
         (
@@ -177,8 +176,9 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
             r"lanes is array.* 24\]\), but must be some of the",
         ),
         ({"lanes": [[1]]}, "a list, each a whole number"),
-        ({"lanes": 3}, "lanes is 3, but must be a list"),
-        ({"part": 3}, "part is 3, but must be 2 values: a whole number"),
+        ({"lanes": 3}, "lanes is 3, but must be a Part, .* a list, each a whole number"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(**chosen)
+    with pytest.raises(ConfigError, match=r"part is '3/3', .* whole numbers i from 0 to n - 1"):
+        fedjax_sim.Part(3, 3)

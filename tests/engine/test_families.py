@@ -24,9 +24,9 @@ SETTINGS = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
 OPTIONS: dict[str, Any] = {
     "seeds": [5, 2],
     "settings": SETTINGS,
-    "time_budget": 60.0,
+    "budget": fedjax_sim.Time(60.0),
     "num_evals": 3,
-    "keep_models": True,
+    "keep": fedjax_sim.Keep(models=True),
 }
 
 
@@ -129,9 +129,9 @@ def test_members_of_a_family_stand_where_their_labels_say(
     run = fedjax_sim.sweep(FEDBUFF, regression(), small(FEDBUFF, **BLOCKED), **OPTIONS)
     monkeypatch.undo()
     options: dict[str, Any] = {
-        "time_budget": 60.0,
+        "budget": fedjax_sim.Time(60.0),
         "num_evals": 3,
-        "keep_models": True,
+        "keep": fedjax_sim.Keep(models=True),
         "layout": Layout(4, False, 1),
     }
     for i, k, s in ((0, 1, 0), (2, 0, 1), (2, 1, 0)):
@@ -162,7 +162,7 @@ def test_trips_that_depend_on_a_setting_are_those_of_the_longest_member(
     hyper = system.Hyper(num_clients=7, batch_size=2)
     options: dict[str, Any] = {
         "settings": {"inner_steps": [2, 3]},
-        "num_ticks": 6,
+        "budget": fedjax_sim.Ticks(6),
         "num_evals": 2,
         "layout": Layout(7, False, 1),
     }
@@ -204,7 +204,7 @@ def test_mini_batches_of_a_family_are_drawn_once(
             problem,
             small(FEDAVG),
             settings=settings,
-            num_ticks=3,
+            budget=fedjax_sim.Ticks(3),
             num_evals=1,
             layout=Layout(1, None, 1),
         )

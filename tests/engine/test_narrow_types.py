@@ -180,14 +180,14 @@ def test_whatever_ran_can_be_saved_and_resumed(tmp_path: Path) -> None:
             OfAllTypes(),
             Hyper(),
             seeds=2,
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=2,
-            keep_models=True,
+            keep=fedjax_sim.Keep(models=True),
             **options,
         )
 
-    run(2, checkpoint=tmp_path / "states")
-    longer = run(4, checkpoint=tmp_path / "states", resume=True)
+    run(2, checkpoints=fedjax_sim.Checkpoints(tmp_path / "states"))
+    longer = run(4, checkpoints=fedjax_sim.Checkpoints(tmp_path / "states", resume=True))
     longer.save(tmp_path / "run")
     for found in (longer, fedjax_sim.load(tmp_path / "run")):
         for name in TYPES:
@@ -204,7 +204,11 @@ def test_a_run_in_bfloat16_can_be_saved(
 ) -> None:
     favano = fedjax_sim.SYSTEMS["favano"]
     run = fedjax_sim.simulate(
-        favano, bfloat16(regression()), small(favano), num_ticks=4, client_variance=True
+        favano,
+        bfloat16(regression()),
+        small(favano),
+        budget=fedjax_sim.Ticks(4),
+        keep=fedjax_sim.Keep(client_variance=True),
     )
     run.save(tmp_path)
     assert fedjax_sim.load(tmp_path).curves.identical(run.curves)
@@ -222,6 +226,6 @@ def test_settings_of_32_bits_leave_models_narrow(name: str, small: Callable) -> 
     """These systems multiply what clients send by settings, and add that to models."""
     system = fedjax_sim.SYSTEMS[name]
     problem = bfloat16(problems.Quadratic.of(np.random.default_rng(0).normal(size=(7, 3))))
-    run = fedjax_sim.simulate(system, problem, small(system), num_ticks=3)
+    run = fedjax_sim.simulate(system, problem, small(system), budget=fedjax_sim.Ticks(3))
     assert run.models.dtype == "bfloat16"
     assert run.curves.loss.isel(eval=-1) < run.curves.loss.isel(eval=0)

@@ -1,79 +1,70 @@
 """Options of `sweep` and `simulate`: what is not allowed is refused before anything is compiled."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, get_type_hints
 
 import jax
 import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Layout
+from fedjax_sim import ConfigError, Layout, launch
 from fedjax_sim.checking import checked
 from fedjax_sim.engine.machine.compiling import CompileMeter
 from fedjax_sim.engine.planning.drawing import request_timelines
+from fedjax_sim.engine.request import RunOptions
 from fedjax_sim.types import Hints
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
 
+TICKS = fedjax_sim.Ticks(2)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"budget": 2}, "budget is 2, but must be a Ticks or a Time"),
+        ({"budget": None}, "budget is None"),
+        ({"seeds": []}, "seeds is"),
+        ({"seeds": 0}, "seeds is 0, but must be a whole number of at least 1 or a list, each"),
+        ({"seeds": True}, "seeds is True, but must be a whole number"),
+        ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"seeds": [-1]}, "from 0 to 2147483647"),
+        ({"seeds": [2**31]}, "from 0 to 2147483647"),
+        ({"seeds": [1.5]}, "a list, each a whole number from 0"),
+        ({"settings": {"optimizer": [abs]}}, "training.optimizer is .*gradient transformation"),
         (
-            {"num_ticks": 2, "time_budget": 3.0},
-            "time_budget is 3.0, but must be given, or else num_ticks, but not both",
-        ),
-        ({}, "time_budget is None"),
-        ({"time_budget": -1.0}, "time_budget is -1.0"),
-        ({"time_budget": float("nan")}, "time_budget is nan"),
-        ({"time_budget": "100"}, "time_budget is '100', but must be a finite number above 0"),
-        ({"num_ticks": 2, "trackers": 3}, "trackers is 3, but must be a list"),
-        ({"num_ticks": 0}, "num_ticks is 0"),
-        ({"num_ticks": 2, "num_evals": 0}, "num_evals is 0"),
-        ({"num_ticks": 2, "seeds": []}, "seeds is"),
-        (
-            {"num_ticks": 2, "seeds": 0},
-            "seeds is 0, but must be a whole number of at least 1 or a list, each",
-        ),
-        ({"num_ticks": 2, "seeds": True}, "seeds is True, but must be a whole number"),
-        ({"num_ticks": 2, "seeds": [1, 1]}, "different whole numbers"),
-        ({"num_ticks": 2, "seeds": [-1]}, "from 0 to 2147483647"),
-        ({"num_ticks": 2, "seeds": [2**31]}, "from 0 to 2147483647"),
-        ({"num_ticks": 2, "seeds": [1.5]}, "a list, each a whole number from 0"),
-        ({"num_ticks": 2.5}, "num_ticks is 2.5, but must be a whole number of at least 1"),
-        ({"num_ticks": 2, "max_lanes": 1.5}, "max_lanes is 1.5"),
-        (
-            {"num_ticks": 2, "settings": {"optimizer": [abs]}},
-            "training.optimizer is .*gradient transformation",
-        ),
-        (
-            {"num_ticks": 2, "settings": {"learning_rate": [1.0]}},
+            {"settings": {"learning_rate": [1.0]}},
             "setting name is 'learning_rate', but must be one of batch_size",
         ),
         (
-            {"num_ticks": 2, "settings": [("lr", [0.1])]},
+            {"settings": [("lr", [0.1])]},
             r"settings is \[\('lr', \[0.1\]\)\], but must be a mapping from text to a list",
         ),
-        ({"num_ticks": 2, "settings": {"lr": [0.1, 0.1]}}, "values of lr"),
-        ({"num_ticks": 2, "settings": {"lr": []}}, "values of lr"),
+        ({"settings": {"lr": [0.1, 0.1]}}, "values of lr"),
+        ({"settings": {"lr": []}}, "values of lr"),
         # Long arrays that differ in the middle only are different values, of which neither suits.
         (
-            {"num_ticks": 2, "settings": {"lr": [np.ones(3000), 1 + np.eye(3000)[1500]]}},
+            {"settings": {"lr": [np.ones(3000), 1 + np.eye(3000)[1500]]}},
             "lr is .*, but must be a finite number above 0",
         ),
+        ({"settings": {"lr": [0.1, -0.1]}}, "lr is -0.1, but must be a finite number above 0"),
         (
-            {"num_ticks": 2, "settings": {"lr": [0.1, -0.1]}},
-            "lr is -0.1, but must be a finite number above 0",
-        ),
-        (
-            {"num_ticks": 2, "settings": {"num_clients": [7, 8]}},
+            {"settings": {"num_clients": [7, 8]}},
             "num_clients is 8, but must be 7, as in the problem",
         ),
-        ({"num_ticks": 2, "evals_per_chunk": 0}, "evals_per_chunk is 0"),
-        ({"num_ticks": 2, "layout": "wide"}, "layout is 'wide', but must be a Layout"),
-        ({"num_ticks": 2, "layout": Layout(lane_devices=99)}, "at most the 8"),
+        ({"layout": "wide"}, "layout is 'wide', but must be a Layout"),
+        ({"layout": Layout(lane_devices=99)}, "at most the 8"),
+        ({"num_ticks": 2}, r"num_ticks is 2, but must be given as budget=Ticks\(\.\.\.\)"),
+        ({"keep_models": True}, r"keep_models is True, but must be given as keep=Keep\(models="),
+        (
+            {"checkpoint_every": 5},
+            r"checkpoint_every is 5, but must be given as checkpoints=Checkpoints\(folder, every=",
+        ),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_compiled(
@@ -82,15 +73,86 @@ def test_bad_options_are_refused_before_anything_is_compiled(
     problem, hyper = regression(), small(FEDAVG)
     compiled.clear()
     with pytest.raises(ConfigError, match=words):
-        fedjax_sim.sweep(FEDAVG, problem, hyper, **options)
+        fedjax_sim.sweep(FEDAVG, problem, hyper, **{"budget": TICKS, **options})
     assert compiled == []
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fedjax_sim.Time(-1.0), "time_budget is -1.0"),
+        (lambda: fedjax_sim.Time(float("nan")), "time_budget is nan"),
+        (
+            lambda: fedjax_sim.Time("100"),  # type: ignore[arg-type]
+            "time_budget is '100', but must be a finite number above 0",
+        ),
+        (lambda: fedjax_sim.Ticks(0), "num_ticks is 0"),
+        (
+            lambda: fedjax_sim.Ticks(2.5),  # type: ignore[arg-type]
+            "num_ticks is 2.5, but must be a whole number of at least 1",
+        ),
+        (
+            lambda: fedjax_sim.Watch(trackers=3),  # type: ignore[arg-type]
+            "trackers is 3, but must be a list",
+        ),
+        (lambda: Layout(max_lanes=1.5), "max_lanes is 1.5"),  # type: ignore[arg-type]
+        (lambda: Layout(evals_per_chunk=0), "evals_per_chunk is 0"),
+        (lambda: fedjax_sim.Checkpoints("out", every=-1), "every is -1, but must be"),
+    ],
+)
+def test_an_option_is_refused_where_it_is_made(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("call", [fedjax_sim.sweep, launch.sweep])
+def test_what_excludes_each_other_is_one_argument(call: Callable) -> None:
+    """A call has few arguments, and the main ones come first."""
+    names = list(inspect.signature(call).parameters)
+    assert len(names) <= 14
+    assert names[:3] == ["system", "problem", "hyper"]
+    assert not {"num_ticks", "time_budget", "part", "resume"} & {*names}
+    assert [each.name for each in dataclasses.fields(fedjax_sim.Ticks)] == ["num_ticks"]
+    assert [each.name for each in dataclasses.fields(fedjax_sim.Time)] == ["time_budget"]
+
+
+def test_the_docstring_sets_the_main_arguments_apart() -> None:
+    """It describes all of them, once."""
+    text = inspect.getdoc(fedjax_sim.sweep) or ""
+    main, other = text.partition("Other Args:")[::2]
+    for name in inspect.signature(fedjax_sim.sweep).parameters:
+        assert text.count(f"\n  {name}: ") == 1, name
+    assert "\n  budget: " in main and "\n  watch: " in other
+    simulate = inspect.getdoc(fedjax_sim.simulate) or ""
+    assert "As in `sweep`" in simulate and len(simulate) < len(text) / 3
+
+
+def test_a_budget_is_needed(regression: Callable, small: Callable) -> None:
+    for run in (fedjax_sim.sweep, fedjax_sim.simulate):
+        with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'budget'"):
+            run(FEDAVG, regression(), small(FEDAVG))
+
+
+def test_a_list_of_a_static_choice_says_what_it_compiles(
+    regression: Callable, small: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers, and a list of one, share a program and say nothing. Lanes of one value neither."""
+    run = partial(fedjax_sim.sweep, FEDAVG, regression(), small(FEDAVG), budget=TICKS, num_evals=1)
+    run(settings={"lr": [0.1, 0.2], "batch_size": [2]})
+    assert capsys.readouterr().err == ""
+    settings: dict[str, Any] = {"lr": [0.1, 0.2], "batch_size": [1, 2]}
+    assert run(settings=settings).curves.attrs["programs_compiled"] >= 2
+    said = "fedjax-sim: each of the 2 values of batch_size compiles a program of fedavg.\n"
+    assert capsys.readouterr().err == said
+    run(settings=settings, lanes=[0, 2])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_budget_of_too_many_ticks(regression: Callable, small: Callable) -> None:
     with pytest.raises(
         ConfigError, match=r"time_budget is 1000000000000000.0, but must be short enough"
     ):
-        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), time_budget=1e15)
+        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Time(1e15))
 
 
 def test_a_misspelt_option_is_refused(
@@ -99,7 +161,7 @@ def test_a_misspelt_option_is_refused(
     """Options are keywords of the functions, so Python names the one that does not exist."""
     problem, hyper = regression(), small(FEDAVG)
     compiled.clear()
-    options: dict[str, Any] = {"num_ticks": 2, "chunks": 3}
+    options: dict[str, Any] = {"budget": TICKS, "chunks": 3}
     for run in (fedjax_sim.sweep, fedjax_sim.simulate):
         with pytest.raises(TypeError, match="unexpected keyword argument 'chunks'"):
             run(FEDAVG, problem, hyper, **options)
@@ -110,25 +172,28 @@ def test_settings_are_an_instance(regression: Callable) -> None:
     """Not the class, nor a mapping, nor settings of another kind."""
     for hyper, name in ((FEDAVG.Hyper, "fedavg.Hyper"), ({"lr": 1.0}, "dict")):
         with pytest.raises(ConfigError, match=f"hyper is '.*{name}', but must be settings of fed"):
-            fedjax_sim.simulate(FEDAVG, regression(), hyper, num_ticks=2)  # type: ignore[arg-type]
+            fedjax_sim.simulate(FEDAVG, regression(), hyper, budget=fedjax_sim.Ticks(2))  # type: ignore[arg-type]
 
 
 def test_simulate_takes_no_lists(regression: Callable, small: Callable) -> None:
     """It runs one lane; lists of seeds and settings belong to `sweep`."""
     for name, value in (("seeds", [1]), ("settings", {"lr": [0.1]})):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
-            fedjax_sim.simulate(FEDAVG, regression(), small(FEDAVG), num_ticks=2, **{name: value})
+            fedjax_sim.simulate(
+                FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Ticks(2), **{name: value}
+            )
 
 
 def test_simulate_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has all options of `sweep` that make sense for one lane, with the same defaults."""
-    ours = inspect.signature(fedjax_sim.simulate).parameters
+    """It takes the arguments of `sweep` that make sense for one lane, and so does a launch."""
     theirs = inspect.signature(fedjax_sim.sweep).parameters
-    of_lanes = {"seeds", "settings", "max_lanes", "part", "lanes", "share"}
-    options = set(theirs) - of_lanes
-    assert set(ours) == options | {"seed"}
-    for name in options - {"problem"}:
-        assert ours[name].default == theirs[name].default, name
+    ours = {*inspect.signature(fedjax_sim.simulate).parameters} - {"options"}
+    listed = get_type_hints(RunOptions, include_extras=True)
+    types = get_type_hints(inspect.unwrap(fedjax_sim.sweep), include_extras=True)
+    assert listed == {name: types[name] for name in listed}
+    assert {*theirs} == (ours - {"seed"}) | {*listed} | {"seeds", "settings", "lanes"}
+    launched = {*inspect.signature(launch.sweep).parameters} - {"options"}
+    assert {*theirs} == (launched - {"launcher", "parts"}) | {*listed} | {"lanes"}
     seen: dict[str, Any] = {}
 
     class StopError(Exception):
@@ -139,13 +204,11 @@ def test_simulate_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> Non
         raise StopError
 
     monkeypatch.setattr("fedjax_sim.engine.sweeps.sweep", checked(sweep))
-    values = {name: object() for name in options}
+    values = {name: object() for name in {*theirs} - {"seeds", "settings", "lanes"}}
     with pytest.raises(StopError):
         simulate = inspect.unwrap(fedjax_sim.simulate)  # Values of these types are not allowed.
-        simulate(values.pop("system"), values.pop("problem"), **values, seed=3)
-    assert seen.pop("seeds") == [3]
-    assert {name: seen[name] for name in values} == values
-    assert set(seen) == options
+        simulate(**values, seed=3)
+    assert seen == {**values, "seeds": [3]}
 
 
 @pytest.mark.parametrize("name", ["em", "fedem", "vr_fedem"])
@@ -157,7 +220,13 @@ def test_systems_of_em_have_no_client_variance(
     problem, hyper = noisy_mean(), small(system)
     compiled.clear()
     with pytest.raises(ConfigError, match=f"client_variance is True, but must be False for {name}"):
-        fedjax_sim.sweep(system, problem, hyper, num_ticks=2, client_variance=True)
+        fedjax_sim.sweep(
+            system,
+            problem,
+            hyper,
+            budget=fedjax_sim.Ticks(2),
+            keep=fedjax_sim.Keep(client_variance=True),
+        )
     assert compiled == []
 
 
@@ -168,19 +237,19 @@ def test_a_problem_of_the_wrong_kind_is_refused(
     for system, problem in ((FEDAVG, noisy_mean()), (em, regression())):
         kind = system.fit.learns.__name__
         with pytest.raises(ConfigError, match=f"problem is '.*', but must be a {kind}"):
-            fedjax_sim.sweep(system, problem, small(system), num_ticks=2)
+            fedjax_sim.sweep(system, problem, small(system), budget=fedjax_sim.Ticks(2))
 
 
 def test_settings_of_another_system_are_refused(regression: Callable, small: Callable) -> None:
     other = small(fedjax_sim.SYSTEMS["favano"])
     with pytest.raises(ConfigError, match=r"favano\.Hyper', but must be settings of fedavg"):
-        fedjax_sim.sweep(FEDAVG, regression(), other, num_ticks=2)
+        fedjax_sim.sweep(FEDAVG, regression(), other, budget=fedjax_sim.Ticks(2))
 
 
 def test_a_system_by_name_is_refused(regression: Callable) -> None:
     name: Any = "fedavg"
     with pytest.raises(ConfigError, match="system is 'fedavg', but must be a System"):
-        fedjax_sim.sweep(name, regression(), num_ticks=2)
+        fedjax_sim.sweep(name, regression(), budget=fedjax_sim.Ticks(2))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +264,8 @@ def test_without_a_hint_the_ticks_of_a_budget_are_found(
     hypers, seeds = [small(system)], [4]
     bare = system._replace(hints=Hints())
     assert bare.hints.ticks_within(hypers[0], 1e9) == Hints().ticks_within(hypers[0], 1.0)
-    hinted, ticks = request_timelines(system, seeds, hypers, time_budget=budget)
-    found, found_ticks = request_timelines(bare, seeds, hypers, time_budget=budget)
+    hinted, ticks = request_timelines(system, seeds, hypers, fedjax_sim.Time(budget))
+    found, found_ticks = request_timelines(bare, seeds, hypers, fedjax_sim.Time(budget))
     np.testing.assert_array_equal(found_ticks, ticks)
     first = 16 + 1.1 * Hints().ticks_within(hypers[0], budget)
     assert ticks[0] > first, "the first request is too short, and is doubled"
@@ -231,5 +300,5 @@ def test_compilations_are_counted_within_a_with_statement_only() -> None:
 def test_a_sweep_leaves_no_listener(regression: Callable, small: Callable) -> None:
     before = listeners()
     with pytest.raises(ConfigError):
-        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), time_budget=1e15)
+        fedjax_sim.sweep(FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Time(1e15))
     assert listeners() == before

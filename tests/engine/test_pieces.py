@@ -1,5 +1,6 @@
 """Lanes that do not fit in memory together run in pieces, with the results of the whole."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -28,10 +29,10 @@ FEDBUFF = fedjax_sim.SYSTEMS["fedbuff"]
 OPTIONS: dict[str, Any] = {
     "settings": {"server_interact": [1.0, 12.0]},
     "seeds": 4,
-    "time_budget": 60.0,
+    "budget": fedjax_sim.Time(60.0),
     "num_evals": 5,
     "layout": Layout(4, False, 1),
-    "keep_models": True,
+    "keep": fedjax_sim.Keep(models=True),
 }
 """Eight lanes of different numbers of ticks."""
 Sweep = Callable[..., fedjax_sim.Run]
@@ -167,22 +168,24 @@ def test_running_out_of_memory_keeps_checkpoints(
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
         evaluate(*given)
 
-    saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
+    saved = fedjax_sim.Checkpoints(tmp_path, every=0.0)
     with monkeypatch.context() as patch:
         patch.setattr(chunks._Seen, "put", put)
         with pytest.raises(ConfigError, match="enough for 8 lanes of fedbuff, whose checkpoints"):
-            sweep(**saved)
+            sweep(checkpoints=saved)
     assert list(tmp_path.rglob("state-*"))
-    assert_equal(sweep(**saved, resume=True), whole)
+    assert_equal(sweep(checkpoints=dataclasses.replace(saved, resume=True)), whole)
 
 
 def test_pieces_go_on_to_a_longer_budget(sweep: Sweep, tmp_path: Path) -> None:
     """Lanes are evaluated as in the whole, although the longest one is in another piece."""
     longer = []
     for max_lanes in (8, 3):
-        saved = {"checkpoint": tmp_path / str(max_lanes), "max_lanes": max_lanes}
-        sweep(**saved)
-        longer.append(sweep(**saved, time_budget=90.0, resume=True))
+        saved = fedjax_sim.Checkpoints(tmp_path / str(max_lanes))
+        run = partial(sweep, layout=OPTIONS["layout"]._replace(max_lanes=max_lanes))
+        run(checkpoints=saved)
+        saved = dataclasses.replace(saved, resume=True)
+        longer.append(run(checkpoints=saved, budget=fedjax_sim.Time(90.0)))
     assert_equal(*longer)
 
 
@@ -222,17 +225,20 @@ def test_a_resumed_run_has_the_pieces_it_had(
     replay_group = groups.replay_group
 
     def run_one(planned: Any, replay: Any, options: Any, saved: Any) -> Any:
-        if options.checkpoint.name == "part_1":
+        if options.folder.name == "part_1":
             raise KeyboardInterrupt
         return replay_group(planned, replay, options, saved)
 
-    run = partial(sweep, checkpoint=tmp_path, evals_per_chunk=5)
+    stepwise = OPTIONS["layout"]._replace(evals_per_chunk=5)
     with monkeypatch.context() as patch:
         patch.setattr(groups, "replay_group", run_one)
         with pytest.raises(KeyboardInterrupt):
-            run(max_lanes=4)
+            sweep(
+                checkpoints=fedjax_sim.Checkpoints(tmp_path), layout=stepwise._replace(max_lanes=4)
+            )
     assert lanes_run == [4]
-    assert_equal(run(resume=True), whole)
+    saved = fedjax_sim.Checkpoints(tmp_path, resume=True)
+    assert_equal(sweep(checkpoints=saved, layout=stepwise), whole)
     assert lanes_run == [4, 4]
 
 
@@ -245,10 +251,10 @@ def test_a_large_store_of_old_models_is_named(
         FEDBUFF,
         Bowl(jnp.ones(40, "int32"), 1000),
         small(FEDBUFF, num_clients=40),
-        num_ticks=40,
+        budget=fedjax_sim.Ticks(40),
         num_evals=2,
         layout=OPTIONS["layout"],
-        client_variance=True,
+        keep=fedjax_sim.Keep(client_variance=True),
     )
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3
@@ -307,7 +313,9 @@ def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., m
         layout = Layout(1, False, lane_devices, 1)
         with monkeypatch.context() as patch, pytest.raises(MeasuredError) as ended:
             patch.setattr(memory, "program_needs", listen)
-            fedjax_sim.sweep(system, problem, small(system), seeds=4, num_ticks=1, layout=layout)
+            fedjax_sim.sweep(
+                system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
+            )
         return ended.value.args[0]
 
     return needs
@@ -349,7 +357,9 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
     for inputs in (jnp.asarray(INPUTS), INPUTS.copy()):
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs)
         layout = Layout(1, False, 4, 1)
-        fedjax_sim.sweep(system, problem, small(system), seeds=4, num_ticks=1, layout=layout)
+        fedjax_sim.sweep(
+            system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
+        )
         _, ours, tests = replays.pop().lanes.problem.shared
         copies = {
             shard.data.unsafe_buffer_pointer()
@@ -393,9 +403,9 @@ def _pieces_of(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
     hyper = small(FEDBUFF)
     with pytest.raises(ConfigError, match=r"num_ticks is 10000000, .* about [0-9]+ hours\.$"):
-        measure_plan(FEDBUFF, range(500), [hyper] * 500, num_ticks=10**7)
+        measure_plan(FEDBUFF, range(500), [hyper] * 500, fedjax_sim.Ticks(10**7))
     with pytest.raises(ConfigError, match=r"time_budget is 10000000.0, but must be smaller"):
-        sweep(seeds=500, time_budget=1e7)
+        sweep(seeds=500, budget=fedjax_sim.Time(1e7))
 
 
 def test_ticks_are_counted_a_few_schedules_at_a_time(
@@ -403,7 +413,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
 ) -> None:
     """They are those of all schedules drawn together."""
     seeds, hypers = range(4), [small(FEDBUFF)] * 4
-    together = count_ticks(FEDBUFF, seeds, hypers, time_budget=30.0)
+    together = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     drawn: list[int] = []
     request = pieces.count_ticks.__globals__["request_timelines"]
 
@@ -412,10 +422,10 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
         return request(system, few, *given, **budget)
 
     monkeypatch.setitem(count_ticks.__globals__, "request_timelines", listen)
-    size = measure_plan(FEDBUFF, seeds, hypers, time_budget=30.0)
+    size = measure_plan(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     free = (size.bytes_fixed + 2.5 * size.bytes_each) / memory.SHARE
     monkeypatch.setitem(count_ticks.__globals__, "free_on_host", lambda: free)
-    alone = count_ticks(FEDBUFF, seeds, hypers, time_budget=30.0)
+    alone = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     assert drawn == [2, 2]
     np.testing.assert_array_equal(alone, together)
 

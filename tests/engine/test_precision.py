@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.targets import is_for_cpu, tracing_for
 from fedjax_sim.types import PRECISIONS
 
@@ -16,7 +16,9 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
 def test_an_unknown_precision_is_refused(regression: Callable, small: Callable) -> None:
     with pytest.raises(ConfigError, match="precision is 'half', but must be one of float32, "):
-        fedjax_sim.simulate(FEDAVG, regression(), small(FEDAVG), num_ticks=2, precision="half")
+        fedjax_sim.simulate(
+            FEDAVG, regression(), small(FEDAVG), budget=fedjax_sim.Ticks(2), precision="half"
+        )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -27,9 +29,15 @@ def test_programs_of_a_cpu_do_not_depend_on_the_precision(
 
     def text(**options: str) -> str:
         devices = jax.local_devices()[:1]
-        (program,) = lower_sweep(
-            FEDAVG, regression(), small(FEDAVG), devices=devices, num_ticks=2, **options
-        )
+        (program,) = listed(
+            FEDAVG,
+            regression(),
+            small(FEDAVG),
+            seeds=1,
+            devices=devices,
+            budget=fedjax_sim.Ticks(2),
+            **options,
+        ).lower()
         return program.as_text()
 
     assert text(precision=precision) == text()

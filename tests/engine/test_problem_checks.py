@@ -61,7 +61,7 @@ class WithText(Plain):
 
 
 def run(problem: Any) -> fedjax_sim.Run:
-    return fedjax_sim.simulate(fedavg.system, problem, HYPER, num_ticks=3)
+    return fedjax_sim.simulate(fedavg.system, problem, HYPER, budget=fedjax_sim.Ticks(3))
 
 
 def test_a_right_one_learns() -> None:
@@ -160,4 +160,4 @@ def test_what_a_users_method_raises_is_left_alone() -> None:
 def test_systems_of_latent_models_say_what_they_learn() -> None:
     hyper = em.Hyper(num_clients=5)
     with pytest.raises(ConfigError, match=r"a LatentProblem .* for em; it lacks .*maximise"):
-        fedjax_sim.simulate(em.system, OWN, hyper, num_ticks=2)
+        fedjax_sim.simulate(em.system, OWN, hyper, budget=fedjax_sim.Ticks(2))

@@ -66,7 +66,7 @@ def hyper(**settings: Any) -> Any:
 def sweep(problem: Any, settings: Any = None, **options: Any) -> fedjax_sim.Run:
     given = {
         "seeds": 2,
-        "num_ticks": 6,
+        "budget": fedjax_sim.Ticks(6),
         "num_evals": 3,
         "layout": fedjax_sim.Layout(lane_devices=1),
     }
@@ -138,16 +138,16 @@ def fresh() -> fedjax_sim.Run:
     [
         ({"drop_rate": 0.5}, {}),  # Slots that are not filled.
         ({}, {"layout": fedjax_sim.Layout(packed=True, lane_devices=1)}),
-        ({}, {"num_ticks": 5}),
+        ({}, {"budget": fedjax_sim.Ticks(5)}),
         *(
             pytest.param(*facts, marks=pytest.mark.slow)
             for facts in (
                 ({"local_steps": 3}, {}),
                 ({"weighting": "examples"}, {}),
                 ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
-                ({}, {"client_variance": True}),
-                ({}, {"keep_models": True}),
-                ({}, {"evals_per_chunk": 2}),
+                ({}, {"keep": fedjax_sim.Keep(client_variance=True)}),
+                ({}, {"keep": fedjax_sim.Keep(models=True)}),
+                ({}, {"layout": fedjax_sim.Layout(lane_devices=1, evals_per_chunk=2)}),
             )
         ),
     ],
@@ -169,7 +169,9 @@ def test_other_rows_and_steps_of_an_asynchronous_schedule() -> None:
 
     def run(**settings: Any) -> fedjax_sim.Run:
         few = {"num_clients": 6, "buffer_size": 2, "batch_size": 1, "local_steps": 2} | settings
-        return fedjax_sim.sweep(system, distances(), system.Hyper(**few), num_ticks=20, num_evals=2)
+        return fedjax_sim.sweep(
+            system, distances(), system.Hyper(**few), budget=fedjax_sim.Ticks(20), num_evals=2
+        )
 
     run()
     after = run(**slow, local_steps=5)
@@ -334,5 +336,5 @@ def test_one_transfer_for_each_return_to_the_host(fetched: list[int]) -> None:
     sweep(distances())
     assert len(fetched) == 3
     fetched.clear()
-    sweep(distances(), evals_per_chunk=1)
+    sweep(distances(), layout=fedjax_sim.Layout(lane_devices=1, evals_per_chunk=1))
     assert len(fetched) == 5

@@ -18,7 +18,7 @@ from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.program import prepare
-from fedjax_sim.engine.shares import check_schedules
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.settings import full_name, value_of
 from fedjax_sim.types import Event, Facts
 
@@ -58,7 +58,7 @@ def test_lanes_that_share_a_schedule_draw_it_once(
     settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
     hyper = small(system, restart="after_interaction")
     run = fedjax_sim.sweep(
-        system, regression(), hyper, seeds=[5, 2], settings=settings, num_ticks=4
+        system, regression(), hyper, seeds=[5, 2], settings=settings, budget=fedjax_sim.Ticks(4)
     )
     assert drawn == [4]
     times = np.stack([timeline.time for timeline in run.timelines]).reshape(3, 2, 2, 4)
@@ -83,7 +83,7 @@ def test_full_participation_stores_nothing_per_tick_and_slot() -> None:
     """FA-LD with all of 50 clients: 30 schedules of 100 ticks take one row of slots."""
     system = SYSTEMS["langevin"]
     hyper = system.Hyper(num_clients=50)
-    timelines, ticks = request_timelines(system, range(30), [hyper] * 30, num_ticks=100)
+    timelines, ticks = request_timelines(system, range(30), [hyper] * 30, fedjax_sim.Ticks(100))
     assert timelines.clients.strides[1] == 0
     schedule = lay_out(timelines, ticks, num_clients=50, num_evals=10)
     stored = schedule.stored
@@ -98,7 +98,9 @@ def test_full_participation_stores_nothing_per_tick_and_slot() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano", "langevin", "hierarchical"])
-@pytest.mark.parametrize("budget", [{"num_ticks": 12}, {"time_budget": 40.0}])
+@pytest.mark.parametrize(
+    "budget", [{"budget": fedjax_sim.Ticks(12)}, {"budget": fedjax_sim.Time(40.0)}]
+)
 def test_the_device_finds_the_event_of_every_tick(
     name: str, budget: dict[str, Any], small: Callable
 ) -> None:
@@ -209,11 +211,15 @@ def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
     system = SYSTEMS["favano"]
-    grid: dict[str, Any] = {"seeds": 3, "settings": {"lr": [0.1, 0.2]}, "num_ticks": 41}
+    grid: dict[str, Any] = {
+        "seeds": 3,
+        "settings": {"lr": [0.1, 0.2]},
+        "budget": fedjax_sim.Ticks(41),
+    }
     given = system, regression(), small(system)
     drawing_program: Any = drawing._draw.quickly
-    for checkpoint in (None, tmp_path):
-        check_schedules(*given, **grid, goes_on=checkpoint is not None)
+    for checkpoint in (None, fedjax_sim.Checkpoints(tmp_path)):
+        listed(*given, **grid).check_schedules(goes_on=checkpoint is not None)
         programs = drawing_program._cache_size()
-        fedjax_sim.sweep(*given, **grid, checkpoint=checkpoint)
+        fedjax_sim.sweep(*given, **grid, checkpoints=checkpoint)
         assert drawing_program._cache_size() == programs

@@ -15,7 +15,11 @@ from fedjax_sim import ConfigError, Layout
 from fedjax_sim.types import LatentProblem, Plan
 
 FEDAVG, FEDEM, LANGEVIN = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "fedem", "langevin"))
-OPTIONS: dict[str, Any] = {"num_ticks": 4, "num_evals": 2, "layout": Layout(4, False, 1)}
+OPTIONS: dict[str, Any] = {
+    "budget": fedjax_sim.Ticks(4),
+    "num_evals": 2,
+    "layout": Layout(4, False, 1),
+}
 
 
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
@@ -104,19 +108,38 @@ def test_a_chain_goes_on_with_the_bits_of_the_longer_one(
     problem, hyper = regression(), small(LANGEVIN)
 
     def run(**options: Any) -> fedjax_sim.Run:
-        chosen = {"seeds": 2, "settings": {"temperature": [1e-3, 1e-2]}, "keep_models": True}
+        chosen = {
+            "seeds": 2,
+            "settings": {"temperature": [1e-3, 1e-2]},
+            "keep": fedjax_sim.Keep(models=True),
+        }
         return fedjax_sim.sweep(
             LANGEVIN, problem, hyper, layout=OPTIONS["layout"], **{**chosen, **options}
         )
 
     start = np.full(3, 0.5, "float32")
-    run(num_ticks=6, num_evals=3, checkpoint=tmp_path, start=start)
-    longer = run(num_ticks=12, num_evals=3, checkpoint=tmp_path, resume=True, start=start)
-    expected = run(num_ticks=12, num_evals=6, start=start)
+    run(
+        budget=fedjax_sim.Ticks(6),
+        num_evals=3,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path),
+        start=start,
+    )
+    longer = run(
+        budget=fedjax_sim.Ticks(12),
+        num_evals=3,
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+        start=start,
+    )
+    expected = run(budget=fedjax_sim.Ticks(12), num_evals=6, start=start)
     np.testing.assert_array_equal(longer.samples, expected.samples)
     np.testing.assert_array_equal(longer.curves.loss, expected.curves.loss)
     assert (longer.samples[:, 0] == 0.5).all() and longer.samples.shape[1] == 7
     with pytest.raises(ConfigError, match="differs in start"):
-        run(num_ticks=12, num_evals=3, checkpoint=tmp_path, resume=True, start=2 * start)
+        run(
+            budget=fedjax_sim.Ticks(12),
+            num_evals=3,
+            checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+            start=2 * start,
+        )
     with pytest.raises(ConfigError, match=r"one with a lane of temperature=0.001, seed=2, or for"):
-        run(num_ticks=6, num_evals=3, seeds=[2], start=longer)
+        run(budget=fedjax_sim.Ticks(6), num_evals=3, seeds=[2], start=longer)

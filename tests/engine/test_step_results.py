@@ -46,7 +46,10 @@ def test_a_wrong_result_is_refused(
 
     with pytest.raises(ConfigError, match=sentence):
         fedjax_sim.simulate(
-            fedavg._replace(algorithm=algorithm), regression(7), small(fedavg), num_ticks=3
+            fedavg._replace(algorithm=algorithm),
+            regression(7),
+            small(fedavg),
+            budget=fedjax_sim.Ticks(3),
         )
 
 
@@ -61,7 +64,7 @@ def test_an_algorithm_that_is_none_is_refused(
 ) -> None:
     system = SYSTEMS["fedavg"]._replace(algorithm=lambda problem, hyper, plan: None)
     with pytest.raises(ConfigError, match="result of algorithm is 'NoneType', but must be a fedj"):
-        fedjax_sim.simulate(system, regression(), small(system), num_ticks=2)
+        fedjax_sim.simulate(system, regression(), small(system), budget=fedjax_sim.Ticks(2))
 
 
 def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any]) -> None:
@@ -71,4 +74,4 @@ def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any])
 
     system = SYSTEMS["fedavg"]._replace(name="mine", Hyper=Hyper)
     with pytest.raises(ConfigError, match="settings of mine is 'lr', but must be those of"):
-        fedjax_sim.simulate(system, regression(), Hyper(), num_ticks=2)
+        fedjax_sim.simulate(system, regression(), Hyper(), budget=fedjax_sim.Ticks(2))

@@ -30,11 +30,10 @@ def grid(regression: Callable, small: Callable) -> fedjax_sim.Run:
     """Sweep two settings, the first of which is static, and two seeds that are no range."""
     settings = {"reweight": ["none", "stochastic"], "lr": [0.02, 0.05, 0.1]}
     options: dict[str, Any] = {
-        "num_ticks": 6,
+        "budget": fedjax_sim.Ticks(6),
         "num_evals": 4,
         "layout": LAYOUT,
-        "keep_models": True,
-        "client_variance": True,
+        "keep": fedjax_sim.Keep(models=True, client_variance=True),
     }
     return fedjax_sim.sweep(
         FAVANO, regression(), small(FAVANO), seeds=[5, 2], settings=settings, **options
@@ -59,7 +58,13 @@ def test_lanes_stand_where_their_labels_say(
     for reweight, lr, seed in ((0, 2, 0), (1, 0, 1), (1, 2, 0)):
         hyper = small(FAVANO, reweight=["none", "stochastic"][reweight], lr=[0.02, 0.05, 0.1][lr])
         alone = fedjax_sim.simulate(
-            FAVANO, regression(), hyper, seed=[5, 2][seed], num_ticks=6, num_evals=4, layout=LAYOUT
+            FAVANO,
+            regression(),
+            hyper,
+            seed=[5, 2][seed],
+            budget=fedjax_sim.Ticks(6),
+            num_evals=4,
+            layout=LAYOUT,
         )
         lane = (reweight * 3 + lr) * 2 + seed
         np.testing.assert_array_equal(alone.timelines[0].steps, grid.timelines[lane].steps)
@@ -115,11 +120,10 @@ def test_few_lanes_at_a_time_are_the_same_lanes(
 ) -> None:
     """With three of six lanes in memory at one time, equal up to float32 rounding."""
     options: dict[str, Any] = {
-        "num_ticks": 6,
+        "budget": fedjax_sim.Ticks(6),
         "num_evals": 4,
-        "layout": LAYOUT,
-        "max_lanes": 3,
-        "keep_models": True,
+        "layout": LAYOUT._replace(max_lanes=3),
+        "keep": fedjax_sim.Keep(models=True),
     }
     few = fedjax_sim.sweep(
         FAVANO,
@@ -143,10 +147,9 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
     """
     blocked = {"restart": "after_interaction"}
     options: dict[str, Any] = {
-        "time_budget": 60.0,
+        "budget": fedjax_sim.Time(60.0),
         "num_evals": 5,
-        "layout": LAYOUT,
-        "keep_models": True,
+        "keep": fedjax_sim.Keep(models=True),
     }
     run = fedjax_sim.sweep(
         FEDBUFF,
@@ -154,7 +157,7 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
         small(FEDBUFF, **blocked),
         settings={"server_interact": [1.0, 12.0]},
         seeds=2,
-        max_lanes=2,
+        layout=LAYOUT._replace(max_lanes=2),
         **options,
     )
     ticks = run.curves.ticks.values[..., -1]
@@ -165,9 +168,8 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
             assert len(time) == ticks[i, seed]
             assert time[-1] >= 60 > time[-2]
             assert run.curves.time[i, seed, -1] == time[-1]
-    alone = fedjax_sim.simulate(
-        FEDBUFF, regression(), small(FEDBUFF, server_interact=12.0, **blocked), seed=1, **options
-    )
+    slow = small(FEDBUFF, server_interact=12.0, **blocked)
+    alone = fedjax_sim.simulate(FEDBUFF, regression(), slow, seed=1, layout=LAYOUT, **options)
     np.testing.assert_array_equal(alone.timelines[0].time, run.timelines[3].time)
     np.testing.assert_allclose(alone.models, run.models[3], rtol=1e-5, atol=1e-6)
     # The last evaluation of shorter lanes is repeated.
@@ -181,7 +183,7 @@ def test_free_running_lanes_of_different_speeds_equal_lanes_alone(
 ) -> None:
     """Ties between geometric times are broken in the same way however many ticks are drawn."""
     hyper = small(FEDBUFF, restart="free", slow_fraction=0.0, local_steps=2)
-    options: dict[str, Any] = {"time_budget": 40.0, "num_evals": 2, "layout": LAYOUT}
+    options: dict[str, Any] = {"budget": fedjax_sim.Time(40.0), "num_evals": 2, "layout": LAYOUT}
     run = fedjax_sim.sweep(
         FEDBUFF, regression(), hyper, settings={"rate_fast": [0.1, 0.9]}, **options
     )
@@ -193,7 +195,7 @@ def test_free_running_lanes_of_different_speeds_equal_lanes_alone(
 def test_each_seed_may_have_its_problem(regression: Callable, small: Callable) -> None:
     """Problems are given as a function of the seed or a list; what they share is held once."""
     problems = [regression(seed=3), regression(seed=4).replace(counts=regression(seed=3).counts)]
-    options: dict[str, Any] = {"num_ticks": 4, "num_evals": 2, "layout": LAYOUT}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(4), "num_evals": 2, "layout": LAYOUT}
     listed = fedjax_sim.sweep(FEDAVG, problems, small(FEDAVG), seeds=[8, 9], **options)
     called = fedjax_sim.sweep(
         FEDAVG, lambda seed: problems[seed - 8], small(FEDAVG), seeds=[8, 9], **options
@@ -232,7 +234,7 @@ def test_a_class_that_is_defined_again_is_another_program(small: Callable) -> No
     centers = np.zeros((small(FEDAVG).num_clients, 3), "float32")
     first, second = (quadratic_with(value).of(centers) for value in (1.0, 2.0))
     hyper = small(FEDAVG, lr=0.5, local_steps=1)
-    options: dict[str, Any] = {"num_ticks": 2, "num_evals": 2, "layout": LAYOUT}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(2), "num_evals": 2, "layout": LAYOUT}
     for problem, value in ((first, 1.0), (second, 2.0)):
         run = fedjax_sim.simulate(FEDAVG, problem, hyper, seed=8, **options)
         assert (run.curves.value == value).all()
@@ -251,7 +253,7 @@ def test_a_lane_that_diverges_is_reported_and_does_not_disturb_others(
         small(FEDAVG),
         settings={"lr": [0.05, 1e30]},
         seeds=2,
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=2,
         layout=LAYOUT,
     )
@@ -290,7 +292,7 @@ def test_a_classification_names_lanes_that_collapse(small: Callable) -> None:
         problem,
         small(FEDAVG, batch_size=8),
         settings={"lr": [0.1, 1e4]},
-        num_ticks=20,
+        budget=fedjax_sim.Ticks(20),
         num_evals=2,
     )
     assert not run.curves.failed.any()
@@ -305,7 +307,7 @@ def test_optimizers_are_swept_by_name(regression: Callable, small: Callable) -> 
         regression(),
         small(FEDAVG),
         settings={"optimizer": values},
-        num_ticks=3,
+        budget=fedjax_sim.Ticks(3),
         layout=LAYOUT,
     )
     assert run.curves.optimizer.values.tolist()[:2] == ["sgd", "adam"]
@@ -321,10 +323,12 @@ def test_client_variance_is_measured_only_on_request(
     With an evaluation after every tick the samples are all server versions, so that the model of
     every client can be looked up by the version that the timeline says it holds.
     """
-    options: dict[str, Any] = {"num_ticks": 30, "num_evals": 30, "layout": LAYOUT}
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(30), "num_evals": 30, "layout": LAYOUT}
     problem, hyper = regression(40), small(system, num_clients=40)
-    whole = fedjax_sim.simulate(system, problem, hyper, client_variance=True, **options)
-    bare = fedjax_sim.simulate(system, problem, hyper, keep_models=True, **options)
+    whole = fedjax_sim.simulate(
+        system, problem, hyper, keep=fedjax_sim.Keep(client_variance=True), **options
+    )
+    bare = fedjax_sim.simulate(system, problem, hyper, keep=fedjax_sim.Keep(models=True), **options)
     assert whole.samples is None
     assert "client_variance" in whole.curves
     assert "client_variance" not in bare.curves
@@ -351,7 +355,7 @@ def test_settings_are_returned_as_completed(regression: Callable, small: Callabl
         small(langevin),
         settings={"rho": [0.0, 0.5]},
         seeds=2,
-        num_ticks=1,
+        budget=fedjax_sim.Ticks(1),
         layout=LAYOUT,
     )
     assert [hyper.rho for hyper in run.hypers] == [0.0, 0.0, 0.5, 0.5]
@@ -372,7 +376,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(regression: Callable, small: Cal
         FEDAVG,
         regression().replace(targets=regression().targets.at[0, 0].set(1e30)),
         small(FEDAVG),
-        num_ticks=1,
+        budget=fedjax_sim.Ticks(1),
     )
     assert np.isfinite(run.models).all()
     assert not np.isfinite(run.curves.loss).all()
@@ -432,7 +436,7 @@ def test_a_users_problem_needs_no_base_class(name: str, small: Callable) -> None
         system,
         UsersProblem(jnp.ones((7, 2))),
         small(system),
-        num_ticks=6,
+        budget=fedjax_sim.Ticks(6),
         num_evals=2,
         layout=LAYOUT,
     )
@@ -450,7 +454,7 @@ def test_devices_of_a_cpu_read_one_copy_of_what_lanes_share(
     regression: Callable, small: Callable
 ) -> None:
     """A large data set lies in memory once, however many cores take lanes."""
-    options = Options(None, 2, 1, Layout(lane_devices=4))
+    options = Options(fedjax_sim.Ticks(2), 1, Layout(lane_devices=4))
     problem = regression()
     lanes = [Lane(place, small(FEDAVG), problem, place) for place in range(4)]
     replay = plan_group(FEDAVG, lanes, options).on_devices()

@@ -43,7 +43,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[jax.Array, Wo
 
 
 def run(timeline: Callable[..., Any]) -> fedjax_sim.Run:
-    return fedjax_sim.simulate(System("visits", Hyper, timeline, algorithm), PROBLEM, num_ticks=9)
+    return fedjax_sim.simulate(
+        System("visits", Hyper, timeline, algorithm), PROBLEM, budget=fedjax_sim.Ticks(9)
+    )
 
 
 def changed(**fields: Callable[[Timeline], Any]) -> Callable[..., Timeline]:

@@ -18,7 +18,9 @@ FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
 def models_of(system: Any, problem: Any, hyper: Any) -> np.ndarray:
     """Learn for two ticks."""
-    return np.asarray(fedjax_sim.simulate(system, problem, hyper, num_ticks=2).models)
+    return np.asarray(
+        fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(2)).models
+    )
 
 
 @pytest.mark.parametrize("name", slow_but(["fedadam"], LIKE_FEDAVGM))
@@ -49,7 +51,7 @@ def test_an_adaptive_bound_has_the_type_of_the_model(regression: Callable, small
     hyper = small(FEDAVG, sampling="reshuffled", privacy=AdaptiveClipping(clip=0.1))
 
     def bounds() -> np.ndarray:
-        run = fedjax_sim.simulate(FEDAVG, regression(), hyper, num_ticks=2)
+        run = fedjax_sim.simulate(FEDAVG, regression(), hyper, budget=fedjax_sim.Ticks(2))
         return run.curves.clip_norm.values
 
     narrow = bounds()

@@ -54,9 +54,17 @@ def sweep(regression: Callable, small: Callable) -> Sweep:
 
     def run(**options: Any) -> fedjax_sim.Run:
         EVALUATED.clear()
-        chosen = {"seeds": [5, 2], "settings": {"lr": RATES}, "num_ticks": 8, "num_evals": 4}
+        chosen = {
+            "seeds": [5, 2],
+            "settings": {"lr": RATES},
+            "budget": fedjax_sim.Ticks(8),
+            "num_evals": 4,
+        }
         return fedjax_sim.sweep(
-            FEDAVG, problem, hyper, **{**chosen, "layout": TURNS, "keep_models": True, **options}
+            FEDAVG,
+            problem,
+            hyper,
+            **{**chosen, "layout": TURNS, "keep": fedjax_sim.Keep(models=True), **options},
         )
 
     return run
@@ -71,7 +79,7 @@ def whole(sweep: Sweep) -> fedjax_sim.Run:
 @pytest.fixture(scope="module")
 def stopped(sweep: Sweep) -> tuple[fedjax_sim.Run, int]:
     """The lanes, two of them stopped, and how many evaluations were computed."""
-    run = sweep(on_evaluation=stop_some)
+    run = sweep(watch=fedjax_sim.Watch(on_evaluation=stop_some))
     jax.effects_barrier()
     return run, len(EVALUATED)
 
@@ -113,13 +121,14 @@ def test_where_lanes_are_computed_together_a_sentence_says_so(
     sweep: Sweep, stopped: tuple[fedjax_sim.Run, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The results are the same up to rounding, and a sweep whose lanes all stop ends at once."""
-    run = sweep(on_evaluation=stop_some, layout=Layout(4, True, 1))
+    run = sweep(watch=fedjax_sim.Watch(on_evaluation=stop_some), layout=Layout(4, True, 1))
     assert capsys.readouterr().err.count("computed together here") == 1
     assert run.curves.stopped_at.values.tolist() == STOPPED_AT
     np.testing.assert_allclose(run.curves.loss, stopped[0].curves.loss, rtol=1e-5)
     np.testing.assert_allclose(run.models, stopped[0].models, rtol=1e-5)
     ended = sweep(
-        on_evaluation=lambda progress: progress.evaluation == 2, layout=Layout(4, True, 1)
+        watch=fedjax_sim.Watch(on_evaluation=lambda progress: progress.evaluation == 2),
+        layout=Layout(4, True, 1),
     )
     jax.effects_barrier()
     assert len(EVALUATED) == 3  # Of all six lanes at once.
@@ -131,7 +140,10 @@ def test_where_lanes_are_computed_together_a_sentence_says_so(
 def test_progress_says_what_is_known(sweep: Sweep, whole: fedjax_sim.Run, tmp_path: Path) -> None:
     """In pieces too: each is watched with its own lanes. After the last one nobody is asked."""
     seen: list[Progress] = []
-    run = sweep(on_evaluation=seen.append, progress=tmp_path / "line", max_lanes=3)
+    run = sweep(
+        watch=fedjax_sim.Watch(on_evaluation=seen.append, progress=tmp_path / "line"),
+        layout=TURNS._replace(max_lanes=3),
+    )
     assert (run.curves.stopped_at == NEVER).all()
     assert [each.evaluation for each in seen] == [1, 2, 3] * 2
     for progress in seen:
@@ -156,7 +168,10 @@ def test_progress_says_what_is_known(sweep: Sweep, whole: fedjax_sim.Run, tmp_pa
 def test_parts_and_a_stop_have_the_bits_of_the_whole(
     sweep: Sweep, stopped: tuple[fedjax_sim.Run, int]
 ) -> None:
-    parts = [sweep(on_evaluation=stop_some, part=(i, 2)) for i in range(2)]
+    parts = [
+        sweep(watch=fedjax_sim.Watch(on_evaluation=stop_some), lanes=fedjax_sim.Part(i, 2))
+        for i in range(2)
+    ]
     assert_equal_runs(join_runs(parts), stopped[0])
 
 
@@ -171,42 +186,60 @@ def test_a_stopped_lane_stays_stopped_when_the_run_is_resumed(
         return stop_some(progress)
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(on_evaluation=stop_then_die, checkpoint=tmp_path)
+        sweep(
+            watch=fedjax_sim.Watch(on_evaluation=stop_then_die),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path),
+        )
     seen: list[Progress] = []
 
     def stop_late(progress: Progress) -> list[bool] | None:
         seen.append(progress)
         return stop_some(progress) if progress.evaluation == 2 else None
 
-    resumed = sweep(on_evaluation=stop_late, checkpoint=tmp_path, resume=True)
+    resumed = sweep(
+        watch=fedjax_sim.Watch(on_evaluation=stop_late),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
     assert_equal_runs(resumed, stopped[0])
     assert [each.evaluation for each in seen] == [2, 3]
     assert seen[0].stopped.tolist() == [False, False, True, False, False, False]
     seen.clear()
-    again = sweep(on_evaluation=stop_late, checkpoint=tmp_path, resume=True)
+    again = sweep(
+        watch=fedjax_sim.Watch(on_evaluation=stop_late),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+    )
     assert_equal_runs(again, stopped[0])
     assert seen == []
-    longer = sweep(on_evaluation=seen.append, checkpoint=tmp_path, resume=True, num_ticks=12)
+    longer = sweep(
+        watch=fedjax_sim.Watch(on_evaluation=seen.append),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True),
+        budget=fedjax_sim.Ticks(12),
+    )
     assert longer.curves.stopped_at.values.tolist() == STOPPED_AT
     np.testing.assert_array_equal(longer.curves.ticks[:, :, -1], [[12, 12], [2, 12], [12, 4]])
     np.testing.assert_array_equal(longer.samples[:, :5][[0, 1, 3, 4]], whole.samples[[0, 1, 3, 4]])
     np.testing.assert_array_equal(longer.models[[2, 5]], stopped[0].models[[2, 5]])
     with pytest.raises(ConfigError, match="which differs in on_evaluation"):
-        sweep(checkpoint=tmp_path, resume=True, num_ticks=12)
+        sweep(
+            checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True), budget=fedjax_sim.Ticks(12)
+        )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"on_evaluation": lambda progress: [True]}, "one bool for each of the 6 lanes"),
-        ({"on_evaluation": lambda progress: 1}, "what on_evaluation returned is 1, but must be"),
+        (
+            {"on_evaluation": lambda progress: 1},
+            "what on_evaluation returned is 1, but must be",
+        ),
         ({"on_evaluation": "stop"}, "on_evaluation is 'stop', but must be a function"),
         ({"trackers": ["csv"]}, "must be a list, each a Tracker, with close, log"),
     ],
 )
 def test_what_watchers_may_not_be(sweep: Sweep, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        sweep(**options)
+        sweep(watch=fedjax_sim.Watch(**options))
 
 
 def test_several_processes_cannot_ask_who_stops(
@@ -214,7 +247,7 @@ def test_several_processes_cannot_ask_who_stops(
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ConfigError, match="None with several processes, which could decide"):
-        sweep(on_evaluation=stop_some)
+        sweep(watch=fedjax_sim.Watch(on_evaluation=stop_some))
 
 
 def test_divergence_and_collapse_warn_once(sweep: Sweep) -> None:

@@ -14,7 +14,7 @@ from experiments.harness.comparison import (
     summarise,
     tune,
 )
-from fedjax_sim import SYSTEMS, datasets, models, partition, problems
+from fedjax_sim import SYSTEMS, Ticks, datasets, models, partition, problems
 from fedjax_sim.settings import ConfigError
 
 
@@ -47,7 +47,7 @@ def test_the_best_rate_on_validation_data_is_chosen() -> None:
     problem = problems.make_classification(models.LogisticRegression(10), data, share)
     settings = {"num_clients": 5, "num_selected": 5, "local_steps": 10, "batch_size": 16}
     contestant = Contestant(SYSTEMS["fedavg"], settings, {"lr": (1e38, 0.5, 1e-6)})
-    options = {"num_ticks": 6, "num_evals": 3}
+    options = {"budget": Ticks(6), "num_evals": 3}
     tuned = tune(contestant, [problem] * 2, seeds=[0, 1], **options)
     assert tuned.choice == {"lr": 0.5} and tuned.at_edge == []
     assert dict(tuned.scores.sizes) == {"lr": 3, "seed": 2}

@@ -14,10 +14,10 @@ import fedjax_sim
 from experiments.fald import fig1, fig2, fig2_unequal, fig3_4, gaussian, laws, unequal
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
+from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Sizes, Verdict
 from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
-from fedjax_sim.theory.langevin import exact_laws as oracle
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, Ran, claims, run, summary
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 
 from experiments.fald import asynchronous
+from experiments.fald.formulas import exact_laws
+from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.harness import Arguments
 from fedjax_sim.diagnostics.gaussians import Gaussian
-from fedjax_sim.theory.langevin import exact_laws
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget
 from fedjax_sim.types import Timeline
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from experiments.fald import bounds as fald_bounds
+from experiments.fald.formulas import bounds as formulas
+from experiments.fald.formulas.exact_laws import FULL as EVERYONE
+from experiments.fald.formulas.exact_laws import Participation
 from experiments.harness import Sizes, Verdict
 from experiments.harness.statistics import FAILS, UNDECIDED
-from fedjax_sim.theory.langevin import bounds as theory
-from fedjax_sim.theory.langevin.exact_laws import FULL as EVERYONE
-from fedjax_sim.theory.langevin.exact_laws import Participation
 
 NUM_PROBLEMS = fald_bounds.STUDY.full.problems
 BOUNDS = {
@@ -68,8 +68,8 @@ def test_every_share_is_below_one(few: Sizes) -> None:
 def test_one_bound_that_fails_is_enough(
     name: str, spoil: Callable, few: Sizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = getattr(theory, name)
-    monkeypatch.setattr(theory, name, lambda *args, **how: spoil(honest(*args, **how)))
+    honest = getattr(formulas, name)
+    monkeypatch.setattr(formulas, name, lambda *args, **how: spoil(honest(*args, **how)))
     verdict = judged(few)
     assert verdict.verdict == (UNDECIDED if spoil is missing else FAILS)
     assert not any(verdict.measured[each] <= 1 for each in BOUNDS[name])

@@ -41,7 +41,7 @@ def tuned(small: Callable) -> Callable[[Arguments], Outcome]:
                 small(FEDAVG),
                 seeds=seeds,
                 settings={"lr": lrs},
-                num_ticks=4,
+                budget=fedjax_sim.Ticks(4),
                 num_evals=2,
                 layout=PINNED,
                 **arguments.kept(name),
@@ -94,7 +94,7 @@ def test_parts_take_two_rounds_and_give_the_whole(
 def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path) -> None:
     """The experiment was changed after one part had run."""
     problem = Quadratic.of(np.arange(21.0, dtype="float32").reshape(7, 3), noise=0.1)
-    lrs, options = [0.1, 0.2], {"num_ticks": 4, "num_evals": 2, "layout": PINNED}
+    lrs, options = [0.1, 0.2], {"budget": fedjax_sim.Ticks(4), "num_evals": 2, "layout": PINNED}
     systems = [FEDAVG]
 
     def frozen(*what: Any) -> fedjax_sim.Algorithm:
@@ -130,10 +130,10 @@ def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path)
     for name in ("0-of-2.json", "0-of-2/models.nc"):
         path = tmp_path / "parts" / "tuning" / name
         assert count_refusals(path, lambda: share.find(asked), is_as_before) == NUM_FLIPS
-    options["num_ticks"] = 6
+    options["budget"] = fedjax_sim.Ticks(6)
     with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in num_ticks"):
         merge_parts("x/y", run, Arguments(out=str(tmp_path)), 2)
-    options["num_ticks"] = 4
+    options["budget"] = fedjax_sim.Ticks(4)
     systems[0] = FEDAVG._replace(algorithm=frozen)
     with pytest.raises(ConfigError, match=r"kept lanes of tuning .* differs in program"):
         merge_parts("x/y", run, Arguments(out=str(tmp_path)), 2)

@@ -17,17 +17,22 @@ from fedjax_sim import Layout, launch
 from fedjax_sim.engine.shares import Unit
 from fedjax_sim.launch import sweeps, worker
 from fedjax_sim.launch.jobs import Job
-from fedjax_sim.launch.parts import LANES, keep_lanes
+from fedjax_sim.launch.parts import LANES, KeptPart
 from fedjax_sim.launch.sweeps import SWITCHES
 from fedjax_sim.lifecycle import read_json, write_sealed
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.reporting.trackers import CSV
 from fedjax_sim.settings import ConfigError
 from tests.engine.test_division import assert_equal_runs
 from tests.kept_files import NUM_FLIPS, Touch, count_refusals, flipped
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 FAVANO = fedjax_sim.SYSTEMS["favano"]
-RESUMED: dict[str, Any] = {"resume": True}
+
+
+def saved(folder: Path, resume: bool = False) -> dict[str, Any]:
+    """Return the argument by which a sweep is written to the folder "study", or resumed."""
+    return {"checkpoints": fedjax_sim.Checkpoints(folder / "study", resume=resume)}
 
 
 @pytest.fixture(autouse=True)
@@ -78,14 +83,17 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
     options: dict[str, Any] = {
         "seeds": [4, 1],
         "settings": {"lr": [0.1, 0.2, 0.3]},
-        "num_ticks": 6,
+        "budget": fedjax_sim.Ticks(6),
         "num_evals": 3,
         "layout": Layout(slots_at_once=4, lanes_at_once=False, client_devices=1, lane_devices=1),
-        "keep_models": True,
+        "keep": fedjax_sim.Keep(models=True),
         "start": np.full(3, 0.5),
-        "on_evaluation": lambda progress: [seed == 1 for seed in progress.seeds],
+        "watch": fedjax_sim.Watch(
+            progress=False,
+            on_evaluation=lambda progress: [seed == 1 for seed in progress.seeds],
+        ),
     }
-    given: dict[str, Any] = {"folder": tmp_path / "study", "parts": 2, "progress": False}
+    given: dict[str, Any] = {"parts": 2, **saved(tmp_path)}
 
     def problem(seed: int) -> Quadratic:
         return Quadratic.of(centers + seed, noise=0.1)
@@ -93,13 +101,13 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
     with jax.enable_x64(True):
         whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
         run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
-        here: dict[str, Any] = given | {"launcher": Here(2), **RESUMED}
+        here: dict[str, Any] = given | {"launcher": Here(2), **saved(tmp_path, resume=True)}
         again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **here)
         if is_longer:
-            longer = options | {"num_ticks": 10}
+            longer = options | {"budget": fedjax_sim.Ticks(10)}
             further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **here)
             with pytest.raises(ConfigError, match="is 6, but must be at least 10, as in "):
-                launch.sweep(FAVANO, problem, small(FAVANO), **options, **given, **RESUMED)
+                launch.sweep(FAVANO, problem, small(FAVANO), **options, **here)
             longer |= {"num_evals": 5}
             assert_equal_runs(further, fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **longer))
     assert run.models.dtype == np.float64
@@ -114,12 +122,16 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
 def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> None:
     """On a machine with more cores too. A part without its result finds it again."""
     problem, first, second = Quadratic.of(np.arange(21.0).reshape(7, 3)), Here(2), Here(3)
-    what: dict[str, Any] = {"hyper": small(FAVANO), "folder": tmp_path / "study", "num_ticks": 2}
-    what |= {"num_evals": 1, "progress": False}
+    what: dict[str, Any] = {
+        "hyper": small(FAVANO),
+        **saved(tmp_path),
+        "budget": fedjax_sim.Ticks(2),
+    }
+    what |= {"num_evals": 1, "watch": fedjax_sim.Watch(progress=False)}
     run = launch.sweep(FAVANO, problem, **what, seeds=3, launcher=first)
     assert first.names == ["part 0/2", "part 1/2"]
     (tmp_path / "study" / "1-of-2" / "run.pkl").unlink()
-    what |= {"seeds": 3, "launcher": second, "resume": True}
+    what |= {"seeds": 3, "launcher": second, **saved(tmp_path, resume=True)}
     again = launch.sweep(FAVANO, problem, **what)
     assert second.names == ["part 0/2", "part 1/2"]
     assert_equal_runs(again, run)
@@ -155,9 +167,19 @@ def study(small: Callable, tmp_path: Path) -> Callable[..., fedjax_sim.Run]:
     """Return a function that launches a small sweep of three lanes in two parts."""
     problem = Quadratic.of(np.arange(21.0).reshape(7, 3))
 
-    def launched(launcher: Here, **further: Any) -> fedjax_sim.Run:
-        what: dict[str, Any] = {"folder": tmp_path / "study", "launcher": launcher, "num_ticks": 2}
-        what |= {"num_evals": 1, "progress": False, "seeds": 3, "system": FAVANO, **further}
+    def launched(launcher: Here, resume: bool = False, **further: Any) -> fedjax_sim.Run:
+        what: dict[str, Any] = {
+            **saved(tmp_path, resume),
+            "launcher": launcher,
+            "budget": fedjax_sim.Ticks(2),
+        }
+        what |= {
+            "num_evals": 1,
+            "watch": fedjax_sim.Watch(progress=False),
+            "seeds": 3,
+            "system": FAVANO,
+            **further,
+        }
         return launch.sweep(problem=problem, hyper=small(FAVANO), **what)
 
     return launched
@@ -179,38 +201,45 @@ def test_a_longer_budget_that_is_refused_leaves_the_sweep(
     """A part that did go on is not joined with what another returned before."""
     refusing, go_on = ["0-of-2", "1-of-2"], worker.sweep
 
-    def refuse(*, checkpoint: Path, **options: Any) -> fedjax_sim.Run:
-        if checkpoint.parent.name in refusing and options["num_ticks"] == 4:
+    def refuse(*, checkpoints: Any, **options: Any) -> fedjax_sim.Run:
+        if checkpoints.folder.parent.name in refusing and options["budget"] == four:
             raise ConfigError("num_ticks", 4, "2")
-        return go_on(checkpoint=checkpoint, **options)
+        return go_on(checkpoints=checkpoints, **options)
 
+    four = fedjax_sim.Ticks(4)
     run, again, longer = study(Here(2)), Here(2), Here(2)
     with monkeypatch.context() as patch:
         patch.setattr(worker, "sweep", refuse)
         with pytest.raises(launch.PartError, match="part 0/2 failed with exit code 2"):
-            study(Here(2), resume=True, num_ticks=4)
+            study(Here(2), resume=True, budget=four)
         assert_equal_runs(study(again, resume=True), run)
         refusing.remove("0-of-2")
         with pytest.raises(launch.PartError, match=r"^part 1/2 failed with exit code 2"):
-            study(Here(2), **RESUMED, num_ticks=4)
+            study(Here(2), resume=True, budget=four)
     with pytest.raises(launch.PartError, match=r"^part 0/2 failed with exit code 2"):
         study(again, resume=True)
-    whole = study(longer, resume=True, num_ticks=4)
+    whole = study(longer, resume=True, budget=four)
     assert whole.curves.ticks.max() == 4
-    assert_equal_runs(study(longer, resume=True, num_ticks=None), whole)
+    assert_equal_runs(study(longer, resume=True, budget=None), whole)
 
 
 def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> None:
     """Before any process is started, and no folder is left."""
-    lock, options = threading.Lock(), {"folder": tmp_path / "study", "num_ticks": 2}
+    lock, options = threading.Lock(), {**saved(tmp_path), "budget": fedjax_sim.Ticks(2)}
     for problem, further, words in (
         (lambda seed: lock, {"parts": 1}, "something that can be carried to another process"),
-        (None, {"parts": 3, "seeds": 2}, "parts is 3, but must be from 1 to 2"),
-        (None, {"resume": True}, "one with an unfinished sweep"),
-        (None, RESUMED, "one with an unfinished sweep"),
+        (None, {"parts": 3, "seeds": 2}, "number of parts is 3, but must be from 1 to 2"),
+        (None, saved(tmp_path, resume=True), "one with an unfinished sweep"),
+        (None, {"budget": None}, "budget is None, but must be a Ticks or a Time, unless"),
+        (None, {"watch": fedjax_sim.Watch(progress="file")}, "progress is 'file', but must be tru"),
+        (
+            None,
+            {"watch": fedjax_sim.Watch(trackers=[CSV(tmp_path / "log.csv")])},
+            "trackers is .* left out in a swe",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
-            launch.sweep(FAVANO, problem, small(FAVANO), **options, **further)  # type: ignore
+            launch.sweep(FAVANO, problem, small(FAVANO), **options | further)  # type: ignore
     assert not (tmp_path / "study").exists()
 
 
@@ -222,7 +251,7 @@ def test_a_resumed_folder_runs_no_code_of_others(
     for name in ("call.pkl", "0-of-2/run.pkl", "1-of-2/run.pkl"):
         path = tmp_path / "study" / name
         write_sealed(path, lambda scratch: scratch.write_bytes(cloudpickle.dumps(Touch(marker))))
-    assert_equal_runs(study(Here(2), **RESUMED), run)
+    assert_equal_runs(study(Here(2), resume=True), run)
     assert not marker.exists()
 
 
@@ -240,12 +269,13 @@ def test_damage_in_a_launched_sweep_shows(
         assert count_refusals(path, read, is_sound) == NUM_FLIPS
     for _ in flipped(folder / sweeps.RECORD):
         with pytest.raises(ConfigError, match=r"an undamaged sweep\.json"):
-            study(Here(2), **RESUMED)
+            study(Here(2), resume=True)
     lanes = folder / "0-of-2" / "checkpoint" / LANES
-    assert keep_lanes(lanes, (0, 2), dict) == read_json(lanes)["lanes"]
+    part = KeptPart(0, 2, lanes, is_resumed=True)
+    assert part.find(dict) == read_json(lanes)["lanes"]
     surveyed = {"sweep": [Unit((0,), 1), Unit((1,), 1)]}
     for _ in flipped(lanes):
-        assert keep_lanes(lanes, (0, 2), lambda: surveyed) == {"sweep": [0]}
+        assert part.find(lambda: surveyed) == {"sweep": [0]}
     for content in ("", "[]", "3", '"x"', "null", "{}", '{"part": 3}', '{"part": [0, 2]}'):
         lanes.write_text(content)
-        assert keep_lanes(lanes, (0, 2), lambda: surveyed) == {"sweep": [0]}
+        assert part.find(lambda: surveyed) == {"sweep": [0]}

@@ -20,10 +20,10 @@ import fedjax_sim
 from fedjax_sim.cli import launching, training
 from fedjax_sim.cli.commands import main
 from fedjax_sim.engine.running import groups
-from fedjax_sim.engine.shares import Unit
+from fedjax_sim.engine.shares import Part, Unit
 from fedjax_sim.launch.jobs import Job
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import check_begun, keep_lanes, lanes_of_part, read_part, write_lanes
+from fedjax_sim.launch.parts import KeptPart, check_begun, read_part
 from fedjax_sim.lifecycle import PartError, Stopped, read_json, seal_json
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.results.runs import load_runs
@@ -345,17 +345,20 @@ def test_a_part_keeps_its_lanes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     before = [Unit((i,), work) for i, work in enumerate((4, 1, 1, 2))]
     after = [Unit((i,), work) for i, work in enumerate((1, 1, 1, 1))]
     path = tmp_path / "lanes.json"
-    lanes = keep_lanes(path, (0, 2), lambda: {"favano": before})
-    assert lanes == {"favano": [0]} != lanes_of_part((0, 2), {"favano": after})
-    write_lanes(path, (0, 2), lanes)
-    assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == lanes
-    assert keep_lanes(path, (0, 4), lambda: {"favano": after}) == {"favano": [0]}
+    part = KeptPart(0, 2, path, is_resumed=True)
+    lanes = part.find(lambda: {"favano": before})
+    assert lanes == {"favano": [0]} != KeptPart(0, 2).find(lambda: {"favano": after})
+    part.keep(lanes)
+    assert part.find(lambda: {"favano": after}) == lanes
+    assert KeptPart(0, 2, path).find(lambda: {"favano": after}) != lanes
+    other = KeptPart(0, 4, path, is_resumed=True)
+    assert other.find(lambda: {"favano": after}) == {"favano": [0]}
     check_begun([tmp_path], "time_budget", 60.0)
     with pytest.raises(ConfigError, match=r"is 'longer', but must be 60\.0, as before"):
         check_begun([tmp_path, tmp_path / "other"], "time_budget", 60.0)
     for damage in ('{"part": [0', path.read_text().replace('favano": [\n   0', 'favano": [\n   1')):
         path.write_text(damage)
-        assert keep_lanes(path, (0, 2), lambda: {"favano": after}) == {"favano": [0, 1]}
+        assert part.find(lambda: {"favano": after}) == {"favano": [0, 1]}
         assert "is damaged" in capsys.readouterr().err
 
 
@@ -407,7 +410,8 @@ def test_bad_words_about_parts_are_one_sentence(
 
 
 def test_a_part_is_read_from_its_text() -> None:
-    assert read_part("0/1") == (0, 1) and read_part("3/12") == (3, 12) and read_part(None) is None
+    assert read_part("0/1") == Part(0, 1) and read_part("3/12") == Part(3, 12)
+    assert read_part(None) is None and str(Part(3, 12)) == "3/12"
     for text in ("", "1/1", "-1/2", "1/0", "a/b", "1/2/3", "0.5/2"):
         with pytest.raises(ConfigError, match="such as 0/4"):
             read_part(text)

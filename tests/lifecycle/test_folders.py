@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_sim import load, sweep
+from fedjax_sim import Checkpoints, Ticks, Watch, load, sweep
 from fedjax_sim.engine.watching import Display
 from fedjax_sim.launch.jobs import Job, start_job
 from fedjax_sim.lifecycle import FolderLock, InputError, read_record, write_record
@@ -179,10 +179,10 @@ def test_a_sweep_removes_its_own_checkpoints_alone(
             fedavg.system,
             regression(),
             small(fedavg.system),
-            num_ticks=2,
+            budget=Ticks(2),
             num_evals=1,
-            checkpoint=tmp_path,
-            progress=True,
+            checkpoints=Checkpoints(tmp_path),
+            watch=Watch(progress=True),
         )
     for name in ("part_1", "part_of_the_thesis"):
         assert (tmp_path / name / "text-2-ab.npz").read_text() == CONTENT

@@ -178,7 +178,13 @@ def test_a_launcher_that_is_not_there_leaves_nothing(
     assert f'pip install "fedjax-sim[{launcher}]"' in said and said.count("\n") == 1
     made = {"ray": launch.Ray, "slurm": launch.Slurm}[launcher]()
     with pytest.raises(PartError, match="pip install"):
-        launch.sweep(fedavg.system, len, folder=tmp_path / "out", launcher=made, num_ticks=1)
+        launch.sweep(
+            fedavg.system,
+            len,
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / "out"),
+            launcher=made,
+            budget=fedjax_sim.Ticks(1),
+        )
     assert not any(tmp_path.iterdir())
 
 

@@ -85,7 +85,9 @@ def system(request: pytest.FixtureRequest) -> Any:
 
 
 def run(system: Any, problem: Any, hyper: Any) -> fedjax_sim.Run:
-    return fedjax_sim.simulate(system, problem, hyper, num_ticks=TICKS, num_evals=3, layout=LAYOUT)
+    return fedjax_sim.simulate(
+        system, problem, hyper, budget=fedjax_sim.Ticks(TICKS), num_evals=3, layout=LAYOUT
+    )
 
 
 def distance(a: Any, b: Any) -> float:

@@ -259,4 +259,4 @@ def test_running_statistics_are_refused_in_problems_of_ones_own(regression: Any)
     problem = WithStatistics(**vars(regression()))
     hyper = fedavg.Hyper(num_clients=7, num_selected=2)
     with pytest.raises(ConfigError, match="statistics in the model that init returns is 'batch_st"):
-        fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=1)
+        fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(1))

@@ -26,7 +26,7 @@ def test_epsilon_against_rounds(regression: Callable, small: Callable) -> None:
         small(fedavg.system, sampling="reshuffled", selection="poisson"),
         settings={"privacy": [parse_privacy(text) for text in texts]},
         seeds=2,
-        num_ticks=8,
+        budget=fedjax_sim.Ticks(8),
         num_evals=2,
     )
     spent = run.curves.epsilon
@@ -59,7 +59,7 @@ def test_a_run_longer_than_its_target_is_refused(regression: Callable, small: Ca
         privacy=parse_privacy("fixed:epsilon=9:rounds=8"),
     )
     with pytest.raises(fedjax_sim.ConfigError, match="rounds is 8, but must be at least 9"):
-        fedjax_sim.simulate(fedavg.system, regression(), hyper, num_ticks=9)
+        fedjax_sim.simulate(fedavg.system, regression(), hyper, budget=fedjax_sim.Ticks(9))
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,12 @@ def test_a_bayesian_perceptron_on_digits() -> None:
         prior_precision=10.0,
     )
     hyper = langevin.Hyper(num_clients=5, local_steps=5, batch_size=32, step_size=2e-4)
-    options = {"num_ticks": 60, "num_evals": 12, "keep_models": True, "layout": Layout(5, True, 1)}
+    options = {
+        "budget": fedjax_sim.Ticks(60),
+        "num_evals": 12,
+        "keep": fedjax_sim.Keep(models=True),
+        "layout": Layout(5, True, 1),
+    }
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=2, **options)
     found = posterior.average_predictions(problem, run.samples, burn_in=5)
     assert found.probabilities.shape == (2, 360, 10)

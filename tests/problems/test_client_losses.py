@@ -24,7 +24,7 @@ def test_quadratics(small: Callable) -> None:
     assert {*Quadratic.of(CENTERS).evaluate(AT)} == {"loss"}
     system = fedjax_sim.SYSTEMS["fedavg"]
     hyper = small(system).replace(num_clients=3, num_selected=2)
-    run = fedjax_sim.simulate(system, problem, hyper, num_ticks=2, num_evals=1)
+    run = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(2), num_evals=1)
     assert run.curves.client_loss.dims == ("eval", "client")
     final = fedjax_sim.reporting.summary({"fedavg": run.curves})["systems"]["fedavg"]["final"]
     of_clients = run.curves.client_loss.values[-1]

@@ -79,7 +79,11 @@ def test_fald_of_one_step_is_blackjaxs_sgld() -> None:
     with jax.enable_x64(True):
         problem = make(split=np.zeros(NUM, int))
         hyper = langevin.Hyper(num_clients=1, local_steps=1, step_size=ETA, gradient="exact")
-        how = {"num_ticks": TICKS, "num_evals": TICKS, "keep_models": True}
+        how = {
+            "budget": fedjax_sim.Ticks(TICKS),
+            "num_evals": TICKS,
+            "keep": fedjax_sim.Keep(models=True),
+        }
         run = fedjax_sim.simulate(
             langevin.system, problem, hyper, seed=SEED, layout=Layout(1, False, 1), **how
         )

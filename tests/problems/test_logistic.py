@@ -190,11 +190,10 @@ def _chains(
         hyper,
         seeds=150,
         settings=settings,
-        layout=Layout(3, True, 1),
-        num_ticks=10 * num_all,
+        layout=Layout(3, True, 1, evals_per_chunk=1),
+        budget=fedjax_sim.Ticks(10 * num_all),
         num_evals=num_all,
-        evals_per_chunk=1,
-        keep_models=True,
+        keep=fedjax_sim.Keep(models=True),
     )
     return posterior.thin_samples(run.samples, burn_in=1 + burn_in).reshape(2, 150, num_evals, 31)
 

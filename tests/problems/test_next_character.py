@@ -105,7 +105,9 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
     hyper = fedavg.Hyper(
         num_clients=2, num_selected=2, local_steps=5, batch_size=4, lr=0.02, optimizer=optax.adam
     )
-    curves = fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=40, num_evals=2).curves
+    curves = fedjax_sim.simulate(
+        fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(40), num_evals=2
+    ).curves
     assert float(curves.loss[-1]) < 0.6 * float(curves.loss[0])
     assert float(curves.accuracy[-1]) > 0.6
 

@@ -186,7 +186,9 @@ def trained() -> Any:
     start = {"a": np.arange(3.0).reshape(3, 1), "b": np.array([7.0])}
     problem = make(start=start, frozen="^a$")
     hyper = fedavg.Hyper(num_clients=3, num_selected=2, local_steps=2, batch_size=2, lr=0.1)
-    return problem, fedjax_sim.simulate(fedavg.system, problem, hyper, num_ticks=3, num_evals=1)
+    return problem, fedjax_sim.simulate(
+        fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(3), num_evals=1
+    )
 
 
 def test_frozen_leaves_are_neither_trained_nor_sent(trained: Any) -> None:
@@ -403,7 +405,7 @@ def test_names_of_optimizers_are_for_the_command_line() -> None:
     with pytest.raises(
         ConfigError, match=r"training\.optimizer is 'adam', but must be a function such as opt"
     ):
-        fedjax_sim.simulate(fedavg.system, make(), hyper, num_ticks=2)
+        fedjax_sim.simulate(fedavg.system, make(), hyper, budget=fedjax_sim.Ticks(2))
     fedjax_sim.settings.check(fedavg.Hyper(optimizer=optax.adam))
 
 
@@ -414,7 +416,7 @@ def refuse(compiled: list[str]) -> Callable[..., None]:
     def check(tasks: Any, words: str) -> None:
         hyper = fedavg.Hyper(num_clients=3, num_selected=2, local_steps=2, batch_size=2, lr=0.1)
         with pytest.raises(ConfigError, match=words):
-            fedjax_sim.sweep(fedavg.system, tasks, hyper, seeds=2, num_ticks=2)
+            fedjax_sim.sweep(fedavg.system, tasks, hyper, seeds=2, budget=fedjax_sim.Ticks(2))
         assert not [name for name in compiled if "advance" in name or "begin" in name]
 
     return check

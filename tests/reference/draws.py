@@ -31,10 +31,10 @@ def simulate(
             problem,
             hyper,
             seed=SEED,
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=ticks,
             layout=Layout(4, False, 1),
-            client_variance=True,
+            keep=fedjax_sim.Keep(client_variance=True),
         )
 
 

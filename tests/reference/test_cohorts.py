@@ -41,7 +41,7 @@ def learn(problem: Any) -> Callable[..., fedjax_sim.Run]:
                 SYSTEMS[name].Hyper(num_clients=N, num_selected=4, **(UNEVEN | changes)),
                 seeds=[SEED],
                 settings=settings,
-                num_ticks=TICKS,
+                budget=fedjax_sim.Ticks(TICKS),
                 num_evals=TICKS,
                 layout=Layout(4, False, 1),
             )

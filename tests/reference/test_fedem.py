@@ -119,7 +119,7 @@ def simulate(system: fedjax_sim.System, problem: Any, hyper: Any) -> fedjax_sim.
             problem,
             hyper,
             seed=SEED,
-            num_ticks=TICKS,
+            budget=fedjax_sim.Ticks(TICKS),
             num_evals=TICKS,
             layout=Layout(N, False, 1),
         )

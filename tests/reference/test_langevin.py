@@ -83,9 +83,9 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
             rho=RHO,
         )
         how = {
-            "num_ticks": TICKS,
+            "budget": fedjax_sim.Ticks(TICKS),
             "num_evals": TICKS,
-            "keep_models": True,
+            "keep": fedjax_sim.Keep(models=True),
             "layout": Layout(4, False, 1),
         }
         run = fedjax_sim.simulate(langevin.system, problem, hyper, seed=SEED, **how)

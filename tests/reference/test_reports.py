@@ -85,7 +85,7 @@ def test_poisson_cohorts_with_adaptive_clipping(
             problem,
             hyper,
             seed=SEED,
-            num_ticks=TICKS,
+            budget=fedjax_sim.Ticks(TICKS),
             num_evals=TICKS,
             layout=Layout(1, False, 1, client_devices=2),
         )

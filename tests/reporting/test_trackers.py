@@ -34,10 +34,12 @@ def sweep(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run
             hyper,
             seeds=[5, 2],
             settings={"lr": [0.02, 0.05]},
-            num_ticks=6,
+            budget=fedjax_sim.Ticks(6),
             num_evals=3,
             layout=Layout(4, False, 1),
-            on_evaluation=lambda progress: [seed == 2 for seed in progress.seeds],
+            watch=fedjax_sim.Watch(
+                on_evaluation=lambda progress: [seed == 2 for seed in progress.seeds]
+            ),
             **options,
         )
 
@@ -49,7 +51,10 @@ def logged(sweep: Callable, tmp_path_factory: pytest.TempPathFactory) -> tuple[A
     """Run with CSV and TensorBoard and a checkpoint."""
     folder = tmp_path_factory.mktemp("logs")
     given = [trackers.make_tracker(name, folder) for name in ("csv", "tensorboard")]
-    run = sweep(trackers=given, checkpoint=folder / "checkpoint")
+    run = sweep(
+        watch=fedjax_sim.Watch(trackers=given),
+        checkpoints=fedjax_sim.Checkpoints(folder / "checkpoint"),
+    )
     for tracker in given:
         tracker.close()
     return run, folder
@@ -95,7 +100,10 @@ def test_a_resumed_run_logs_everything_again(
     """Also what had finished before."""
     run, folder = logged
     tracker = trackers.CSV(tmp_path / "log.csv")
-    sweep(trackers=[tracker], checkpoint=folder / "checkpoint", resume=True)
+    sweep(
+        watch=fedjax_sim.Watch(trackers=[tracker]),
+        checkpoints=fedjax_sim.Checkpoints(folder / "checkpoint", resume=True),
+    )
     tracker.close()
     assert_csv_equals(tmp_path / "log.csv", run)
 

@@ -59,7 +59,7 @@ HYPER = fedavg.Hyper(num_clients=N, num_selected=4, local_steps=2)
 OPTIONS: dict[str, Any] = {
     "seeds": 2,
     "settings": {"lr": [0.1, 0.2]},
-    "num_ticks": 4,
+    "budget": fedjax_sim.Ticks(4),
     "num_evals": 2,
     "layout": Layout(1, False, 1),
 }
@@ -109,7 +109,12 @@ def test_parts_and_files_keep_them(run: fedjax_sim.Run, tmp_path: Path) -> None:
     """Two parts that are joined, from checkpoints, and a file that is read are the whole."""
     parts = [
         fedjax_sim.sweep(
-            fedavg.system, problem_of(), HYPER, part=(i, 2), checkpoint=tmp_path / str(i), **OPTIONS
+            fedavg.system,
+            problem_of(),
+            HYPER,
+            lanes=fedjax_sim.Part(i, 2),
+            checkpoints=fedjax_sim.Checkpoints(tmp_path / str(i)),
+            **OPTIONS,
         )
         for i in range(2)
     ]
@@ -117,9 +122,8 @@ def test_parts_and_files_keep_them(run: fedjax_sim.Run, tmp_path: Path) -> None:
         fedavg.system,
         problem_of(),
         HYPER,
-        part=(0, 2),
-        checkpoint=tmp_path / "0",
-        resume=True,
+        lanes=fedjax_sim.Part(0, 2),
+        checkpoints=fedjax_sim.Checkpoints(tmp_path / "0", resume=True),
         **OPTIONS,
     )
     joined = join_runs([again, parts[1]]).curves

@@ -70,11 +70,13 @@ def run(regression: Callable, small: Callable) -> fedjax_sim.Run:
         small(FEDAVG),
         seeds=[5, 2],
         settings={"num_selected": [2, 4], "lr": [0.02, 0.05]},
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=2,
         layout=Layout(4, False, 1),
-        keep_models=True,
-        on_evaluation=lambda progress: [seed == 2 for seed in progress.seeds],
+        keep=fedjax_sim.Keep(models=True),
+        watch=fedjax_sim.Watch(
+            on_evaluation=lambda progress: [seed == 2 for seed in progress.seeds]
+        ),
     )
 
 

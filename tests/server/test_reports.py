@@ -13,7 +13,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan, Timeline
 from fedjax_sim.compression import parse_compressor
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Memo, Wire
@@ -338,7 +338,7 @@ def test_estimates_stay_in_place() -> None:
     """A tick takes no memory in proportion to all clients' rows: 8 MB here."""
     num_clients, dim = 2000, 1000
     problem = Unmeasured.of(np.zeros((num_clients, dim), "float32"))
-    (program,) = lower_sweep(
+    (program,) = listed(
         fedavg.system,
         problem,
         fedavg.Hyper(
@@ -349,10 +349,11 @@ def test_estimates_stay_in_place() -> None:
             compression=parse_compressor("sign"),
             error_feedback=True,
         ),
+        seeds=1,
         devices=jax.devices("cpu")[:1],
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=2,
-    )
+    ).lower()
     memory = program.compile().memory_analysis()
     assert memory.temp_size_in_bytes < num_clients * dim
     assert memory.alias_size_in_bytes >= 4 * num_clients * dim
@@ -397,7 +398,9 @@ def test_sums_that_training_makes_are_those_of_all_models(
 
     def run() -> fedjax_sim.Run:
         layout = Layout(slots_at_once=slots, lanes_at_once=False)
-        return fedjax_sim.simulate(system, problem, hyper, num_ticks=30, num_evals=3, layout=layout)
+        return fedjax_sim.simulate(
+            system, problem, hyper, budget=fedjax_sim.Ticks(30), num_evals=3, layout=layout
+        )
 
     asked = []
     with monkeypatch.context() as patch:

@@ -22,14 +22,20 @@ NUM_EVALS = 3
 @pytest.fixture(scope="module")
 def bound(system: System, kind: Kind, chosen: Callable) -> Bound:
     """The program of a short run."""
-    return bind(system, kind.make(), chosen(), seed=3, num_ticks=NUM_TICKS)
+    return bind(system, kind.make(), chosen(), seed=3, budget=fedjax_sim.Ticks(NUM_TICKS))
 
 
 @pytest.fixture(scope="module")
 def run(system: System, kind: Kind, chosen: Callable) -> fedjax_sim.Run:
     """The same run by `simulate`."""
-    options: dict[str, Any] = {"num_ticks": NUM_TICKS, "num_evals": NUM_EVALS, "layout": ALONE}
-    return fedjax_sim.simulate(system, kind.make(), chosen(), seed=3, keep_models=True, **options)
+    options: dict[str, Any] = {
+        "budget": fedjax_sim.Ticks(NUM_TICKS),
+        "num_evals": NUM_EVALS,
+        "layout": ALONE,
+    }
+    return fedjax_sim.simulate(
+        system, kind.make(), chosen(), seed=3, keep=fedjax_sim.Keep(models=True), **options
+    )
 
 
 def totals(infos: Any) -> dict[str, int]:

@@ -58,7 +58,9 @@ def test_generalized_asyncsgd_weighs_clients_equally_whatever_their_shares() -> 
     share = np.array([0.5, 0.3, 0.15, 0.05])
     problem = Quadratic.of(centers, curvature=1.0, start=np.array([2.0, -1.0]))
     hyper = GEN_ASYNC.Hyper(num_clients=4, concurrency=1, routing=share, lr=0.02, batch_size=1)
-    run = fedjax_sim.sweep(GEN_ASYNC, problem, hyper, seeds=600, num_ticks=60, num_evals=1)
+    run = fedjax_sim.sweep(
+        GEN_ASYNC, problem, hyper, seeds=600, budget=fedjax_sim.Ticks(60), num_evals=1
+    )
     models, fade = np.asarray(run.models), 0.98**60
     error = models.std(axis=0, ddof=1) / np.sqrt(600)
     start = np.array([2.0, -1.0])

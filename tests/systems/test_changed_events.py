@@ -126,7 +126,7 @@ LAYOUTS = {
     "packed": Layout(lane_devices=1, packed=True),
     "over two devices": Layout(4, lanes_at_once=True, lane_devices=1, client_devices=2),
 }
-TICKS: dict[str, Any] = {"num_ticks": 6, "num_evals": 3}
+TICKS: dict[str, Any] = {"budget": fedjax_sim.Ticks(6), "num_evals": 3}
 RUN: dict[str, Any] = {**TICKS, "seeds": 2}
 
 
@@ -221,8 +221,9 @@ def test_other_clients_are_received_and_counted(
     assert (found.timelines[0].clients[5, 2], found.timelines[0].steps[5, 2]) == (6, 2)
     assert_equal_runs(found, run(same_batches._replace(timeline=timeline), problem, hyper))
     for resume in (False, True):
-        saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0, "resume": resume}
-        assert_equal_runs(run(changed_by(system, change), problem, hyper, **saved), found)
+        saved = fedjax_sim.Checkpoints(tmp_path, every=0.0, resume=resume)
+        again = run(changed_by(system, change), problem, hyper, checkpoints=saved)
+        assert_equal_runs(again, found)
 
 
 def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: Callable) -> None:
@@ -243,7 +244,7 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
         small(fedavg),
         settings={"rate_slow": [1 / 16, 1 / 2]},
         layout=CHANGED,
-        time_budget=150.0,
+        budget=fedjax_sim.Time(150.0),
     )
     ticks = run.curves.ticks.isel(eval=-1)
     assert len(np.unique(ticks)) == 2
@@ -270,7 +271,9 @@ def test_members_of_a_family_may_change_their_events(
 
     changed, rates = system._replace(algorithm=algorithm), [0.02, 0.05, 0.1]
     layout = Layout(packed=True, lane_devices=1) if is_packed else Layout(lane_devices=1)
-    run = partial(fedjax_sim.sweep, changed, problem, small(system), layout=layout, num_ticks=4)
+    run = partial(
+        fedjax_sim.sweep, changed, problem, small(system), layout=layout, budget=fedjax_sim.Ticks(4)
+    )
     together = run(settings={"lr": rates})
     for i, rate in enumerate(rates):
         alone = run(settings={"lr": [rate]}, lanes=[0])
@@ -319,7 +322,7 @@ def test_a_lane_that_is_stopped_tells_only_what_happened(
         nobody,
         regression(),
         small(system),
-        on_evaluation=lambda progress: progress.evaluation == 2,
+        watch=fedjax_sim.Watch(on_evaluation=lambda progress: progress.evaluation == 2),
         **TICKS,
     )
     assert np.isnan(run.curves.staleness_mean).all() and not run.curves.staleness_max.any()
@@ -333,7 +336,9 @@ def test_what_an_event_cannot_be_is_refused(
 
     def refuses(system: System, sentence: str, **options: Any) -> None:
         with pytest.raises(ConfigError, match=sentence):
-            fedjax_sim.simulate(system, problem, small(fedavg), num_ticks=3, **options)
+            fedjax_sim.simulate(
+                system, problem, small(fedavg), budget=fedjax_sim.Ticks(3), **options
+            )
 
     for change, sentence in {
         "version": "field of the event is 'version'",
@@ -343,13 +348,15 @@ def test_what_an_event_cannot_be_is_refused(
         value = jnp.zeros(3, "int32")
         refuses(changed_by(fedavg, lambda event, c=change, v=value: {c: v}), sentence)
     refuses(changed_by(fedavg, lambda event: {"steps": 1.5}), "event.steps is 'float32'")
-    refuses(
-        changed_by(fedavg, lambda event: {"clients": 0}), "client_variance", client_variance=True
-    )
+    measured = fedjax_sim.Keep(client_variance=True)
+    refuses(changed_by(fedavg, lambda event: {"clients": 0}), "client_variance", keep=measured)
 
     with pytest.raises(ConfigError, match="clients of tick 0 in slot 0 of the timeline is 7, but"):
         fedjax_sim.simulate(
-            changed_by(fedavg, lambda event: {"clients": 7}), problem, small(fedavg), num_ticks=1
+            changed_by(fedavg, lambda event: {"clients": 7}),
+            problem,
+            small(fedavg),
+            budget=fedjax_sim.Ticks(1),
         )
     private = {"privacy": parse_privacy("fixed:clip=1:noise=1"), "sampling": "reshuffled"}
     for change in ("weight", "clients"):
@@ -358,12 +365,15 @@ def test_what_an_event_cannot_be_is_refused(
                 changed_by(fedavg, lambda event, name=change: {name: 1}),
                 problem,
                 small(fedavg, **private),
-                num_ticks=3,
+                budget=fedjax_sim.Ticks(3),
             )
     fedem = fedjax_sim.SYSTEMS["fedem"]
     with pytest.raises(ConfigError, match="steps of the event is 'replaced'"):
         fedjax_sim.simulate(
-            changed_by(fedem, lambda event: {"steps": 2}), noisy_mean(), small(fedem), num_ticks=3
+            changed_by(fedem, lambda event: {"steps": 2}),
+            noisy_mean(),
+            small(fedem),
+            budget=fedjax_sim.Ticks(3),
         )
 
     class Loss(NamedTuple):

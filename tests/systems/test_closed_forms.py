@@ -46,9 +46,9 @@ def last_models(
             problem,
             SYSTEMS[name].Hyper(**(everyone | fixed)),
             settings=settings,
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=ticks if keep else 1,
-            keep_models=keep,
+            keep=fedjax_sim.Keep(models=keep),
             layout=Layout(fixed.get("num_selected", N), False, 1),
         )
     return run.samples if keep else run.models
@@ -134,7 +134,12 @@ def test_power_of_choice_trains_the_clients_with_the_largest_losses() -> None:
             num_clients=N, num_selected=N, num_chosen=2, local_steps=K, lr=LR, batch_size=1
         )
         run = fedjax_sim.simulate(
-            SYSTEMS["powerofchoice"], problem, hyper, num_ticks=20, num_evals=20, keep_models=True
+            SYSTEMS["powerofchoice"],
+            problem,
+            hyper,
+            budget=fedjax_sim.Ticks(20),
+            num_evals=20,
+            keep=fedjax_sim.Keep(models=True),
         )
     model, seen = np.array([2.0, -1.0]), set()
     for found in run.samples:
@@ -159,6 +164,10 @@ def test_scaffold_of_one_client_is_fedavg() -> None:
             hyper = SYSTEMS[name].Hyper(
                 num_clients=1, num_selected=1, local_steps=K, lr=LR, batch_size=1
             )
-            found.append(fedjax_sim.simulate(SYSTEMS[name], problem, hyper, num_ticks=3).models)
+            found.append(
+                fedjax_sim.simulate(
+                    SYSTEMS[name], problem, hyper, budget=fedjax_sim.Ticks(3)
+                ).models
+            )
     expected = CENTERS[0] + (1 - LR * 0.7) ** (3 * K) * (start - CENTERS[0])
     np.testing.assert_allclose(found, [expected] * 2, rtol=1e-12)

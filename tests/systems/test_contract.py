@@ -14,7 +14,7 @@ from tests.systems.conftest import Kind, skip_if_like_another
 
 RATES = [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35]
 OTHER_RATES = [0.03, 0.04, 0.07, 0.08, 0.11, 0.12, 0.13, 0.14]
-RUN = {"num_ticks": 6, "num_evals": 3}
+RUN = {"budget": fedjax_sim.Ticks(6), "num_evals": 3}
 WHOLE = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
 WIDE = "all slots, lanes batched, both over two devices, 64-bit types enabled"
 """The layout that all systems run, in which problems in float32 must stay so."""
@@ -53,7 +53,7 @@ def swept(system: System, kind: Kind, chosen: Callable) -> Callable[..., fedjax_
             "seeds": 4,
             "settings": kind.sweep(RATES),
             "layout": WHOLE,
-            "client_variance": kind.client_variance,
+            "keep": fedjax_sim.Keep(client_variance=kind.client_variance),
             **RUN,
         }
         return fedjax_sim.sweep(system, kind.make(), chosen(), **(options | changes))
@@ -75,10 +75,10 @@ def in_pieces(system: System, swept: Callable) -> dict[str, fedjax_sim.Run]:
     Three devices do not divide 32 lanes, and the second of two chunks is padded with empty ticks.
     """
     skip_if_like_another(system)
-    devices = Layout(4, False, 3)
+    devices, chunked = Layout(4, False, 3), WHOLE._replace(evals_per_chunk=2)
     if system.name == ROUNDED:
-        return {"devices": swept(layout=devices), "chunks": swept(evals_per_chunk=2)}
-    return dict.fromkeys(("devices", "chunks"), swept(layout=devices, evals_per_chunk=2))
+        return {"devices": swept(layout=devices), "chunks": swept(layout=chunked)}
+    return dict.fromkeys(("devices", "chunks"), swept(layout=devices._replace(evals_per_chunk=2)))
 
 
 def test_one_compilation_for_a_sweep_and_none_for_the_next(
@@ -95,7 +95,7 @@ def test_one_compilation_for_a_sweep_and_none_for_the_next(
         seeds=[7, 8, 9, 11],
         settings=kind.sweep(OTHER_RATES),
         layout=WHOLE,
-        client_variance=kind.client_variance,
+        keep=fedjax_sim.Keep(client_variance=kind.client_variance),
         **RUN,
     )
     assert compiled == []
@@ -115,7 +115,7 @@ def test_a_lane_alone_equals_it_in_a_batch(
         chosen(**{kind.swept: kind.scale * RATES[5]}),
         seed=2,
         layout=WHOLE,
-        client_variance=kind.client_variance,
+        keep=fedjax_sim.Keep(client_variance=kind.client_variance),
         **RUN,
     )
     lane = 5 * 4 + 2
@@ -204,7 +204,7 @@ def test_measuring_client_variance_changes_no_other_metric(
     skip_if_like_another(system)
     if not kind.client_variance:
         pytest.skip("clients hold statistics and no models")
-    without = swept(client_variance=False)
+    without = swept(keep=fedjax_sim.Keep())
     assert set(grid.run.curves.data_vars) == {*without.curves.data_vars, "client_variance"}
     assert_close(without.models, grid.run.models, rtol=0)
     for name in without.curves.data_vars:

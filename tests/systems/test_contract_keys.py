@@ -74,5 +74,11 @@ def test_no_key_is_used_twice_by_the_engine(
     system = fedjax_sim.SYSTEMS["fedavg"]
     layout = Layout(slots_at_once=4, lanes_at_once=False, lane_devices=1)
     fedjax_sim.simulate(
-        system, regression(), small(system), seed=1, num_ticks=3, num_evals=3, layout=layout
+        system,
+        regression(),
+        small(system),
+        seed=1,
+        budget=fedjax_sim.Ticks(3),
+        num_evals=3,
+        layout=layout,
     )

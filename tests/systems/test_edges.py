@@ -43,7 +43,7 @@ def paths(
             system,
             problem,
             hyper,
-            num_ticks=num_ticks,
+            budget=fedjax_sim.Ticks(num_ticks),
             num_evals=num_ticks,
             layout=WHOLE,
             **options,

@@ -162,7 +162,7 @@ def test_work_bits_and_epochs(toy: latent.Estimation) -> None:
         num_clients=N, batch_size=5, participation=0.5, compression=BLOCKS, counted="active"
     )
     run = fedjax_sim.simulate(
-        FEDEM, toy, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1)
+        FEDEM, toy, hyper, budget=fedjax_sim.Ticks(6), num_evals=6, layout=Layout(1, False, 1)
     )
     active = np.concatenate([[0], np.asarray(run.timelines[0].weight).sum(axis=1).cumsum()])
     ticks = np.arange(7)
@@ -222,11 +222,11 @@ def test_a_system_refuses_the_other_kind_of_problem(
     with pytest.raises(
         ConfigError, match=r"problem is 'Estimation', but must be a Problem .* for fedavg"
     ):
-        fedjax_sim.simulate(fedjax_sim.SYSTEMS["fedavg"], toy, num_ticks=1)
+        fedjax_sim.simulate(fedjax_sim.SYSTEMS["fedavg"], toy, budget=fedjax_sim.Ticks(1))
     with pytest.raises(
         ConfigError, match=r"problem is 'Regression', but must be a LatentProblem .* for fedem"
     ):
-        fedjax_sim.simulate(FEDEM, regression(), num_ticks=1)
+        fedjax_sim.simulate(FEDEM, regression(), budget=fedjax_sim.Ticks(1))
 
 
 def test_mini_batches_without_replacement_that_are_too_large_are_refused(
@@ -238,7 +238,7 @@ def test_mini_batches_without_replacement_that_are_too_large_are_refused(
             ConfigError,
             match=f"batch_size is {M + 1}, but must be at most {M}, the fewest examples",
         ):
-            fedjax_sim.simulate(system, toy, hyper, num_ticks=1)
+            fedjax_sim.simulate(system, toy, hyper, budget=fedjax_sim.Ticks(1))
 
 
 def test_bits_of_parameters() -> None:

@@ -58,7 +58,7 @@ def slow_influence(timeline: Timeline, *, skip: float = 0.0) -> float:
 # The paper's clients on quadratics with one coordinate. The optimum of fast clients is 0, that of
 # slow ones is 1, and every gradient is exact.
 OPTIMA = {"batch_size": 1, "sampling": "with_replacement"}
-RUN = {"num_ticks": 8000, "num_evals": 1000, "layout": Layout(5, False, 1)}
+RUN = {"budget": fedjax_sim.Ticks(8000), "num_evals": 1000, "layout": Layout(5, False, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
     problem = Located.of(np.array([[1.0], [2.0], [5.0]], "float32"))
     hyper = SYSTEM.Hyper(num_clients=3, buffer_size=2, rule="code", **OPTIMA)
     run = fedjax_sim.simulate(
-        system, problem, hyper, num_ticks=4, num_evals=4, layout=Layout(2, False, 1)
+        system, problem, hyper, budget=fedjax_sim.Ticks(4), num_evals=4, layout=Layout(2, False, 1)
     )
     third = 0.01 * (6 / 7 * 5 + 1 / 7 * 1)
     fourth = third + 0.01 * (4 / 7 * 2 + 3 / 7 * (1 - third))
@@ -262,7 +262,12 @@ def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
         problem = Located.of(centers, curvature=curvature, start=4.0)
         hyper = FEDASYNC.Hyper(**settings, batch_size=1)
         run = fedjax_sim.simulate(
-            FEDASYNC, problem, hyper, num_ticks=24, num_evals=24, layout=Layout(1, False, 1)
+            FEDASYNC,
+            problem,
+            hyper,
+            budget=fedjax_sim.Ticks(24),
+            num_evals=24,
+            layout=Layout(1, False, 1),
         )
     schedule, models = run.timelines[0], run.curves.w0.values
     clients, bases = schedule.clients[:, 0], models[schedule.version[:, 0]]

@@ -160,10 +160,10 @@ def located(
             problem,
             hyper,
             settings=swept,
-            num_ticks=num_ticks,
+            budget=fedjax_sim.Ticks(num_ticks),
             num_evals=num_ticks,
             layout=WHOLE,
-            client_variance=True,
+            keep=fedjax_sim.Keep(client_variance=True),
         )
 
 
@@ -312,10 +312,10 @@ def test_the_deviation_of_groups_from_the_global_model_attains_its_bound() -> No
             SYSTEM,
             problem,
             hyper,
-            num_ticks=2,
+            budget=fedjax_sim.Ticks(2),
             num_evals=2,
             layout=WHOLE,
-            client_variance=True,
+            keep=fedjax_sim.Keep(client_variance=True),
         )
     np.testing.assert_array_equal(run.timelines[0].steps, [[10, 3]] * 2)
     deviation = 0.1 * 5 * (np.array([10, 3]) + 1 - 2 * np.array([0.25, 0.75]))

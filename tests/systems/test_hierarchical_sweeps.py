@@ -76,7 +76,7 @@ def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
         hyper,
         seeds=12,
         settings=settings,
-        time_budget=1500,
+        budget=fedjax_sim.Time(1500),
         num_evals=1000,
         layout=WHOLE,
     ).curves
@@ -112,7 +112,13 @@ def test_a_sweep_of_sync_times_is_one_program_with_little_padding(
         Layout(lanes_at_once=lanes_at_once, lane_devices=lane_devices),
     )
     run = fedjax_sim.sweep(
-        SYSTEM, regression(30), hyper, seeds=2, settings=settings, time_budget=1000, layout=layout
+        SYSTEM,
+        regression(30),
+        hyper,
+        seeds=2,
+        settings=settings,
+        budget=fedjax_sim.Time(1000),
+        layout=layout,
     )
     assert compiled.count("jit(_advance)") == 1
     assert compiled.count("jit(_draw)") <= 1  # The cases share one program.

@@ -186,7 +186,7 @@ def test_what_is_not_heard_stays_with_the_server() -> None:
         settings = {"momentum": 0.0} if name == "mimelite" else {}
         hyper = system.Hyper(lr=0.1, downlink=Silence(), **sizes, **settings)
         run = partial(fedjax_sim.simulate, system, problem, hyper, num_evals=1)
-        models = [run(num_ticks=ticks).models for ticks in (1, 3)]
+        models = [run(budget=fedjax_sim.Ticks(ticks)).models for ticks in (1, 3)]
         np.testing.assert_allclose(models[1], 3 * np.asarray(models[0]), rtol=1e-5, err_msg=name)
 
 

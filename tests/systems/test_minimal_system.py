@@ -73,10 +73,9 @@ def test_four_fields_are_enough(centers: np.ndarray) -> None:
         problem,
         settings={"lr": [0.1, 0.4]},
         seeds=2,
-        num_ticks=9,
+        budget=fedjax_sim.Ticks(9),
         num_evals=9,
-        client_variance=True,
-        keep_models=True,
+        keep=fedjax_sim.Keep(client_variance=True, models=True),
     )
     ticks = np.arange(10)
     for lane, lr in enumerate([0.1, 0.1, 0.4, 0.4]):
@@ -100,7 +99,7 @@ def test_groups_of_optional_fields(centers: np.ndarray) -> None:
     """Each hook can be given alone: other messages are counted, and training stays the same."""
     problem = fedjax_sim.problems.Quadratic.of(centers, start=1.0)
     system = MINIMAL._replace(messages=Messages(lambda params, hyper: (5, 7)))
-    run = fedjax_sim.simulate(system, problem, num_ticks=9, num_evals=9)
+    run = fedjax_sim.simulate(system, problem, budget=fedjax_sim.Ticks(9), num_evals=9)
     np.testing.assert_array_equal(run.curves.uplink_bits, 5 * np.arange(10))
     np.testing.assert_array_equal(run.curves.downlink_bits, 7 * np.arange(10))
     np.testing.assert_allclose(run.models, descend(centers, lr=0.1, ticks=9)[-1], rtol=1e-5)
@@ -129,9 +128,19 @@ def test_sums_of_counts_need_not_fit_in_32_bits(
         return bound._replace(step=step)
 
     problem = fedjax_sim.problems.Quadratic.of(centers, start=1.0)
-    saved = {"checkpoint": tmp_path, "checkpoint_every": 0.0} if is_saved else {}
+    saved = (
+        {
+            "checkpoints": fedjax_sim.Checkpoints(tmp_path, every=0.0),
+        }
+        if is_saved
+        else {}
+    )
     run = fedjax_sim.simulate(
-        MINIMAL._replace(algorithm=counting), problem, num_ticks=9, num_evals=1, **saved
+        MINIMAL._replace(algorithm=counting),
+        problem,
+        budget=fedjax_sim.Ticks(9),
+        num_evals=1,
+        **saved,
     )
     many = 9 * (2**31 - 1) - sum(range(9))
     assert (int(run.curves.many), int(run.curves.less), int(run.curves.odd)) == (many, -many, 4)
@@ -141,4 +150,4 @@ def test_sums_of_counts_need_not_fit_in_32_bits(
 def test_the_minimal_system_learns_problems_with_a_loss(noisy_mean: Callable) -> None:
     """That is the default; a latent problem is refused before anything is compiled."""
     with pytest.raises(ConfigError, match=r"problem is 'Estimation', but must be a Problem"):
-        fedjax_sim.simulate(MINIMAL, noisy_mean(), num_ticks=1)
+        fedjax_sim.simulate(MINIMAL, noisy_mean(), budget=fedjax_sim.Ticks(1))

@@ -125,7 +125,9 @@ def test_own_models_are_evaluated_on_test_examples_of_the_clients_classes(
 def test_the_mean_over_clients_is_reported(images: Any, small: Callable) -> None:
     """At the start all personal models are the first one."""
     hyper = small(fedjax_sim.SYSTEMS["ditto"], num_clients=3, num_selected=2)
-    run = fedjax_sim.simulate(fedjax_sim.SYSTEMS["ditto"], images, hyper, num_ticks=2, num_evals=1)
+    run = fedjax_sim.simulate(
+        fedjax_sim.SYSTEMS["ditto"], images, hyper, budget=fedjax_sim.Ticks(2), num_evals=1
+    )
     found = images.evaluate_clients(lambda i: images.init(_first_key()))
     np.testing.assert_allclose(run.curves.personal_loss[0], found["loss"].mean(), rtol=1e-5)
     assert run.curves.personal_loss[1] < run.curves.personal_loss[0]
@@ -145,7 +147,7 @@ def test_clients_whose_classes_are_not_tested_are_left_out(
     assert np.isnan(broken["personal_client_loss[client]"]).tolist() == [False, True, False]
     ditto = fedjax_sim.SYSTEMS["ditto"]
     hyper = small(ditto, num_clients=3, num_selected=2)
-    run = fedjax_sim.simulate(ditto, problem, hyper, num_ticks=2, num_evals=1)
+    run = fedjax_sim.simulate(ditto, problem, hyper, budget=fedjax_sim.Ticks(2), num_evals=1)
     assert not run.curves.failed
     final = fedjax_sim.reporting.summary({"ditto": run.curves})["systems"]["ditto"]["final"]
     for name in ("accuracy", "loss"):

@@ -46,7 +46,7 @@ def trajectory(system: str, problem: Any, **settings: Any) -> np.ndarray:
     with jax.enable_x64(True):
         hyper = SYSTEMS[system].Hyper(num_clients=7, batch_size=1, **settings)
         run = fedjax_sim.simulate(
-            SYSTEMS[system], problem, hyper, num_ticks=8, num_evals=8, layout=WHOLE
+            SYSTEMS[system], problem, hyper, budget=fedjax_sim.Ticks(8), num_evals=8, layout=WHOLE
         )
     return np.stack([run.curves.w0, run.curves.w1], axis=-1)
 
@@ -106,7 +106,12 @@ def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
         for name, slots in (("fedavg", {"num_selected": 1}), ("fedbuff", {"buffer_size": 1})):
             hyper = SYSTEMS[name].Hyper(**settings, **slots)
             run = fedjax_sim.simulate(
-                SYSTEMS[name], single, hyper, num_ticks=5, num_evals=5, layout=Layout(1, False, 1)
+                SYSTEMS[name],
+                single,
+                hyper,
+                budget=fedjax_sim.Ticks(5),
+                num_evals=5,
+                layout=Layout(1, False, 1),
             )
             runs.append(np.stack([run.curves.w0, run.curves.w1], axis=-1))
     expected = centers + (1 - 0.7 * 0.2) ** (3 * np.arange(6))[:, None] * (
@@ -168,7 +173,12 @@ def test_quafl_of_one_client_is_linear_in_two_models() -> None:
             num_clients=1, num_selected=1, local_steps=3, lr=0.2, batch_size=1, **FIXED
         )
         run = fedjax_sim.simulate(
-            SYSTEMS["quafl"], single, hyper, num_ticks=6, num_evals=6, layout=Layout(1, False, 1)
+            SYSTEMS["quafl"],
+            single,
+            hyper,
+            budget=fedjax_sim.Ticks(6),
+            num_evals=6,
+            layout=Layout(1, False, 1),
         )
     shrink = (1 - 0.7 * 0.2) ** 3
     step = np.array([[0.5, 0.5 * shrink], [0.5, 0.5 * shrink]])
@@ -219,7 +229,7 @@ def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedj
     with jax.enable_x64(True):
         hyper = SYSTEMS[system].Hyper(**(defaults | settings))
         run = fedjax_sim.simulate(
-            SYSTEMS[system], problem, hyper, num_ticks=12, num_evals=12, layout=WHOLE
+            SYSTEMS[system], problem, hyper, budget=fedjax_sim.Ticks(12), num_evals=12, layout=WHOLE
         )
     return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1), run.timelines[0]
 
@@ -328,7 +338,12 @@ def flat(least_squares: Any) -> np.ndarray:
     with jax.enable_x64(True):
         hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, **settings)
         run = fedjax_sim.simulate(
-            SYSTEMS["fedavg"], least_squares, hyper, num_ticks=60, num_evals=60, layout=WHOLE
+            SYSTEMS["fedavg"],
+            least_squares,
+            hyper,
+            budget=fedjax_sim.Ticks(60),
+            num_evals=60,
+            layout=WHOLE,
         )
     return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1)
 

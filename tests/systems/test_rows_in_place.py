@@ -11,7 +11,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Event, Layout, Plan
 from fedjax_sim.datasets import Dataset
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.events import DRAWN
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.partition import Partition
@@ -44,15 +44,16 @@ def test_rows_are_changed_in_place(perceptron: Any, name: str) -> None:
     # FedPer keeps its first layer for every client, which is the larger one.
     personal = {"personal": "Dense_0"} if name == "fedper" else {}
     hyper = system.Hyper(drop_rate=0.5, **sizes, **personal)
-    (lowered,) = lower_sweep(
+    (lowered,) = listed(
         system,
         perceptron,
         hyper,
+        seeds=1,
         devices=jax.devices()[:1],
-        num_ticks=4,
+        budget=fedjax_sim.Ticks(4),
         num_evals=1,
         layout=Layout(SLOTS, False, 1),
-    )
+    ).lower()
     program = lowered.compile()
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes > ROWS

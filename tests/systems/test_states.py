@@ -80,9 +80,9 @@ def test_old_versions_in_the_compiled_program(
             system,
             regression(NUM_CLIENTS),
             small(system),
-            num_ticks=24,
+            budget=fedjax_sim.Ticks(24),
             num_evals=24,
-            client_variance=client_variance,
+            keep=fedjax_sim.Keep(client_variance=client_variance),
         )
     without, with_variance = carried
     assert without == {"fedavg": [(1, 3)], "fedbuff": [(1, 3), (1, 8, 3), (1, 3)]}[name]

@@ -25,7 +25,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import EMPTY, Array, Key, System, Timeline
+from fedjax_sim.types import EMPTY, Array, Budget, Key, System, Ticks, Timeline
 
 MAX_TICKS = 2**24
 """Longest schedule of a lane."""
@@ -95,19 +95,16 @@ def request_timelines(
     system: System,
     seeds: Sequence[int],
     hypers: Sequence[Any],
+    budget: Budget,
     *,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
     goes_on: bool = False,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
-      time_budget: Virtual time of a run; or else
-      num_ticks: server actions of a run.
+      budget: How long a run lasts.
       goes_on: Whether a longer run may go on from the end: more ticks are drawn then, which show
         what it will need.
 
@@ -118,18 +115,17 @@ def request_timelines(
       ConfigError: If the budget is too short for one tick, or too long.
       OutOfMemoryError: If the timelines do not fit in memory.
     """
-    first = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
+    first = ticks_to_draw(system, hypers, budget)
     if goes_on:
         # Drawn at once: a second number of ticks would be a second program.
         first = min(_with_further(first), MAX_TICKS)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
-        if num_ticks is not None:
-            timelines, ticks = lengthen_to_ticks(draw, num_ticks, first=first)
+        if isinstance(budget, Ticks):
+            timelines, ticks = lengthen_to_ticks(draw, budget.num_ticks, first=first)
         else:
-            assert time_budget is not None
-            overshoot = system.overshoot
-            timelines, ticks = lengthen_to_time(draw, time_budget, first=first, overshoot=overshoot)
+            last, overshoot = budget.time_budget, system.overshoot
+            timelines, ticks = lengthen_to_time(draw, last, first=first, overshoot=overshoot)
         if not goes_on:
             return timelines, ticks
         wanted = _with_further(int(ticks.max()))
@@ -139,14 +135,9 @@ def request_timelines(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        field, value = _budget_of(time_budget, num_ticks)
+        [(field, value)] = vars(budget).items()
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
-
-
-def _budget_of(time_budget: float | None, num_ticks: int | None) -> tuple[str, Any]:
-    """Name the budget that was given, and return its value."""
-    return ("time_budget", time_budget) if num_ticks is None else ("num_ticks", num_ticks)
 
 
 def _with_further(ticks: int) -> int:
@@ -154,20 +145,18 @@ def _with_further(ticks: int) -> int:
     return FURTHER[0] + int(FURTHER[1] * ticks)
 
 
-def ticks_to_draw(
-    system: System, hypers: Sequence[Any], *, time_budget: float | None, num_ticks: int | None
-) -> int:
+def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:
     """Estimate how many ticks cover the budget of every lane.
 
     Raises:
       ConfigError: If they are too many for any machine.
     """
-    if time_budget is None:
-        return num_ticks or 0
+    if isinstance(budget, Ticks):
+        return budget.num_ticks
     within = system.hints.ticks_within
-    expected = max(float(np.max(within(hyper, time_budget))) for hyper in hypers)
+    expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
     if expected > MAX_TICKS:
-        raise _too_long(time_budget)
+        raise _too_long(budget.time_budget)
     return int(min(16 + 1.1 * expected, MAX_TICKS))
 
 
@@ -202,28 +191,24 @@ def measure_plan(
     system: System,
     seeds: Sequence[int],
     hypers: Sequence[Any],
-    *,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
+    budget: Budget,
 ) -> PlanSize:
     """Work out what planning will take, without drawing anything.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
-      time_budget: As in `request_timelines`.
-      num_ticks: As in `request_timelines`.
+      budget: As in `request_timelines`.
 
     Raises:
       ConfigError: If it would take hours.
     """
-    ticks = ticks_to_draw(system, hypers, time_budget=time_budget, num_ticks=num_ticks)
+    ticks = ticks_to_draw(system, hypers, budget)
     num, slots = len(seeds), _traced(system, hypers[0]).slots
     size = PlanSize(ticks * slots, num)
     seconds = SECONDS_OF_A_SLOT * size.slots * num
     if seconds > MOST_SECONDS:
-        field, value = _budget_of(time_budget, num_ticks)
+        [(field, value)] = vars(budget).items()
         allowed = (
             f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
             f"{system.name} would take about {seconds / 3600:.0f} hours"
@@ -236,9 +221,8 @@ def count_ticks(
     system: System,
     seeds: Sequence[int],
     hypers: Sequence[Any],
+    budget: Budget,
     *,
-    time_budget: float | None = None,
-    num_ticks: int | None = None,
     goes_on: bool = False,
 ) -> np.ndarray:
     """Count the ticks that belong to the budget of every schedule, and keep no schedule.
@@ -246,11 +230,9 @@ def count_ticks(
     So many are drawn at a time as fit in memory.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
-      time_budget: As in `request_timelines`.
-      num_ticks: As in `request_timelines`.
+      budget: As in `request_timelines`.
       goes_on: As in `request_timelines`.
 
     Returns:
@@ -259,15 +241,12 @@ def count_ticks(
     Raises:
       ConfigError: As `request_timelines` and `measure_plan`.
     """
-    budget: dict[str, Any] = {"time_budget": time_budget, "num_ticks": num_ticks}
-    size = measure_plan(system, seeds, hypers, **budget)
+    size = measure_plan(system, seeds, hypers, budget)
     free = SHARE * free_on_host() - size.bytes_fixed
     at_once = max(1, int(min(len(seeds), free // max(1, size.bytes_each))))
     drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
-    budget |= {"goes_on": goes_on}
-    return np.concatenate(
-        [request_timelines(system, seeds[few], hypers[few], **budget)[1] for few in drawn]
-    )
+    request = partial(request_timelines, system, budget=budget, goes_on=goes_on)
+    return np.concatenate([request(seeds[few], hypers[few])[1] for few in drawn])
 
 
 def draw_timelines(
@@ -276,7 +255,6 @@ def draw_timelines(
     """Draw timelines.
 
     Args:
-      system: The system.
       seeds: D seeds.
       hypers: D settings of equal static parts.
       num_ticks: Number of ticks, T.

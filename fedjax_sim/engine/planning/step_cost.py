@@ -28,7 +28,6 @@ def describe_model(problem: Any, code: int = 0) -> Params:
     """Describe the models that a problem draws, once for problems of equal shapes.
 
     Args:
-      problem: What is learnt.
       code: Number of the problem's code, see `number_of_code`.
 
     Returns:
@@ -64,7 +63,6 @@ def measure_step(
     maximisation have no loss, and get the latter.
 
     Args:
-      problem: What is learnt.
       model: Shapes and dtypes of a model.
       num_examples: Examples of the step.
       has_loss: Whether the problem has a loss.

@@ -74,7 +74,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     the program, so it can be passed to `jit`, `vmap` and `scan`. All methods are pure; each
     compiles itself, and can be called within `jit`, `scan`, `vmap` and `grad` as well.
 
-        bound = fedjax_sim.bind(fedavg, problem, hyper, num_ticks=20)
+        bound = fedjax_sim.bind(fedavg, problem, hyper, budget=fedjax_sim.Ticks(20))
         state = bound.init()
         for t in range(bound.num_ticks):
             state, info = bound.step(state, bound.event(t))
@@ -113,7 +113,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Put a program together; `fedjax_sim.bind` does.
 
         Args:
-          problem: What is learnt.
           hyper: The settings, numbers as arrays.
           key: The random key of learning.
           start: The model that it starts from; None to draw it.
@@ -242,9 +241,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def model(self, state: StateT) -> Params:
         """Return the model of a state that is evaluated and returned.
 
-        Args:
-          state: The state.
-
         Returns:
           The model.
         """
@@ -252,9 +248,6 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     def evaluate(self, state: StateT) -> Mapping[str, Array]:
         """Compute the metrics of a state by name, as the curves of a run have them.
-
-        Args:
-          state: The state.
 
         Returns:
           Each metric, named as `Problem.evaluate` names it.
@@ -355,7 +348,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def stack(bounds: "Sequence[Bound]") -> "tuple[Bound, Bound]":
         """Stack programs that were bound together, to map over them.
 
-            bounds = fedjax_sim.bind_together(system, problem, hyper, seeds=[0, 1, 2], num_ticks=20)
+            bounds = fedjax_sim.bind_together(
+                system, problem, hyper, seeds=[0, 1, 2], budget=fedjax_sim.Ticks(20)
+            )
             stacked, axes = Bound.stack(bounds)
             jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
 

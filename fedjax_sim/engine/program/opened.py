@@ -137,7 +137,6 @@ class Opened(NamedTuple):
         """Compute the model and the metrics of a state.
 
         Args:
-          state: The state.
           further: Names that no metric may have, besides those of settings.
         """
         # What is fused with a step, or what of the model with its metrics, must not depend on where
@@ -157,9 +156,6 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
     """Make the algorithm of a lane and check it.
 
     Args:
-      system: The system.
-      problem: What is learnt.
-      hyper: The settings.
       key: The random key of learning.
       plan: How the machine is used.
     """

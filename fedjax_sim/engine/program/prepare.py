@@ -3,13 +3,12 @@
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Count, LaneSeed, checked
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
 from fedjax_sim.engine.planning.lanes import (
@@ -19,7 +18,6 @@ from fedjax_sim.engine.planning.lanes import (
     distinct_rows,
     distinct_schedules,
     families_of,
-    groups_of,
     precision_of,
     stack_problems,
     stack_settings,
@@ -28,17 +26,13 @@ from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.program.user_code import number_of_code
-from fedjax_sim.engine.request import Options, Precision, ProblemT, grid_of, list_lanes
+from fedjax_sim.engine.request import Options
 from fedjax_sim.types import (
     EMPTY,
     Facts,
-    HyperT,
-    InfoT,
     LatentProblem,
-    Layout,
     Params,
     Plan,
-    StateT,
     System,
     Timeline,
 )
@@ -131,7 +125,6 @@ def plan_group(
     """Draw the group's timelines, lay them out and choose a layout.
 
     Args:
-      system: The system.
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`.
@@ -145,9 +138,8 @@ def plan_group(
         system,
         [group[i].seed for i in firsts],
         [hypers[i] for i in firsts],
-        time_budget=options.time_budget,
-        num_ticks=options.num_ticks,
-        goes_on=options.checkpoint is not None,
+        options.budget,
+        goes_on=options.folder is not None,
     )
     schedule = lay_out(
         timelines,
@@ -155,9 +147,9 @@ def plan_group(
         num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
         num_evals=options.num_evals,
         per_eval=per_eval,
-        client_variance=options.client_variance,
+        client_variance=options.keep.client_variance,
         longest=longest,
-        goes_on=options.checkpoint is not None,
+        goes_on=options.folder is not None,
     )
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
@@ -185,9 +177,9 @@ def plan_group(
         devices=options.devices,
     )
     num_evals, per_eval = schedule.shape[1:]
-    is_saved = options.checkpoint is not None
-    is_stepwise = is_saved or options.is_watched
-    chunk = min(options.evals_per_chunk or (1 if is_stepwise else num_evals), num_evals)
+    is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
+    is_stepwise = is_saved or options.watch.is_needed
+    chunk = min(asked or (1 if is_stepwise else num_evals), num_evals)
     facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations <= SMALL * num_examples
     program = Program(
@@ -196,11 +188,11 @@ def plan_group(
         facts,
         placement,
         (chunk, per_eval),
-        options.keep_models,
-        _block_of(per_eval, placement) if is_saved and options.evals_per_chunk is None else 0,
+        options.keep.models,
+        _block_of(per_eval, placement) if is_saved and asked is None else 0,
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
-        can_stop=options.on_evaluation is not None,
+        can_stop=options.watch.on_evaluation is not None,
         code=code,
     )
     told = _told(system, hypers, schedule.ticks, row)
@@ -269,49 +261,3 @@ def _facts_of_events(
         packed_rows=packed_rows,
         lane_rows=lane_rows,
     )
-
-
-@checked
-def lower_sweep(
-    system: System[HyperT, StateT, InfoT],
-    problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
-    *,
-    devices: Sequence[Any],
-    seeds: Count | Sequence[LaneSeed] = 1,
-    settings: Mapping[str, Sequence[Any]] | None = None,
-    num_ticks: Count,
-    num_evals: Count = 25,
-    layout: Layout = Layout(),
-    precision: Precision = "float32",
-) -> list[jax.stages.Lowered]:
-    """Lower the programs of a sweep for devices that need not exist; nothing learns.
-
-    Args:
-      system: The system.
-      problem: As in `sweep`.
-      hyper: As in `sweep`.
-      devices: Devices, or descriptions of them from `jax.experimental.topologies`.
-      seeds: As in `sweep`.
-      settings: As in `sweep`.
-      num_ticks: As in `sweep`.
-      num_evals: As in `sweep`.
-      layout: As in `sweep`.
-      precision: As in `sweep`.
-
-    Returns:
-      One program, of one chunk of evaluations, for each group of lanes.
-
-    Raises:
-      ConfigError: If an input is not allowed.
-    """
-    options = Options(
-        time_budget=None,
-        num_ticks=num_ticks,
-        num_evals=num_evals,
-        layout=layout,
-        precision=precision,
-        devices=tuple(devices),
-    )
-    lanes = list_lanes(system, problem, hyper, grid_of(seeds, settings), options)
-    return [plan_group(system, group, options).on_devices().lower() for group in groups_of(lanes)]

@@ -54,13 +54,13 @@ from fedjax_sim.lifecycle import (
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, text_of, versions
 from fedjax_sim.settings import ConfigError, fields, value_of
-from fedjax_sim.types import System, Timeline
+from fedjax_sim.types import Budget, System, Ticks, Time, Timeline
 
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
 
 
-BUDGETS = ("time_budget", "num_ticks")
+BUDGETS: dict[str, type[Time | Ticks]] = {"time_budget": Time, "num_ticks": Ticks}
 """Entries of a configuration that a longer run changes."""
 
 
@@ -94,13 +94,14 @@ def checkpoint_of(system: System, group: list[Lane], options: Options) -> "Check
 
     The rest of it, such as the digest of the program, is known after planning only.
     """
-    assert options.checkpoint is not None
+    asked = options.checkpoints
+    assert asked is not None
     return Checkpoint(
-        options.checkpoint,
+        Path(asked.folder),
         asked_of(system, group, options),
-        resume=bool(options.resume),
-        any_jax=options.resume == ANY_JAX,
-        every=options.checkpoint_every,
+        resume=bool(asked.resume),
+        any_jax=asked.resume == ANY_JAX,
+        every=asked.every,
     )
 
 
@@ -119,16 +120,15 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, A
             for lane in group
         ],
         "problems": [problems[id(lane.problem)] for lane in group],
-        "time_budget": options.time_budget,
-        "num_ticks": options.num_ticks,
+        **dict.fromkeys(BUDGETS),
+        **vars(options.budget),
         "num_evals": options.num_evals,
-        "evals_per_chunk": options.evals_per_chunk,
-        "keep_models": options.keep_models,
-        "client_variance": options.client_variance,
-        "layout": options.layout._asdict(),
+        "keep_models": options.keep.models,
+        "client_variance": options.keep.client_variance,
+        "layout": options.layout.deciding(),
         "precision": options.precision,
     }
-    if options.on_evaluation is not None:
+    if options.watch.on_evaluation is not None:
         configuration["on_evaluation"] = "given"
     if group[0].start is not None:
         configuration["start"] = [_digest_of_tree(lane.start) for lane in group]
@@ -202,12 +202,12 @@ class Checkpoint:
         known = self._read_configuration() if self._resume else None
         return {} if known is None else known["planned"]
 
-    def shorter_budget(self) -> dict[str, Any] | None:
+    def shorter_budget(self) -> Budget | None:
         """Check the folder as far as possible before planning, and find out if the run is longer.
 
         Returns:
-          The entries `BUDGETS` of the run in the folder, if a longer budget is asked for; None if
-          this run does not go on from it.
+          The budget of the run in the folder, if a longer one is asked for; None if this run does
+          not go on from it.
 
         Raises:
           ConfigError: If the folder belongs to another run, or if the budget in it is longer, or of
@@ -216,16 +216,16 @@ class Checkpoint:
         known = self._read_configuration() if self._resume else None
         if known is None:
             return None
-        self._compare(known["asked"], self._asked, apart_from=BUDGETS)
+        self._compare(known["asked"], self._asked, apart_from=tuple(BUDGETS))
         theirs, ours = (
             {name: each[name] for name in BUDGETS} for each in (known["asked"], self._asked)
         )
         if theirs == ours:
             self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
             return None
-        for name in BUDGETS:
+        for name, kind in BUDGETS.items():
             if None not in (theirs[name], ours[name]) and ours[name] > theirs[name]:
-                return theirs
+                return kind(theirs[name])
         self._compare(known["asked"], self._asked)
         return None
 

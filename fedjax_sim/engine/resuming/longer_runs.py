@@ -91,9 +91,7 @@ def store_axes(
     """Find the axis of each leaf of a system's state that has the rows of the store.
 
     Args:
-      system: The system.
       problem: What a lane learns.
-      hyper: Its settings.
       num_leaves: How many leaves a lane carries: the state's are the first of them.
     """
 

@@ -30,8 +30,8 @@ from fedjax_sim.engine.resuming.checkpoint import (
 )
 from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.running.chunks import replay_schedule
-from fedjax_sim.engine.watching import Watch
-from fedjax_sim.results.curves import NEVER, Curves, Part, collapsed_at
+from fedjax_sim.engine.watching import Watcher
+from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
@@ -64,7 +64,7 @@ class Ready(NamedTuple):
     saved: Checkpoint | None = None
     is_drawn: bool = True
 
-    def run(self) -> Part:
+    def run(self) -> Returned:
         """Replay the group and collect what its lanes return."""
         planned, replay, options, saved, _ = self
         if saved is not None:
@@ -75,22 +75,21 @@ class Ready(NamedTuple):
 
 def plan_or_load(
     system: System, group: list[Lane], options: Options, *, longest: Callable[[], int]
-) -> Ready | Part:
+) -> Ready | Returned:
     """Plan a group, or load what its replay returned if it is finished.
 
     Args:
-      system: The system.
       group: The lanes.
       options: The options of the sweep.
       longest: As in `lay_out`; called if the group is planned.
     """
-    if options.checkpoint is None:
+    if options.checkpoints is None:
         planned = plan_group(system, group, options, longest=longest())
         return Ready(planned, planned.on_devices(), options)
     saved = checkpoint_of(system, group, options)
     shorter = saved.shorter_budget()
     if shorter is not None:
-        earlier = dataclasses.replace(options, **shorter)
+        earlier = dataclasses.replace(options, budget=shorter)
         return _go_on(system, group, earlier, options, saved, longest())
     found, decided = saved.drawn(), saved.decided()
     drawn = None if found is None else unpack_timelines(found)
@@ -100,7 +99,7 @@ def plan_or_load(
         same = planned.decided(planned.on_devices(is_described=True))
         if (known := saved.finished(same)) is not None:
             part = _part_of(planned, unpack_curves(known, planned.model), options)
-            if options.trackers:
+            if options.watch.trackers:
                 _track_finished(system, planned.group, part, options)
             return part
     return Ready(planned, planned.on_devices(), options, saved, is_drawn=found is None)
@@ -120,7 +119,6 @@ def _plan_again(
     A run that has gone on to a longer budget, or is a part of a longer one, would choose others.
 
     Args:
-      system: The system.
       group: The lanes.
       options: The options of the sweep.
       decided: What `Planned.decided` collected; empty if the lanes begin now.
@@ -133,9 +131,9 @@ def _plan_again(
     layout = decided.get("placement", {})
     if not decided or planned.program.placement.layout() == layout:
         return planned
-    fixed = Layout(**{name: ast.literal_eval(layout[name]) for name in Layout._fields})
+    placed = {name: ast.literal_eval(layout[name]) for name in Layout._fields if name in layout}
     try:
-        as_before = dataclasses.replace(options, layout=fixed)
+        as_before = dataclasses.replace(options, layout=options.layout._replace(**placed))
         known = planned.timelines, planned.ticks
         return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, drawn=known)
     except ConfigError:  # It asks for more devices than there are; the checkpoint will say so.
@@ -155,7 +153,6 @@ def _go_on(
     Its evaluations are as far apart as those of the shorter run.
 
     Args:
-      system: The system.
       group: The lanes.
       earlier: The options of the shorter run.
       options: Those of the longer run.
@@ -194,12 +191,12 @@ def _go_on(
     if set(axes) != {None} and rows_at(old.all_run) is None:
         reason = reason or "it did not keep all models from which clients will still report"
     if reason:
-        name = "num_ticks" if options.time_budget is None else "time_budget"
+        [(name, asked)], [before_then] = vars(options.budget).items(), vars(earlier.budget).values()
         allowed = (
-            f"{getattr(earlier, name)!r}, as in {options.checkpoint}: {system.name} cannot go on "
-            f"from there with these settings, because {reason}"
+            f"{before_then!r}, as in {options.folder}: {system.name} cannot go on from there with "
+            f"these settings, because {reason}"
         )
-        raise ConfigError(name, getattr(options, name), allowed)
+        raise ConfigError(name, asked, allowed)
     # Devices get lanes by their work, which may be dealt in another way in the longer run. Lanes
     # that only fill up a device go on from any state.
     place, row = (np.zeros(len(carried[0]), np.int64) for _ in range(2))
@@ -215,19 +212,17 @@ def _go_on(
 
 def replay_group(
     planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
-) -> Part:
+) -> Returned:
     """Replay a group and collect what its lanes return."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
     row = planned.row
     plan = planned.program.plan
-    watch = Watch(
+    watch = Watcher(
         system.name,
         group,
         schedule.ticks[row],
         schedule.time[row],
-        shown=options.progress,
-        trackers=options.trackers,
-        on_evaluation=options.on_evaluation,
+        options.watch,
         is_batched=plan.lanes_at_once or plan.family_size > 1,
     )
     num_evals = schedule.shape[1]
@@ -241,7 +236,7 @@ def replay_group(
     return _part_of(planned, curves, options)
 
 
-def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
+def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
     """Add to what a replay returned what the schedules and the settings say of its lanes."""
     group, schedule, row = planned.group, planned.schedule, planned.row
     num_evals, system = schedule.shape[1], planned.program.system
@@ -268,14 +263,14 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Part:
             each = Timeline(*(leaf[None] for leaf in timeline))
             check_values(each, len(timeline.time), num_clients)
     bits = _count_bits(planned, schedule, row, timelines)
-    part = Part(
+    part = Returned(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
         facts=facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)},
         timelines=timelines,
         told=_stacked(planned.told, schedule.ticks.shape[1]),
     )
-    if options.on_evaluation is None:
+    if options.watch.on_evaluation is None:
         return part
     assert curves.stopped_at is not None
     return end_stopped_lanes(part, curves.stopped_at)
@@ -291,12 +286,14 @@ def _changed(
     return timeline._replace(clients=clients, steps=steps, weight=weight.astype("float64"))
 
 
-def _track_finished(system: System, group: list[Lane], part: Part, options: Options) -> None:
+def _track_finished(system: System, group: list[Lane], part: Returned, options: Options) -> None:
     """Give trackers what lanes returned that finished in an earlier process."""
     facts = part.facts
-    watch = Watch(system.name, group, facts["ticks"], facts["time"], trackers=options.trackers)
+    # Nothing of this is new, so that nothing is shown and nobody is asked.
+    watch = dataclasses.replace(options.watch, progress=False, on_evaluation=None)
+    watcher = Watcher(system.name, group, facts["ticks"], facts["time"], watch)
     num_evals = facts["ticks"].shape[1] - 1
-    watch.track(num_evals, part.curves.metrics, facts.get("stopped_at"))
+    watcher.track(num_evals, part.curves.metrics, facts.get("stopped_at"))
 
 
 def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
@@ -363,7 +360,7 @@ def _count_bits(
     return found
 
 
-def end_stopped_lanes(part: Part, stopped_at: np.ndarray) -> Part:
+def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
     """Cut schedules, and repeat the last facts.
 
     Args:
@@ -398,7 +395,7 @@ def end_stopped_lanes(part: Part, stopped_at: np.ndarray) -> Part:
 def facts_of(
     schedule: Schedule, row: np.ndarray, bits: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Collect what the schedules say of each lane, as in `Part`.
+    """Collect what the schedules say of each lane, as in `Returned`.
 
     Args:
       schedule: The schedules.

@@ -24,7 +24,7 @@ from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_byte
 from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
-from fedjax_sim.engine.request import Options
+from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming.files import (
     count_lanes,
     folder_of_part,
@@ -34,9 +34,9 @@ from fedjax_sim.engine.resuming.files import (
 )
 from fedjax_sim.engine.running.groups import Ready, plan_or_load
 from fedjax_sim.lifecycle import FolderLock, write_bytes
-from fedjax_sim.results.curves import Part
+from fedjax_sim.results.curves import Returned
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, System
+from fedjax_sim.types import EMPTY, System, Ticks
 
 FEW = 0.01
 """Share of the free memory up to which a program needs so little that it is not measured again."""
@@ -44,11 +44,10 @@ FEW = 0.01
 
 def run_in_pieces(
     system: System, lanes: list[Lane], options: Options, places: Collection[int]
-) -> list[Part]:
+) -> list[Returned]:
     """Run lanes of a sweep.
 
     Args:
-      system: The system.
       lanes: All lanes of the sweep.
       options: The options of the sweep.
       places: Positions of the lanes to run.
@@ -59,7 +58,7 @@ def run_in_pieces(
     Raises:
       ConfigError: If a timeline is not allowed, or a single lane does not fit in memory.
     """
-    parts: list[Part] = []
+    parts: list[Returned] = []
     for group in groups_of(lanes):
         is_whole = len(places) == len(lanes)
         chosen = group if is_whole else [lane for lane in group if lane.place in places]
@@ -77,7 +76,6 @@ class _Pieces:
         """Order the lanes so that those of one schedule are adjacent and planned together.
 
         Args:
-          system: The system.
           group: L lanes of equal static settings and shapes.
           whole: All such lanes of the sweep. The others run elsewhere.
           options: The options of the sweep.
@@ -88,13 +86,9 @@ class _Pieces:
         self._group = [group[i] for i in np.argsort(row, kind="stable").tolist()]
         self._drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
         self._whole = whole
-        self._budget: dict[str, Any] = {
-            "time_budget": options.time_budget,
-            "num_ticks": options.num_ticks,
-        }
-        self._plan: PlanSize = measure_plan(system, *self._drawn, **self._budget)
+        self._plan: PlanSize = measure_plan(system, *self._drawn, options.budget)
         # Ticks of the longest schedule; 0 until it is known.
-        self._longest = options.num_ticks or 0
+        self._longest = options.budget.num_ticks if isinstance(options.budget, Ticks) else 0
         # Lanes of a piece that is known to fit.
         self._accepted = 0
         # Lanes of pieces that do not fit, and the bytes of their programs.
@@ -102,10 +96,10 @@ class _Pieces:
         # Bytes that were free on each device when they were last measured.
         self._free: float | None = None
 
-    def run(self) -> list[Part]:
+    def run(self) -> list[Returned]:
         """Run the group piece by piece."""
-        parts: list[Part] = []
-        rest, size = self._group, self._options.max_lanes or self._lanes_to_plan()
+        parts: list[Returned] = []
+        rest, size = self._group, self._options.layout.max_lanes or self._lanes_to_plan()
         while rest:
             size = min(self._lanes_of_earlier_run() or size, len(rest))
             part, fits = self._try(rest[:size], len(rest))
@@ -117,7 +111,7 @@ class _Pieces:
                 rest = rest[size:]
         return parts
 
-    def _try(self, lanes: list[Lane], num_left: int) -> tuple[Part | None, int]:
+    def _try(self, lanes: list[Lane], num_left: int) -> tuple[Returned | None, int]:
         """Run lanes, or find out that fewer must be tried.
 
         Args:
@@ -128,13 +122,15 @@ class _Pieces:
           What the lanes returned, or None if they do not fit; and how many fit.
         """
         num = len(lanes)
-        folder = self._options.checkpoint and self._folder()
-        options = dataclasses.replace(self._options, checkpoint=folder)
+        saved = self._options.checkpoints
+        if saved is not None:
+            saved = dataclasses.replace(saved, folder=self._folder())
+        options = dataclasses.replace(self._options, checkpoints=saved)
         longest = partial(self._longest_of_all, num)
-        found: Ready | Part | None = None
+        found: Ready | Returned | None = None
         try:
             found = plan_or_load(self._system, lanes, options, longest=longest)
-            if isinstance(found, Part):
+            if isinstance(found, Returned):
                 return found, num
             if num == len(self._whole):
                 self._longest = int(found.planned.ticks.max())
@@ -152,7 +148,7 @@ class _Pieces:
         # Only without the error and the plan does nothing hold the arrays of the failed attempt.
         found = None
         gc.collect()
-        if self._options.checkpoint is not None:
+        if self._options.checkpoints is not None:
             remove_checkpoints(self._folder())
         self._accepted = num // 2
         memory.say(
@@ -163,29 +159,29 @@ class _Pieces:
 
     def _is_decided(self, num: int) -> bool:
         """Tell whether so many lanes run without a look at the memory."""
-        is_given = self._options.max_lanes is not None
+        is_given = self._options.layout.max_lanes is not None
         return is_given or num <= self._accepted or self._lanes_of_earlier_run() is not None
 
     def _folder(self) -> Path:
         """Name the folder of the piece's checkpoints."""
-        assert self._options.checkpoint is not None
-        return folder_of_part(self._options.checkpoint, self._number)
+        assert self._options.folder is not None
+        return folder_of_part(self._options.folder, self._number)
 
     def _has_states(self) -> bool:
         """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
-        return self._options.checkpoint is not None and has_states(self._folder())
+        return self._options.checkpoints is not None and has_states(self._folder())
 
     def _lanes_of_earlier_run(self) -> int | None:
         """Count the lanes of this piece in the run that is resumed, whatever is free now."""
-        is_resumed = self._options.checkpoint is not None and self._options.resume
-        return count_lanes(self._folder()) if is_resumed else None
+        saved = self._options.checkpoints
+        return count_lanes(self._folder()) if saved is not None and saved.resume else None
 
     def _longest_of_all(self, num: int) -> int:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
         if num < len(self._whole) and not self._longest:
             firsts, _ = schedules_of(self._system, self._whole)
             drawn = [self._whole[i].seed for i in firsts], [self._whole[i].hyper for i in firsts]
-            ticks = count_ticks(self._system, *drawn, **self._budget)
+            ticks = count_ticks(self._system, *drawn, self._options.budget)
             self._longest = int(ticks.max())
         return self._longest
 
@@ -241,7 +237,7 @@ class _Pieces:
         Final models and kept samples are put together at the end, when there are two of each.
         """
         num, num_models = len(planned.group), 1
-        if self._options.keep_models:
+        if self._options.keep.models:
             num_models += planned.schedule.shape[1] + 1
         models = 2 * num_models * count_bytes(planned.model) * len(self._group)
         schedules = self._plan.num * self._plan.kept_each * (num_left - num) / len(self._group)
@@ -281,7 +277,7 @@ class _Pieces:
             return error
         lanes = f"{'one lane' if num == 1 else f'{num} lanes'} of {self._system.name}"
         if num > 1 and jax.process_count() > 1:
-            lanes += " on several processes, which cannot be halved there (give max_lanes)"
+            lanes += " on several processes, which cannot be halved there (give layout.max_lanes)"
         if self._has_states():
             lanes += ", whose checkpoints are kept"
         allowed = (
@@ -348,20 +344,21 @@ def _large_stores(ready: Ready, free: float) -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(options: Options) -> Iterator[None]:
-    """Lock the folder of checkpoints, if there is one; without `resume`, remove older ones."""
-    if options.checkpoint is None:
+def locked(asked: Checkpoints | None) -> Iterator[None]:
+    """Lock the folder of checkpoints, if there is one; if nothing is resumed, remove older ones."""
+    if asked is None:
         yield
         return
+    folder = Path(asked.folder)
     try:
-        options.checkpoint.mkdir(parents=True, exist_ok=True)
-        lock = FolderLock(options.checkpoint)
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(folder)
     except OSError as error:
         allowed = f"a folder that can be written ({error.strerror})"
-        raise ConfigError("checkpoint", str(options.checkpoint), allowed) from None
+        raise ConfigError("folder of checkpoints", str(folder), allowed) from None
     try:
-        if not options.resume:
-            remove_parts(options.checkpoint)
+        if not asked.resume:
+            remove_parts(folder)
         yield
     finally:
         lock.release()

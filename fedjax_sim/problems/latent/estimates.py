@@ -1,6 +1,6 @@
 """What a statistician does with a fitted model: predict, score, compare, save and load.
 
-    run = fedjax_sim.sweep(em.system, problem, hyper, seeds=5, num_ticks=200)
+    run = fedjax_sim.sweep(em.system, problem, hyper, seeds=5, budget=fedjax_sim.Ticks(200))
     fit = latent.fitted(run, problem, tolerance=1e-6)
     fit.predict(new), fit.score(new), fit.bic(new), fit.converged_
     fit.save("fit.npz"); latent.load_fit("fit.npz")

@@ -1,6 +1,7 @@
 """Trackers: keep the metrics of lanes while they run, for TensorBoard and other tools.
 
-    sweep(..., trackers=[trackers.CSV("log.csv"), trackers.TensorBoard("logs")])
+    kept = [trackers.CSV("log.csv"), trackers.TensorBoard("logs")]
+    sweep(..., watch=fedjax_sim.Watch(trackers=kept))
     fedjax-sim run favano --tracker csv,tensorboard --out results
 
 A tracker is anything with the methods `log` and `close` of `fedjax_sim.types.Tracker`. Each

@@ -159,7 +159,6 @@ def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) 
       schedule: The contacts.
       window: `f64[T, S]`, time since the client's last contact.
       rate: `f64[N]`, local steps per unit of time.
-      hyper: The settings.
 
     Returns:
       `f64[T, S]`.

@@ -65,7 +65,6 @@ class ControlVariates:
         Args:
           problem: What is learnt; it must have `client_loss` if there are control variates.
           hyper: Settings with the fields of `Controls` and of `LocalTraining`'s batches.
-          plan: The engine's plan.
           factor: `f[N]`, the gradient of f^c over that of the mean loss of client c.
         """
         self.is_used, self.is_global = (
@@ -95,8 +94,6 @@ class ControlVariates:
         """Move the anchor to the server's model if its round has come, and somebody reports.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           anchor: The anchor before.
           model: The server's model, leaves `[...]`.
 

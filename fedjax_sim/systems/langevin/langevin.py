@@ -19,8 +19,8 @@ k, shared noise only on seed and k; neither depends on rho, K or who takes part.
 
 Special cases. SGLD is K = 1 with everyone. FedAvg is temperature 0, with lr = n eta. The one-shot
 average of samples from the local posteriors exp(-l^c / tau), where l^c = p_c f^c is the sum of the
-losses of client c, is rho = 0 and one round of many steps (`num_ticks=1`). Theorem 5.8's falling
-step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
+losses of client c, is rho = 0 and one round of many steps (`budget=Ticks(1)`). Theorem 5.8's
+falling step size 1 / (2 L + m k / 12) is `step_size` 1 / (2 L) with `step_decay` m / 12.
 
 Readings. Clients are selected before a round instead of after it. That has the same law and costs
 the other clients nothing; uplink and downlink are counted for the selected clients. Under partial
@@ -156,7 +156,8 @@ class Hyper(WeightedRounds):
         0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
     )
     temperature: float = real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
-    # A mixing weight; theory.langevin.bounds.noise_correlation computes the noise's correlation.
+    # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
+    # s_c^2 = rho^2 + (1 - rho^2) / p_c.
     rho: float = real(
         0.0,
         "Weight of the noise that all clients share (the correlation of their noise is smaller).",

@@ -74,8 +74,6 @@ def decode_mean(
 
     Args:
       hyper: Settings of FA-LD.
-      key: The lane's learning key.
-      event: The tick.
       share: `f[N]`, the clients' weights p_c, of sum 1.
       memory: h_c, leaves `[N, ...]`; () without memories.
       reference: r, leaves `[...]`.

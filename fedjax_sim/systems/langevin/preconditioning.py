@@ -65,9 +65,7 @@ class Preconditioner:
         """Bind it.
 
         Args:
-          problem: What is learnt.
           hyper: Settings with the fields of `Preconditioning` and of `LocalTraining`'s batches.
-          plan: The engine's plan.
           factor: `f[N]`, the gradient of f^c over that of the mean loss of client c.
           is_exact: Whether gradients are of all of a client's examples.
         """
@@ -95,8 +93,6 @@ class Preconditioner:
         """Move V towards the square of the clients' mean gradient.
 
         Args:
-          key: The lane's learning key.
-          event: The tick.
           square: V before.
           model: The server's model, leaves `[...]`.
           first_step: `i32[]`, number of the round's first local step, whose mini-batch is used.

@@ -193,7 +193,6 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     The first ticks do not depend on `num_ticks`.
 
     Args:
-      key: The lane's timeline key.
       hyper: Settings. With a recorded trace its rows are the updates, no delay is drawn, and the
         server acts as soon as its buffer is full.
       num_ticks: Number of ticks T.

@@ -64,12 +64,7 @@ class ClientQueues(Clients):
 
 @checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
-    """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
-
-    Args:
-      key: The lane's timeline key.
-      hyper: Settings.
-    """
+    """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1."""
     if hyper.routing is None:
         share = draw_client_rates(key, hyper) ** hyper.routing_exponent
     else:
@@ -84,8 +79,6 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     The first ticks do not depend on `num_ticks`.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of ticks T.
 
     Returns:

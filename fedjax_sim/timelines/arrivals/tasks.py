@@ -95,7 +95,6 @@ def lane_by_lane(
 
     Args:
       draw: Function from a lane's key and settings to its arrivals.
-      key: The lane's timeline key.
       hyper: The lane's settings, of a class that inherits `kind`. Those known before tracing stay
         known.
       kind: Class of the settings that `draw` gets. It shall have no others, because all of them

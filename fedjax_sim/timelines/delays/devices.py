@@ -77,12 +77,7 @@ class Devices(NamedTuple):
 
 
 def draw_devices(key: Key, hyper: Clients) -> Devices:
-    """Draw the clients' speeds and phases, and collect what else is known of them.
-
-    Args:
-      key: The lane's timeline key.
-      hyper: Settings.
-    """
+    """Draw the clients' speeds and phases, and collect what else is known of them."""
     return Devices(
         draw_client_speeds(key, hyper),
         transfer_times(hyper),
@@ -95,11 +90,7 @@ def draw_devices(key: Key, hyper: Clients) -> Devices:
 
 @checked
 def loss_shares(hyper: Clients) -> Array | None:
-    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
-
-    Args:
-      hyper: The settings.
-    """
+    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is."""
     table = hyper.delays.client_table
     if table is not None and table.drop_rate is not None:
         return jnp.asarray(table.drop_rate)
@@ -250,7 +241,6 @@ def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) ->
     """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
 
     Args:
-      key: The lane's timeline key.
       shares: Shares of lost updates, from `loss_shares`.
       client: `i32[...]`, numbers of clients.
       update: `i32[...]`, numbers of their updates.

@@ -315,7 +315,9 @@ class ClientDelays(Checked):
 class Clients(Checked):
     """Settings that every clock has: the clients, their local steps and their delays."""
 
-    num_clients: int = count(100, "Number of clients, N.")
+    num_clients: int = count(
+        100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
+    )
     local_steps: int = count(
         20, "Local steps of a client's update, or at most between two contacts, K."
     )
@@ -445,7 +447,6 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
     Args:
-      key: The lane's timeline key.
       clients: Settings.
 
     Returns:
@@ -479,7 +480,6 @@ def draw_client_rates(key: Key, clients: Clients) -> Array:
     """Draw every client's rate.
 
     Args:
-      key: The lane's timeline key.
       clients: Settings.
 
     Returns:

@@ -64,7 +64,6 @@ def group_reports(key: Key, groups: GroupArrivals, num: int) -> Reports:
     proportional to M times A, because any group may have sent all of the first A reports.
 
     Args:
-      key: The lane's timeline key.
       groups: Settings.
       num: Number of reports A.
 
@@ -89,8 +88,6 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     not depend on `num_ticks`.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of ticks T.
 
     Returns:

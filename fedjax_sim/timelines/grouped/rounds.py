@@ -50,7 +50,6 @@ def iteration_times(
     """Draw how long one local iteration of every group takes, tau_{i,l}^u.
 
     Args:
-      key: The lane's timeline key.
       groups: Settings.
       round_number: Number of the round from 0, `i[]`.
       iteration: Number of the iteration in its round from 0, `i[]`.
@@ -94,7 +93,6 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
     """Draw how long the global exchange of every round takes, tau_g^u.
 
     Args:
-      key: The lane's timeline key.
       groups: Settings.
       num_rounds: Number of rounds U.
 
@@ -174,7 +172,6 @@ def group_work(
     the paper's baseline has one.
 
     Args:
-      key: The lane's timeline key.
       groups: Settings.
       num_rounds: Number of rounds U.
       length: Computes how long rounds last, such as `each_alone`; it matters if clients have
@@ -268,8 +265,6 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     do not depend on `num_ticks`.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of ticks T; every `ticks_per_round` of them are a round.
 
     Returns:

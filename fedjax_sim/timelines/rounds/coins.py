@@ -16,7 +16,9 @@ from fedjax_sim.types import Array, Key, Timeline
 class CoinRounds(Checked):
     """Settings of rounds with Bernoulli participation."""
 
-    num_clients: int = count(100, "Number of clients, N.")
+    num_clients: int = count(
+        100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
+    )
     participation: float = real(
         1.0,
         "Probability p that a client takes part in a round, independently of all else.",
@@ -31,8 +33,6 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timel
     """Schedule rounds in which each client takes part with probability p.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of rounds T.
 
     Returns:

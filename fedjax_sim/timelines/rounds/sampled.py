@@ -184,7 +184,6 @@ def rounds_within(hyper: Any, time: Above0) -> Any:
     With a recorded trace these are rounds of its mean work.
 
     Args:
-      hyper: The settings.
       time: Units of virtual time.
     """
     if hyper.delays.trace is None:
@@ -238,7 +237,6 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     rounds do not depend on `num_ticks`.
 
     Args:
-      key: The lane's timeline key.
       hyper: Settings of `CohortRounds`; completed if needed, and with a `batch_size`.
       num_ticks: Number of rounds T.
 

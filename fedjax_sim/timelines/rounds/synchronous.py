@@ -198,8 +198,6 @@ def schedule_rounds(key: Key, hyper: Rounds, num_ticks: Count) -> Timeline:
     last. The first rounds do not depend on `num_ticks`.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of rounds T.
 
     Returns:
@@ -216,8 +214,6 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
     A client that is drawn more than once in a round works once, in one slot.
 
     Args:
-      key: The lane's timeline key.
-      hyper: Settings.
       num_ticks: Number of rounds T.
 
     Returns:
@@ -273,9 +269,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
     Args:
-      key: The lane's timeline key.
       clients: `i[T, S]`.
-      hyper: Settings.
       steps: `i[T, S]`, local steps of each slot; None for `hyper.local_steps` everywhere.
 
     Returns:

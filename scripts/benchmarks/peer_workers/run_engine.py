@@ -56,9 +56,9 @@ def prepare(job: Job, data: Data) -> Callable[[int], Model]:
             hyper,
             seeds=seeds,
             settings=rates,
-            num_ticks=max(rounds, 1),
+            budget=fedjax_sim.Ticks(max(rounds, 1)),
             num_evals=1,
-            keep_models=rounds == 0,
+            keep=fedjax_sim.Keep(models=rounds == 0),
         )
         models = result.models if rounds else {"params": _first_evaluation(result.samples)}
         layers = models["params"]

@@ -91,7 +91,12 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
         )
         hyper = base.replace(compression=cells, alpha=0.12)
         run = fedjax_sim.simulate(
-            FEDEM, problem, hyper, num_ticks=2500, num_evals=5, layout=Layout(servers, False, 1)
+            FEDEM,
+            problem,
+            hyper,
+            budget=fedjax_sim.Ticks(2500),
+            num_evals=5,
+            layout=Layout(servers, False, 1),
         )
         assert float(run.curves.objective[0]) > best + 1
         assert float(run.curves.objective[-1]) == pytest.approx(best, rel=1e-3)
@@ -133,7 +138,7 @@ def test_cells_of_another_matrix_are_refused() -> None:
             FEDEM,
             problem,
             FEDEM.Hyper(num_clients=2, batches="full", batch_size=1, compression=sampling),
-            num_ticks=1,
+            budget=fedjax_sim.Ticks(1),
         )
     with pytest.raises(ConfigError, match=r"shape is \(0, 0\)"):
         check(latent.CellSampling())

@@ -163,7 +163,9 @@ def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any
     given = problem.replace(start=start)  # type: ignore[attr-defined]
     options = {"participation": 0.5, "batches": "full", "gamma": 0.05, "batch_size": 70}
     hyper = fedem.Hyper(num_clients=4, compression=parse_compressor("block:block=4"), **options)
-    run = fedjax_sim.sweep(fedem.system, given, hyper, seeds=2, num_ticks=3000, num_evals=10)
+    run = fedjax_sim.sweep(
+        fedem.system, given, hyper, seeds=2, budget=fedjax_sim.Ticks(3000), num_evals=10
+    )
     found = latent.fitted(run, given, tolerance=1e-5)
     assert found.score(y) == pytest.approx(reference_of("full", 400, y).score(y), rel=1e-6)
     assert found.converged_ and 0 < found.n_iter_ < 3000
@@ -202,7 +204,7 @@ def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
             problem = latent.make_estimation(model, IRIS.astype("float32"), CLIENTS)
             hyper = fedem.Hyper(num_clients=4, participation=0.5, gamma=0.03, batch_size=5)
             run = fedjax_sim.sweep(
-                fedem.system, problem, hyper, seeds=16, num_ticks=200, num_evals=2
+                fedem.system, problem, hyper, seeds=16, budget=fedjax_sim.Ticks(200), num_evals=2
             )
         failed[prior] = int(run.curves.failed.sum())
         if not prior:

@@ -10,11 +10,12 @@ import pytest
 from flax import struct
 
 import fedjax_sim
+from experiments.favano.formulas import bounds as formulas
 from fedjax_sim import Event, Layout, Plan, Timeline
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Versioned
 from fedjax_sim.streams import stream
-from fedjax_sim.theory.favano import bounds as theory
+from fedjax_sim.theory import favano as theory
 from fedjax_sim.timelines import draw_client_rates
 
 SYSTEM = fedjax_sim.SYSTEMS["favano"]
@@ -117,9 +118,9 @@ def test_three_clients_of_whom_two_are_contacted_at_a_time() -> None:
         SYSTEM._replace(timeline=timeline),
         problem,
         hyper,
-        num_ticks=2,
+        budget=fedjax_sim.Ticks(2),
         layout=Layout(2, False, 1),
-        client_variance=True,
+        keep=fedjax_sim.Keep(client_variance=True),
     )
     models = np.stack([run.curves.w0, run.curves.w1], axis=-1)
     np.testing.assert_allclose(models, [start, first, second], rtol=1e-6)
@@ -164,7 +165,13 @@ def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
 
     layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
     run = fedjax_sim.sweep(
-        SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks // 4, layout=layout
+        SYSTEM,
+        problem,
+        hyper,
+        seeds=seeds,
+        budget=fedjax_sim.Ticks(ticks),
+        num_evals=ticks // 4,
+        layout=layout,
     )
     means = run.curves.w0[:, burn_in // 4 :].mean("eval").values
     error = means.std(ddof=1) / np.sqrt(seeds)
@@ -213,7 +220,13 @@ def theorem() -> Callable[[str, float | None], tuple[float, theory.FavanoSetup, 
         problem = Located.of(centers.astype("float32"), noise=sigma, start=start)
         layout = Layout(slots_at_once=3, lanes_at_once=True, lane_devices=1)
         left = fedjax_sim.sweep(
-            SYSTEM, problem, hyper, seeds=seeds, num_ticks=ticks, num_evals=ticks, layout=layout
+            SYSTEM,
+            problem,
+            hyper,
+            seeds=seeds,
+            budget=fedjax_sim.Ticks(ticks),
+            num_evals=ticks,
+            layout=layout,
         )
         server = np.stack([left.curves[f"w{i}"] for i in range(dim)], axis=-1)
         squares = []
@@ -237,7 +250,7 @@ def test_theorem_1(theorem: Callable, reweight: str) -> None:
     """
     square, setting, lr = theorem(reweight, None)
     assert all(condition.holds for condition in theory.conditions(setting, step_size=lr))
-    bound = theory.bound(setting, step_size=lr, num_ticks=1000)
+    bound = formulas.bound(setting, step_size=lr, num_ticks=1000)
     assert square < bound
     assert square > bound / 10, "the bound is too loose for this run to be the one it describes"
 
@@ -246,4 +259,4 @@ def test_theorem_1_can_fail(theorem: Callable) -> None:
     """Far beyond its conditions the iteration diverges and exceeds the bound's formula."""
     square, setting, lr = theorem("stochastic", 4.0)
     assert not all(condition.holds for condition in theory.conditions(setting, step_size=lr))
-    assert not square < theory.bound(setting, step_size=lr, num_ticks=1000)
+    assert not square < formulas.bound(setting, step_size=lr, num_ticks=1000)

@@ -13,7 +13,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
 from fedjax_sim.clients.mini_batches import fresh_examples
-from fedjax_sim.engine.program.prepare import lower_sweep
+from fedjax_sim.engine.shares import listed
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.streams import shuffle_bits, stream
 from fedjax_sim.systems import fedavg, langevin
@@ -31,9 +31,9 @@ def model_path(
     """Return the server's model after every tick, and the initial one: `f64[ticks + 1, P]`."""
     with jax.enable_x64(True):
         how = {
-            "num_ticks": ticks,
+            "budget": fedjax_sim.Ticks(ticks),
             "num_evals": ticks,
-            "keep_models": True,
+            "keep": fedjax_sim.Keep(models=True),
             "layout": Layout(7, False, 1),
         }
         run = fedjax_sim.simulate(system, problem, hyper, seed=seed, **(how | options))
@@ -227,7 +227,7 @@ def test_bad_settings_are_refused(
             langevin.system,
             problem,
             langevin.Hyper(**({"num_clients": 3, "num_selected": 2} | settings)),
-            num_ticks=2,
+            budget=fedjax_sim.Ticks(2),
         )
     assert compiled == []
 
@@ -253,7 +253,7 @@ def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None
             langevin.system,
             regression(),
             langevin.Hyper(num_clients=7, gradient="exact"),
-            num_ticks=2,
+            budget=fedjax_sim.Ticks(2),
         )
 
 
@@ -277,14 +277,15 @@ def test_noise_that_all_lanes_do_without_is_not_drawn(
     hyper = langevin.Hyper(num_clients=3, local_steps=1, gradient="exact", **changed)
 
     def drawn(settings: dict[str, list[float]]) -> int:
-        (program,) = lower_sweep(
+        (program,) = listed(
             langevin.system,
             problem,
             hyper,
+            seeds=1,
             devices=jax.local_devices()[:1],
             settings=settings,
-            num_ticks=2,
-        )
+            budget=fedjax_sim.Ticks(2),
+        ).lower()
         return program.as_text().count("chlo.erf_inv")
 
     assert drawn({}) == draws

@@ -68,10 +68,9 @@ def chains(
             hyper,
             seeds=CHAINS // problem.centers.shape[1],
             settings={"rho": rho},
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=ticks,
-            evals_per_chunk=1,
-            layout=WIDE,
+            layout=WIDE._replace(evals_per_chunk=1),
         )
     assert run.models.dtype == np.float64
     return run.models.reshape(len(rho), -1, problem.centers.shape[1])
@@ -287,7 +286,13 @@ def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
             gradient="exact",
         )
         run = fedjax_sim.sweep(
-            langevin.system, free(), hyper, seeds=seeds, num_ticks=1, num_evals=1, layout=WIDE
+            langevin.system,
+            free(),
+            hyper,
+            seeds=seeds,
+            budget=fedjax_sim.Ticks(1),
+            num_evals=1,
+            layout=WIDE,
         )
     alone = increments(0.6)[:seeds]
     most = 0.0

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from experiments.fald.formulas import exact_laws
+from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.settings import check
 from fedjax_sim.systems import langevin
-from fedjax_sim.theory.langevin import exact_laws, variants
-from fedjax_sim.theory.langevin.exact_laws import GaussianTarget, Participation
+from tests.systems.langevin import variant_laws as variants
 
 CHAINS, ETA, TAU = 4000, 0.08, 1.3
 HESSIANS = np.array(
@@ -52,7 +53,7 @@ def chains(
             hyper,
             seeds=num,
             settings=swept,
-            num_ticks=ticks,
+            budget=fedjax_sim.Ticks(ticks),
             num_evals=1,
             layout=WIDE,
         )

@@ -23,14 +23,13 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from experiments.fald.privacy import EXAMPLES, RUN
-from fedjax_sim.theory.langevin import privacy
-from fedjax_sim.theory.langevin.privacy import PrivacySetup, guarantee
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.theory import langevin as privacy
+from fedjax_sim.theory.langevin import PrivacySetup, guarantee, theorem
 
 Numbers = npt.NDArray[np.float64]
 PRINTED = RUN._replace(step_size=1e-6)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::fedjax_sim.theory.langevin.privacy.OutsiderWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::fedjax_sim.theory.langevin.OutsiderWarning")
 
 
 def accountant_epsilon(setup: PrivacySetup, num_steps: int, delta: float) -> float:
@@ -123,7 +122,7 @@ def test_step_of_the_batch_is_the_formula_for_subsampling() -> None:
     for q, share in itertools.product((1e-3, 0.1, 0.7, 1.0), (1e-6, 0.01, 0.5, 1.0)):
         setup = PRINTED._replace(batch_fraction=q)
         found = guarantee(setup._replace(step_size=share * setup.largest_step_size))
-        assert found.epsilon_batch >= privacy.amplified(found.epsilon_step, q)
+        assert found.epsilon_batch >= theorem.amplified(found.epsilon_step, q)
         np.testing.assert_allclose(found.epsilon_batch, 2 * q * found.epsilon_step, rtol=1e-12)
 
 
@@ -187,12 +186,12 @@ def test_amplification_by_the_draw_of_clients() -> None:
         worst = max(
             math.log((a * yes + (1 - a) * o) / (a * no + (1 - a) * o)) for o in (no, 0.5, yes)
         )
-        assert worst <= privacy.amplified(epsilon, a) + 1e-12
-        np.testing.assert_allclose(worst, privacy.amplified(epsilon, a), rtol=1e-12)
+        assert worst <= theorem.amplified(epsilon, a) + 1e-12
+        np.testing.assert_allclose(worst, theorem.amplified(epsilon, a), rtol=1e-12)
     np.testing.assert_allclose(
-        privacy.amplified(29.999999, 0.2), privacy.amplified(30.000001, 0.2), rtol=1e-7
+        theorem.amplified(29.999999, 0.2), theorem.amplified(30.000001, 0.2), rtol=1e-7
     )
-    np.testing.assert_allclose(privacy.amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
+    np.testing.assert_allclose(theorem.amplified(1000.0, 0.2), 1000 + math.log(0.2), rtol=1e-12)
 
 
 GRID = np.linspace(-20, 140, 160_001)
@@ -242,7 +241,7 @@ def test_draw_of_clients_protects_among_clients_who_are_alike(shift: float) -> N
             ) * (1 + 1e-9)
             found.append(
                 excess(
-                    privacy.amplified(epsilon, a),
+                    theorem.amplified(epsilon, a),
                     *(a * drawn + (1 - a) * others for drawn in (here, there)),
                 )
             )
@@ -258,7 +257,7 @@ def test_draw_of_clients_does_not_protect_those_who_stand_apart() -> None:
     for shift, epsilon, a in itertools.product((0.3, 1.0, 3.0), (0.2, 1.0), (0.02, 0.2, 0.7)):
         here, there = normal(0), normal(shift)
         pair = [a * drawn + (1 - a) * normal(60) for drawn in (here, there)]
-        amplified, allowed = privacy.amplified(epsilon, a), a * excess(epsilon, here, there)
+        amplified, allowed = theorem.amplified(epsilon, a), a * excess(epsilon, here, there)
         np.testing.assert_allclose(
             excess(amplified, *pair), a * excess(amplified, here, there), rtol=1e-6
         )
@@ -377,65 +376,6 @@ def test_monotone() -> None:
     assert guarantee(PRINTED._replace(adversary="server")).epsilon > guarantee(PRINTED).epsilon
 
 
-def test_corollaries() -> None:
-    bare = PRINTED._replace(delta_round=0.0, delta_total=0.0)
-    found = guarantee(bare)
-    np.testing.assert_allclose(
-        found.epsilon, 100 * math.log1p(0.2 * math.expm1(10 * found.epsilon_batch)), rtol=1e-12
-    )
-    np.testing.assert_allclose(found.delta, 0.2 * 0.1 * 1000 * 1e-6, rtol=1e-12)
-    limit = privacy.corollary_step_size(PRINTED)
-    assert 0 < limit < PRINTED.largest_step_size
-    for share in (1e-6, 1e-3, 0.1, 1.0):
-        setup = PRINTED._replace(step_size=share * limit)
-        assert guarantee(setup).epsilon <= privacy.corollary_epsilon(setup)
-        assert privacy.leading_epsilon(setup) <= privacy.corollary_epsilon(setup)
-    small = PRINTED._replace(step_size=1e-9 * limit)
-    np.testing.assert_allclose(
-        privacy.leading_epsilon(small), privacy.corollary_epsilon(small), rtol=1e-3
-    )
-    halves = [PRINTED._replace(step_size=limit), PRINTED._replace(step_size=limit / 4)]
-    np.testing.assert_allclose(
-        privacy.leading_epsilon(halves[0]), 2 * privacy.leading_epsilon(halves[1]), rtol=1e-12
-    )
-
-
-def test_step_size_of_the_corollary_by_value() -> None:
-    """The limit is (71) as printed and (59); each of the three conditions is the sharpest once."""
-    sharpest = set()
-    many = {
-        "num_clients": 10**9,
-        "least_weight": 1e-9,
-        "num_selected": 1,
-        "num_rounds": 1,
-        "batch_fraction": 1.0,
-    }
-    for changes in ({}, {"batch_fraction": 1e-3}, {"delta_total": 1e-300, "rho": 0.8}, many):
-        s = PRINTED._replace(
-            sensitivity=1.7, temperature=0.6, delta_round=1e-3, local_steps=3, **changes
-        )
-        noise, logs = 0.6 * (1 - s.rho**2) * s.least_weight, math.log(1.25 / 1e-6)
-        num_steps = 3 * s.num_rounds
-        first = math.log(1 + math.sqrt(2 * math.log(1 / 1e-3) / 3)) ** 2
-        second = (
-            math.log(
-                1
-                + s.num_clients
-                / s.num_selected
-                * math.sqrt(2 * 3 * math.log(1 / s.delta_total) / num_steps)
-            )
-            ** 2
-        )
-        second /= 8 * 3 * math.log(1 / 1e-3)
-        limits = (
-            noise * s.batch_fraction**2 / (1.7**2 * logs),
-            *(noise / (4 * 1.7**2 * logs) * term for term in (first, second)),
-        )
-        np.testing.assert_allclose(privacy.corollary_step_size(s), min(limits), rtol=1e-12)
-        sharpest.add(limits.index(min(limits)))
-    assert sharpest == {0, 1, 2}
-
-
 def test_largest_rho() -> None:
     setup = PRINTED._replace(step_size=1e-7)
     rho = privacy.largest_rho(setup, epsilon=10.0)
@@ -444,9 +384,9 @@ def test_largest_rho() -> None:
     np.testing.assert_allclose(
         setup._replace(rho=generous).largest_step_size, setup.step_size, rtol=1e-9
     )
-    with pytest.raises(ValueError, match="epsilon"):
+    with pytest.raises(ConfigError, match=r"^epsilon is 0\.001"):
         privacy.largest_rho(setup, epsilon=1e-3)
-    with pytest.raises(ValueError, match="delta"):
+    with pytest.raises(ConfigError, match="delta = 1e-09 larger"):
         privacy.largest_rho(setup, epsilon=10.0, delta=1e-9)
 
 
@@ -485,107 +425,36 @@ def test_sensitivity_of_softmax_regression() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("field", "value"),
     [
-        (
-            {"rho": 1.0},
-            "rho is 1, but must be from 0 to less than 1: shared noise protects nothing.",
-        ),
-        (
-            {"rho": -0.1},
-            "rho is -0.1, but must be from 0 to less than 1: shared noise protects nothing.",
-        ),
-        (
-            {"step_size": 1.1e-5},
-            "step_size is 1.1e-05, but must be above 0 and at most 1.06848e-05, condition (59).",
-        ),
-        (
-            {"step_size": 0.0},
-            "step_size is 0, but must be above 0 and at most 1.06848e-05, condition (59).",
-        ),
-        ({"delta_step": 0.0}, "delta_step is 0, but must be above 0 and less than 1."),
-        ({"delta_round": 1.0}, "delta_round is 1, but must be at least 0 and less than 1."),
-        ({"delta_total": -0.1}, "delta_total is -0.1, but must be at least 0 and less than 1."),
-        (
-            {"scheme": "some"},
-            "scheme is 'some', but must be one of full, with_replacement, without_replacement.",
-        ),
-        ({"adversary": "nobody"}, "adversary is 'nobody', but must be one of outsider, server."),
-        ({"num_clients": 0, "scheme": "full"}, "num_clients is 0, but must be at least 1."),
-        (
-            {"num_selected": 51},
-            "num_selected is 51, but must be at most num_clients = 50, without replacement.",
-        ),
-        ({"num_selected": 0}, "num_selected is 0, but must be at least 1."),
-        (
-            {"num_selected": 0, "scheme": "with_replacement"},
-            "num_selected is 0, but must be at least 1.",
-        ),
-        ({"local_steps": 0}, "local_steps is 0, but must be at least 1."),
-        ({"num_rounds": 0}, "num_rounds is 0, but must be at least 1."),
-        ({"temperature": 0.0}, "temperature is 0, but must be above 0."),
-        ({"batch_fraction": 1.5}, "batch_fraction is 1.5, but must be above 0 and at most 1."),
-        ({"batch_fraction": 0.0}, "batch_fraction is 0, but must be above 0 and at most 1."),
-        ({"sensitivity": 0.0}, "sensitivity is 0, but must be above 0."),
-        ({"sensitivity": -1.0}, "sensitivity is -1, but must be above 0."),
-        ({"sensitivity": math.nan}, "sensitivity is nan, but must be above 0."),
-        ({"least_weight": 0.0}, "least_weight is 0, but must be above 0 and at most 1 / N = 0.02."),
-        (
-            {"least_weight": 0.03},
-            "least_weight is 0.03, but must be above 0 and at most 1 / N = 0.02.",
-        ),
-        (
-            {"least_weight": 0.019},
-            "least_weight is 0.019, but must be 1 / N = 0.02 without replacement, which is biased "
-            "unless all weights are equal.",
-        ),
-        (
-            {"draw_probability": 0.01},
-            "draw_probability is 0.01, but must be None, or from 1 / N = 0.02 to 1.",
-        ),
-        (
-            {"draw_probability": 1.1},
-            "draw_probability is 1.1, but must be None, or from 1 / N = 0.02 to 1.",
-        ),
+        *(("rho", value) for value in (1.0, -0.1)),
+        *(("delta_step", value) for value in (0.0, 1.0)),
+        *(("delta_round", value) for value in (-0.1, 1.0)),
+        *(("delta_total", value) for value in (-0.1, 1.0)),
+        *(("num_selected", value) for value in (0, 51)),
+        *(("batch_fraction", value) for value in (0.0, 1.5)),
+        *(("sensitivity", value) for value in (0.0, -1.0, math.nan)),
+        *(("least_weight", value) for value in (0.0, 0.03, 0.019)),
+        *(("draw_probability", value) for value in (0.01, 1.1)),
+        *(("step_size", value) for value in (0.0, 1.1e-5)),
+        *((name, 0) for name in ("num_clients", "local_steps", "num_rounds", "temperature")),
+        *((name, "some") for name in ("scheme", "adversary")),
     ],
 )
-def test_what_is_refused(change: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        guarantee(PRINTED._replace(**change))
+def test_what_is_refused(field: str, value: float | str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field} is {re.escape(repr(value))}, but must be "):
+        guarantee(PRINTED._replace(**{field: value}))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"scheme": "with_replacement"},
-            "scheme is 'with_replacement', but must be 'without_replacement' in the corollaries.",
-        ),
-        (
-            {"scheme": "full"},
-            "scheme is 'full', but must be 'without_replacement' in the corollaries.",
-        ),
-        (
-            {"adversary": "server"},
-            "adversary is 'server', but must be 'outsider' in the corollaries.",
-        ),
-        ({"delta_round": 0.0}, "delta_round is 0, but must be above 0 in the corollaries."),
-        ({"delta_total": 0.0}, "delta_total is 0, but must be above 0 in the corollaries."),
-        ({"local_steps": 0}, "local_steps is 0, but must be at least 1."),
-    ],
-)
-def test_what_the_corollaries_do_not_hold_for(change: dict, words: str) -> None:
-    for corollary in (
-        privacy.corollary_step_size,
-        privacy.corollary_epsilon,
-        privacy.leading_epsilon,
+def test_what_is_refused_with_or_without_replacement() -> None:
+    for changes, words in (
+        ({"num_selected": 0, "scheme": "with_replacement"}, "from 1 to inf"),
+        ({"num_selected": 51}, "from 1 to 50"),
+        ({"least_weight": 0.019}, "1 / N = 0.02 without replacement, which is biased"),
+        ({"step_size": 1.1e-5}, "at most 1.06848e-05, condition (59)"),
     ):
-        with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-            corollary(PRINTED._replace(step_size=1e-12, **change))
-    with pytest.raises(
-        ValueError, match=r"^step_size is 1e-05, .* conditions \(59\) and \(71\)\.$"
-    ):
-        privacy.corollary_epsilon(PRINTED._replace(step_size=1e-5))
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            guarantee(PRINTED._replace(**changes))
 
 
 def test_weights_may_be_unequal_where_they_do_no_harm() -> None:

@@ -16,7 +16,7 @@ from experiments.fald.privacy import HYPER, PROBLEM
 from fedjax_sim import ConfigError
 from fedjax_sim.problems import from_logdensity
 from fedjax_sim.systems import fedavg, langevin
-from fedjax_sim.theory.langevin import privacy
+from fedjax_sim.theory import langevin as privacy
 
 dp = pytest.importorskip("dp_accounting", reason="epsilon is computed by dp-accounting")
 REPLACE = dp.NeighboringRelation.REPLACE_ONE
@@ -31,7 +31,7 @@ def by_rdp(noise: float, num_steps: int, delta: float) -> float:
 
 def test_mini_batches_of_the_papers_setting() -> None:
     """A thousand steps: 13.4 by the paper's bound against the server, 0.345 by Renyi accounting."""
-    found = privacy.of(HYPER, PROBLEM, 100, sensitivity=1.0)
+    found = privacy.privacy_of(HYPER, PROBLEM, 100, sensitivity=1.0)
     noise = 0.1 * math.sqrt(2 * 0.75 / 50 / 1e-7)
     assert found.noise_multiplier == pytest.approx(noise, rel=1e-12)
     assert found.num_steps == 1000 and math.isnan(found.pld)
@@ -39,14 +39,14 @@ def test_mini_batches_of_the_papers_setting() -> None:
     setup = found.setup._replace(delta_step=1e-6, delta_round=1e-6, delta_total=1e-5)
     printed = privacy.guarantee(setup)
     assert printed.epsilon == pytest.approx(13.4148, rel=1e-5)
-    at_its_delta = privacy.of(HYPER, PROBLEM, 100, sensitivity=1.0, delta=printed.delta)
+    at_its_delta = privacy.privacy_of(HYPER, PROBLEM, 100, sensitivity=1.0, delta=printed.delta)
     assert at_its_delta.rdp == pytest.approx(0.345289, rel=1e-5)
     assert at_its_delta.paper > 30 * at_its_delta.rdp
 
 
 def test_all_examples() -> None:
     """Gaussian steps compose to one, whose exact epsilon is that of loss distributions."""
-    found = privacy.of(HYPER.replace(gradient="exact"), PROBLEM, 10, sensitivity=2.0)
+    found = privacy.privacy_of(HYPER.replace(gradient="exact"), PROBLEM, 10, sensitivity=2.0)
     noise = math.sqrt(2 * 0.75 / 50 / 1e-7) / 2
     exact = dp.get_epsilon_gaussian(noise / math.sqrt(100), 1e-5)
     assert found.noise_multiplier == pytest.approx(noise, rel=1e-12)
@@ -66,27 +66,27 @@ def test_control_variates_of_clients() -> None:
     A step is sensitive to 2 + q times as much as one of a mini-batch, and Gaussian steps compose.
     """
     hyper = HYPER.replace(anchor="client", example_clip=1.0)
-    found = privacy.of(hyper, PROBLEM, 2, sensitivity=1.0)
+    found = privacy.privacy_of(hyper, PROBLEM, 2, sensitivity=1.0)
     noise = 0.1 / 2.1 * math.sqrt(2 * 0.75 / 50 / 1e-7)
     assert found.noise_multiplier == pytest.approx(noise, rel=1e-12) and math.isnan(found.paper)
     exact = dp.get_epsilon_gaussian(noise / math.sqrt(20), 1e-5)
     assert found.pld == pytest.approx(exact, rel=1e-4)
     with pytest.raises(ConfigError, match=r"sensitivity is 0\.0, .* without control variates"):
-        privacy.of(hyper, PROBLEM, 2)
+        privacy.privacy_of(hyper, PROBLEM, 2)
 
 
 def test_outsiders_only_by_choice() -> None:
     """With a warning, and a smaller epsilon by the paper's bound alone."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        server = privacy.of(HYPER, PROBLEM, 100, sensitivity=1.0)
+        server = privacy.privacy_of(HYPER, PROBLEM, 100, sensitivity=1.0)
     with pytest.warns(privacy.OutsiderWarning, match="where clients' models lie apart"):
-        outsider = privacy.of(HYPER, PROBLEM, 100, sensitivity=1.0, adversary="outsider")
+        outsider = privacy.privacy_of(HYPER, PROBLEM, 100, sensitivity=1.0, adversary="outsider")
     assert outsider.paper < server.paper / 3 and outsider.rdp == server.rdp
     assert server.setup.adversary == "server"
     with pytest.warns(privacy.OutsiderWarning), pytest.raises(ConfigError, match="as delta would"):
         drawn = HYPER.replace(participants="with_replacement")
-        privacy.of(drawn, PROBLEM, 100, sensitivity=1.0, adversary="outsider")
+        privacy.privacy_of(drawn, PROBLEM, 100, sensitivity=1.0, adversary="outsider")
 
 
 def log_likelihood(w: Any, x: Any) -> Any:
@@ -120,7 +120,13 @@ def moved() -> Any:
         )
         runs.append(
             fedjax_sim.sweep(
-                langevin.system, problem, hyper, seeds=8, num_ticks=3, num_evals=3, keep_models=True
+                langevin.system,
+                problem,
+                hyper,
+                seeds=8,
+                budget=fedjax_sim.Ticks(3),
+                num_evals=3,
+                keep=fedjax_sim.Keep(models=True),
             )
         )
     return problem, runs
@@ -146,15 +152,15 @@ def test_schedules_say_how_often_a_client_took_part(moved: Any) -> None:
         assert np.bincount(timeline.clients.ravel(), minlength=3).max() >= 2
     one = types.SimpleNamespace(hypers=[hyper], timelines=run.timelines[:1])
     times = int(np.bincount(one.timelines[0].clients.ravel()).max())
-    found = privacy.of(one, problem)
+    found = privacy.privacy_of(one, problem)
     assert found.num_steps == times and found.setup.num_rounds == times
     assert found.setup.sensitivity == 1.0
-    assert found.rdp == privacy.of(hyper, problem, times).rdp
+    assert found.rdp == privacy.privacy_of(hyper, problem, times).rdp
     other = types.SimpleNamespace(
         hypers=[hyper, hyper.replace(rho=0.5)], timelines=run.timelines[:2]
     )
     with pytest.raises(ConfigError, match=r"rho is '0.0, 0.5', but must be one value"):
-        privacy.of(other, problem)
+        privacy.privacy_of(other, problem)
 
 
 def test_rounds_that_a_run_does_not_have_are_refused(moved: Any) -> None:
@@ -162,10 +168,10 @@ def test_rounds_that_a_run_does_not_have_are_refused(moved: Any) -> None:
     problem, runs = moved
     hyper = runs[0].hypers[0].replace(temperature=1.0)
     run = types.SimpleNamespace(hypers=[hyper] * 8, timelines=runs[0].timelines)
-    assert privacy.of(run, problem, 3) == privacy.of(run, problem)
+    assert privacy.privacy_of(run, problem, 3) == privacy.privacy_of(run, problem)
     with pytest.raises(ConfigError, match="rounds is 4, but must be at most 3, those of the run"):
-        privacy.of(run, problem, 4)
-    assert privacy.of(hyper, problem, 4).num_steps == 4
+        privacy.privacy_of(run, problem, 4)
+    assert privacy.privacy_of(hyper, problem, 4).num_steps == 4
 
 
 @pytest.mark.parametrize(
@@ -185,17 +191,17 @@ def test_every_lane_is_checked(changes: dict, words: str) -> None:
     """A sweep in which another lane than the first has what changes the privacy."""
     lanes = types.SimpleNamespace(hypers=[HYPER, HYPER.replace(**changes)])
     with pytest.raises(ConfigError, match=words):
-        privacy.of(lanes, PROBLEM, 10, sensitivity=1.0)
+        privacy.privacy_of(lanes, PROBLEM, 10, sensitivity=1.0)
     same = types.SimpleNamespace(hypers=[HYPER, HYPER.replace(client_weights=2.0)])
-    assert privacy.of(same, PROBLEM, 10, sensitivity=1.0).num_steps == 100
+    assert privacy.privacy_of(same, PROBLEM, 10, sensitivity=1.0).num_steps == 100
 
 
-@pytest.mark.filterwarnings("ignore::fedjax_sim.theory.langevin.privacy.OutsiderWarning")
+@pytest.mark.filterwarnings("ignore::fedjax_sim.theory.langevin.OutsiderWarning")
 @pytest.mark.parametrize("adversary", ["server", "outsider"])
 def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
     """With its deltas, which add up to that of the run."""
     hyper = HYPER.replace(participants="without_replacement")
-    found = privacy.of(hyper, PROBLEM, 100, sensitivity=1.0, adversary=adversary)
+    found = privacy.privacy_of(hyper, PROBLEM, 100, sensitivity=1.0, adversary=adversary)
     printed = privacy.guarantee(found.setup)
     assert printed.epsilon == found.paper and 0.4e-5 < printed.delta <= found.delta * (1 + 1e-9)
 
@@ -227,4 +233,4 @@ def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
 )
 def test_what_is_refused(hyper: Any, options: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        privacy.of(hyper, PROBLEM, **({"rounds": 10} | options))
+        privacy.privacy_of(hyper, PROBLEM, **({"rounds": 10} | options))

@@ -302,7 +302,7 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
     system = fedjax_sim.SYSTEMS["fedavg"]
     table = ClientTable(np.full(7, 0.5), up=np.full(7, 16.0), down=np.full(7, 48.0))
     hyper = small(system, client_table=table, runtime_law="runtime_constant", server_interact=1.0)
-    run = fedjax_sim.simulate(system, regression(), hyper, num_ticks=3, num_evals=1)
+    run = fedjax_sim.simulate(system, regression(), hyper, budget=fedjax_sim.Ticks(3), num_evals=1)
     np.testing.assert_allclose(
         run.timelines[0].time, (10 + 1 + 96 / 16 + 96 / 48) * np.arange(1, 4)
     )
@@ -311,7 +311,7 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
     up, down = system.messages.bits(jnp.zeros(3), hyper.replace(compression=compression))
     assert up < down == 96
     own = fedjax_sim.simulate(
-        system, regression(), hyper.replace(bits_up=32.0), num_ticks=3, num_evals=1
+        system, regression(), hyper.replace(bits_up=32.0), budget=fedjax_sim.Ticks(3), num_evals=1
     )
     np.testing.assert_allclose(own.timelines[0].time, (10 + 1 + 32 / 16 + 2) * np.arange(1, 4))
 

@@ -267,10 +267,12 @@ def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_
     if name in ("quafl", "favano"):
         changes["server_wait"] = 4.0
     hyper = small(system, trace=read_trace(path), **changes)
-    run = fedjax_sim.simulate(system, regression(), hyper, time_budget=1000.0, num_evals=4)
+    run = fedjax_sim.simulate(
+        system, regression(), hyper, budget=fedjax_sim.Time(1000.0), num_evals=4
+    )
     assert np.isfinite(run.curves.loss).all()
     if name == "fedbuff":
         assert run.curves.ticks[-1] == 15
         with pytest.raises(ConfigError, match="num_ticks is 16, but must be at most the 15 ticks"):
-            fedjax_sim.simulate(system, regression(), hyper, num_ticks=16)
+            fedjax_sim.simulate(system, regression(), hyper, budget=fedjax_sim.Ticks(16))
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), run.models))

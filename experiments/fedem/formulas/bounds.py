@@ -1,0 +1,148 @@
+"""FedEM's convergence bound and what leads to it (arXiv 2111.02083), in float64.
+
+Symbols of the paper and their names here:
+
+    L                      `Constants.smoothness`
+    L_W                    `Constants.lyapunov_smoothness`
+    v_min, v_max           `Constants.least`, `Constants.most`
+    W(S_0) - min W         `gap`
+    n, omega, p, alpha     `num_clients`, `omega`, `participation`, `alpha` of `FedEMSetup`
+    gamma, b, k_max        `gamma`, `batch_size`, `k_max`, as in `fedjax_sim.systems.fedem`
+    sigma^2                `sigma2`, mean over clients of the variance of a mini-batch statistic
+    h, h_i                 mean field, and that of client i; H is the field that the server uses
+    G_k                    `memory_error`, mean over clients of ||V_i - h_i(S_k)||^2
+
+Bounds are on the mean of E||h(S_k)||^2 over the rounds k = 0, ..., k_max - 1 of a run. "Derived"
+marks what the paper does not state. VR-FedEM's bounds are in
+`experiments.fedem.formulas.variance_reduction`.
+
+The step size gamma_max and omega_p are in `fedjax_sim.theory.fedem`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedjax_sim.checking import AtLeast0, Whole, checked
+from fedjax_sim.theory.fedem import Constants, FedEMSetup
+
+Numbers = npt.NDArray[np.float64]
+
+
+class BoundTerms(NamedTuple):
+    """The terms of a bound on the mean E||h||^2.
+
+    The factor that multiplies E||h||^2 in the theorem is already divided out.
+
+    Attributes:
+        initial: Term of W(S_0) - min W.
+        noise: Term of sigma^2.
+        memory: Term of G_0, the mean squared distance of the first memories to h_i(S_0).
+    """
+
+    initial: float
+    noise: float
+    memory: float
+
+    @property
+    def total(self) -> float:
+        """The bound, the sum of its terms."""
+        return sum(self)
+
+
+# Theorems 1 and 3: FedEM --------------------------------------------------------------------------
+
+
+@checked
+def bound(
+    setup: FedEMSetup,
+    *,
+    gamma: AtLeast0,
+    k_max: Whole,
+    gap: AtLeast0,
+    sigma2: AtLeast0,
+    memory_error: AtLeast0 = 0.0,
+) -> BoundTerms:
+    """Bound the mean E||h(S_k)||^2 by Theorem 3, which is (8) of Theorem 1 for p = 1.
+
+    Args:
+        setup: The run.
+        gamma: Step size, positive and at most `largest_step_size`; the limit is not checked.
+        k_max: Number of rounds, at least 1.
+        gap: W(S_0) - min W.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+        memory_error: G_0; 0 if the memories start at h_i(S_0). Its term is that of (28) and (D.4).
+
+    Returns:
+        The terms of the bound; `total` is the bound.
+    """
+    constants, omega = setup.constants, setup.total_omega
+    left = constants.least - gamma * constants.lyapunov_smoothness
+    per_client = gamma * constants.lyapunov_smoothness / setup.num_clients
+    of_memory = (
+        2 * per_client * omega / (setup.memory_step * setup.participation) * memory_error / k_max
+    )
+    return BoundTerms(
+        gap / (gamma * k_max) / left, per_client * (1 + 5 * omega) * sigma2 / left, of_memory / left
+    )
+
+
+@checked
+def clients_for_free_compression(constants: Constants, omega: AtLeast0) -> float:
+    """Compute the number of clients from which compression no longer reduces Theorem 1's gamma_max.
+
+    Derived. With all constants 1 and omega = 2.5 it is 61.25. The paper says 16, which is meant as
+    an order of magnitude.
+
+    Args:
+        constants: Constants of the problem.
+        omega: Variance constant of the compressor, at least 0.
+
+    Returns:
+        The smallest such n, as a real number.
+    """
+    return (
+        2
+        * (constants.smoothness * constants.least / constants.lyapunov_smoothness * (1 + omega))
+        ** 2
+        * omega
+    )
+
+
+# One step -----------------------------------------------------------------------------------------
+
+
+@checked
+def field_variance_bound(setup: FedEMSetup, *, delta2: AtLeast0, sigma2: AtLeast0) -> float:
+    """Bound E||H - h||^2 at a given state (Prop. C.3.2 and D.3).
+
+    The bound is an equality if the compressor has the variance omega ||x||^2 for every vector x.
+
+    Args:
+        setup: The run.
+        delta2: Mean over clients of E||Delta_i||^2, where Delta_i is what client i compresses.
+        sigma2: sigma^2 of the clients' mini-batch statistics.
+
+    Returns:
+        The bound.
+    """
+    return (setup.total_omega * delta2 + sigma2) / setup.num_clients
+
+
+@checked
+def frozen_memory_factor(omega: AtLeast0, alpha: float) -> float:
+    """Bound by which factor E||V_i - h_i||^2 changes in a round at a fixed S. Derived.
+
+    Statistics are exact and all clients take part. The factor is attained if the compressor has
+    the variance omega ||x||^2 for every vector x. It is 1 - alpha at alpha = 1 / (1 + omega), and 1
+    at twice that alpha.
+
+    Args:
+        omega: Variance constant of the compressor, at least 0.
+        alpha: Step size of the memories.
+
+    Returns:
+        The factor; above 1 the memories may diverge.
+    """
+    return (1 - alpha) ** 2 + alpha**2 * omega

@@ -1,0 +1,175 @@
+"""VR-FedEM's bounds and sizes of its loops (arXiv 2111.02083, Theorem 2 and App. E), float64.
+
+Symbols are those of `experiments.fedem.formulas.bounds`. In addition:
+
+    k_in, k_out     `inner_steps`, `outer_steps`, as in `fedjax_sim.systems.vr_fedem`
+    m               `num_examples` of each client
+    L               `Constants.smoothness`, quadratic mean of all examples' Lipschitz constants (A8)
+    H               the field that the server uses; the argument `field` is the mean E||H||^2
+
+There is no sigma^2, because the noise of the oracles (the variance-reduced statistics) vanishes
+with the server's steps. Everything is for full participation, p = 1. "Derived" marks what the paper
+does not state.
+"""
+
+import math
+
+from fedjax_sim.checking import Above0, AtLeast0, checked
+from fedjax_sim.theory.fedem import Constants
+
+# Theorem 2 ----------------------------------------------------------------------------------------
+
+
+@checked
+def batch_size(inner_steps: Above0, omega: AtLeast0) -> int:
+    """Compute the mini-batch size of Theorem 2, b = ceil(k_in / (1 + omega)^2).
+
+    Args:
+        inner_steps: k_in, at least 1.
+        omega: Variance constant of the compressor, at least 0.
+
+    Returns:
+        b, at least 1.
+    """
+    # The factor keeps rounding errors from raising an exact quotient to the next integer.
+    return math.ceil(inner_steps / (1 + omega) ** 2 * (1 - 1e-12))
+
+
+@checked
+def inverse_step_size(
+    constants: Constants,
+    *,
+    num_clients: Above0,
+    omega: AtLeast0,
+    alpha: float,
+    inner_steps: Above0,
+    batch_size: Above0,
+) -> float:
+    """Compute Lambda_* of Prop. E.4, for any alpha up to 1 / (1 + omega) and any b.
+
+    The step size (10) is 1 / (2 Lambda_*).
+
+    Args:
+        constants: Constants of the problem.
+        num_clients: n, at least 1.
+        omega: Variance constant of the compressor, at least 0.
+        alpha: Step size of the memories, positive; the limit is not checked.
+        inner_steps: k_in, at least 1.
+        batch_size: b, at least 1.
+
+    Returns:
+        Lambda_*, positive.
+    """
+    spread = omega + inner_steps * alpha**2 / (8 * batch_size) * (1 + 10 * omega)
+    ratio = (
+        constants.most / constants.least * constants.smoothness / (math.sqrt(num_clients) * alpha)
+    )
+    return constants.lyapunov_smoothness / (2 * constants.least) + 2 * math.sqrt(
+        2
+    ) * ratio * math.sqrt(spread)
+
+
+@checked
+def field_bound(
+    constants: Constants,
+    *,
+    gamma: AtLeast0,
+    inverse_step_size: float,
+    num_steps: float,
+    gap: AtLeast0,
+) -> float:
+    """Bound the mean E||H||^2 over all steps of a run by Prop. E.4; with gamma of (10) it is (11).
+
+    Args:
+        constants: Constants of the problem.
+        gamma: Step size.
+        inverse_step_size: Lambda_*; gamma Lambda_* must be below 1, which is not checked.
+        num_steps: k_in k_out, the number of steps.
+        gap: W(S_0) - min W.
+
+    Returns:
+        The bound.
+    """
+    return gap / (gamma * num_steps) / (constants.least * (1 - gamma * inverse_step_size))
+
+
+@checked
+def mean_field_bound(
+    constants: Constants,
+    *,
+    num_clients: Above0,
+    gamma: AtLeast0,
+    inner_steps: float,
+    batch_size: float,
+    field: AtLeast0,
+) -> float:
+    """Bound the mean E||h||^2 given the mean E||H||^2 (E.6).
+
+    With k_in / b = (1 + omega)^2 it is (12).
+
+    Args:
+        constants: Constants of the problem.
+        num_clients: n, at least 1.
+        gamma: Step size.
+        inner_steps: k_in.
+        batch_size: b.
+        field: Mean E||H||^2, or a bound on it.
+
+    Returns:
+        The bound.
+    """
+    return (
+        2
+        * (1 + gamma**2 * constants.smoothness**2 / num_clients * inner_steps / batch_size)
+        * field
+    )
+
+
+@checked
+def memory_bound(
+    constants: Constants,
+    *,
+    omega: AtLeast0,
+    gamma: AtLeast0,
+    num_steps: AtLeast0,
+    gap: AtLeast0,
+    memory_error: AtLeast0 = 0.0,
+) -> float:
+    """Bound the mean E G over the steps k = 0, ..., k_in - 1 of all outer loops (Prop. E.7).
+
+    alpha, b and gamma are those of Theorem 2.
+
+    Args:
+        constants: Constants of the problem.
+        omega: Variance constant of the compressor, at least 0.
+        gamma: Step size (10).
+        num_steps: k_in k_out, the number of steps.
+        gap: W(S_0) - min W.
+        memory_error: G_{1,0}; 0 if the memories start at h_i(S_0).
+
+    Returns:
+        The bound.
+    """
+    of_gap = 16 * gamma * (1 + omega) ** 2 * constants.smoothness**2 / constants.least * gap
+    return (2 * (1 + omega) * memory_error + of_gap) / num_steps
+
+
+# Rounds and cost ----------------------------------------------------------------------------------
+
+
+@checked
+def best_inner_steps(num_examples: Above0, omega: AtLeast0) -> float:
+    """Compute the k_in that minimises the evaluations per step for b = k_in / (1 + omega)^2.
+
+    It is (1 + omega) sqrt(m / 2), at which each client makes 2 sqrt(2 m) / (1 + omega) evaluations
+    per step. If b would be below 1 there, that is for m < 2 (1 + omega)^2, it is the k_in at which
+    b = 1. Derived: as long as b = 1, more inner steps make each of them cheaper.
+
+    Args:
+        num_examples: m, examples of each client.
+        omega: Variance constant of the compressor, at least 0.
+
+    Returns:
+        k_in, not rounded.
+    """
+    return (1 + omega) * max(math.sqrt(num_examples / 2), 1 + omega)

@@ -1,0 +1,362 @@
+"""Bounds of delay-sensitive hierarchical federated learning, as inequalities to be tested.
+
+The paper is Ali and Arafa, arXiv 2302.04851. Equation numbers are the paper's. "Derived" marks what
+the paper does not state; "Deviation:" marks where this module corrects it. Results are float64.
+
+Dimension letters: `M` groups, `U` global rounds.
+
+Expectations are over gradient noise, given the whole path of delays and with it all iteration
+counts t_i^u. Every client's loss is L-smooth; its stochastic gradient is unbiased, with second
+moment at most G^2 and variance at most sigma^2. Neither convexity nor equally distributed data is
+needed. Symbols and names:
+
+    alpha -> `lr`            t_i^u -> `iterations`        L, sigma^2, G^2 -> `Constants`
+    |N_i| -> `group_size`    N -> the sum of `group_size`
+
+Corrected or sharpened here:
+
+- The fourth term of Theorem 2 lacks G^2; see `global_bound`.
+- The second and fourth terms of Theorem 2 come from a detour of the proof; see
+  `global_bound_direct`.
+- The bound on one group says nothing from two rounds on; see `is_group_bound_vacuous`.
+- As a function of the sync time, the bound of Theorem 2 is smallest at 0, so it does not explain
+  why local iterations help.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.theory.hierarchical import (
+    Delays,
+    Numbers,
+    max_iterations,
+)
+
+
+@checked
+class Constants(NamedTuple):
+    """The constants of assumptions (14)-(17).
+
+    Attributes:
+        smoothness: L, of every client's loss.
+        gradient_square: G^2, bound on the second moment of a client's stochastic gradient.
+        gradient_variance: sigma^2, bound on the variance of a client's stochastic gradient.
+    """
+
+    smoothness: Above0
+    gradient_square: float
+    gradient_variance: AtLeast0
+
+
+class GlobalBound(NamedTuple):
+    """The right side of (20), term by term, in units of a squared gradient.
+
+    Attributes:
+        descent: B_1, from the decrease of the loss.
+        others: B_2, from the moves of all groups in the previous round.
+        noise: B_3, from gradient noise.
+        previous: B_4, from each group's iteration counts in the previous round.
+        drift: B_5, from each group's local iterations within the round.
+    """
+
+    descent: float
+    others: float
+    noise: float
+    previous: float
+    drift: float
+
+    @property
+    def total(self) -> float:
+        """The sum of the terms."""
+        return sum(self)
+
+
+class GroupBound(NamedTuple):
+    """The right side of (19), term by term, in units of a squared gradient.
+
+    Attributes:
+        descent: From the decrease of the group's loss.
+        noise: From gradient noise.
+        restarts: The term in (U - 1) G^2, from restarting at the global model.
+        iterations: The term in the squared iteration counts.
+    """
+
+    descent: float
+    noise: float
+    restarts: float
+    iterations: float
+
+    @property
+    def total(self) -> float:
+        """The sum of the terms."""
+        return sum(self)
+
+
+@checked
+def imbalance(group_size: npt.ArrayLike) -> float:
+    """Compute kappa = M sum_i |N_i|^2 / N^2.
+
+    Args:
+        group_size: `i64[M]`, number of clients of each group.
+
+    Returns:
+        kappa, between 1 and M; 1 for equal groups.
+    """
+    size = np.asarray(group_size, np.float64)
+    return float(len(size) * np.sum(size**2) / np.sum(size) ** 2)
+
+
+@checked
+def deviation_bound(
+    iterations: npt.ArrayLike, *, lr: AtLeast0, gradient_square: float, group_size: npt.ArrayLike
+) -> Numbers:
+    """Bound E||x^(u+1) - x_i^(u, t_i)||^2 by 2 alpha^2 (t_i^2 + kappa) G^2, Lemma 1, eq. (18).
+
+    Args:
+        iterations: `f64[...]`, t_i.
+        lr: alpha.
+        gradient_square: G^2.
+        group_size: `i64[M]`, number of clients of each group.
+
+    Returns:
+        `f64[...]`, the bound.
+    """
+    t = np.asarray(iterations, np.float64)
+    return 2 * lr**2 * (t**2 + imbalance(group_size)) * gradient_square
+
+
+@checked
+def deviation_bound_sharp(
+    iterations: npt.ArrayLike,
+    *,
+    lr: AtLeast0,
+    gradient_square: float,
+    group_weight: npt.ArrayLike,
+) -> Numbers:
+    """Bound the same as `deviation_bound` by (alpha G (t_i + 1 - 2 w_i))^2. Derived.
+
+    It is attained if the gradient is v in group i and -v in all other groups.
+
+    Args:
+        iterations: `f64[..., M]`, t_i.
+        lr: alpha.
+        gradient_square: G^2.
+        group_weight: `f64[..., M]`, w_i, the group's share of all clients.
+
+    Returns:
+        `f64[..., M]`, the bound; 0 for a single group with t = 1.
+    """
+    t, w = np.asarray(iterations, np.float64), np.asarray(group_weight, np.float64)
+    return lr**2 * gradient_square * (t + 1 - 2 * w) ** 2
+
+
+@checked
+def group_bound(
+    iterations: npt.ArrayLike,
+    *,
+    lr: AtLeast0,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    group: Whole,
+    descent: float,
+) -> GroupBound:
+    """Bound the mean squared gradient of f_i over all local iterations of group i, Theorem 1.
+
+    Args:
+        iterations: `i64[U, M]`, t_i^u.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        group: i, the index of the group.
+        descent: E f_i(x^1) minus E f_i at the group's model at the end of the last round.
+
+    Returns:
+        The terms of (19).
+    """
+    t = np.asarray(iterations, np.float64)[:, group]
+    total, rounds = float(np.sum(t)), len(t)
+    smooth, square, variance = constants
+    return GroupBound(
+        descent=2 * descent / (lr * total),
+        noise=lr * smooth * variance / float(np.asarray(group_size)[group]),
+        restarts=(1 / lr + 2 * (smooth + 1) * imbalance(group_size) * lr)
+        / total
+        * (rounds - 1)
+        * square,
+        iterations=2 * (smooth + 1) * lr / total * float(np.sum(t[:-1] ** 2)) * square,
+    )
+
+
+@checked
+def is_group_bound_vacuous(iterations: npt.ArrayLike, *, group: Whole) -> bool:
+    """Tell whether (19) exceeds G^2 for every alpha, and with it any squared gradient. Derived.
+
+    The two terms in G^2 sum to at least 2 sqrt(2) (1 - t^U / sum_u t^u) G^2. So (19) is vacuous for
+    every run of two rounds or more, unless f_i has increased or the last round holds more than 64 %
+    of all iterations.
+
+    Args:
+        iterations: `i64[U, M]`, t_i^u.
+        group: i, the index of the group.
+
+    Returns:
+        Whether it does, provided that f_i has not increased.
+    """
+    t = np.asarray(iterations, np.float64)[:, group]
+    return bool(2 * math.sqrt(2) * (1 - t[-1] / np.sum(t)) >= 1)
+
+
+@checked
+def global_bound(
+    iterations: npt.ArrayLike,
+    *,
+    lr: AtLeast0,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
+) -> GlobalBound:
+    """Bound the mean over rounds of E||grad f(x^u)||^2, Theorem 2, eq. (20).
+
+    Args:
+        iterations: `i64[U, M]`, t_i^u. The counts before the first round are taken as 0.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        descent: E f(x^1) - E f(x^(U+1)).
+
+    Returns:
+        The terms of (20).
+    """
+    t = np.asarray(iterations, np.float64)
+    previous = np.vstack([np.zeros_like(t[:1]), t[:-1]])
+    return bound_of_means(
+        np.mean(previous**2, axis=0),
+        _drift(t),
+        len(t),
+        lr,
+        constants,
+        group_size,
+        descent,
+    )
+
+
+def _drift(iterations: Numbers) -> Numbers:
+    """Average (t - 1) (2t - 1) / 6, which is the mean of l^2 over l < t, over rounds: `f64[M]`."""
+    return np.mean((iterations - 1) * (2 * iterations - 1) / 6, axis=0)
+
+
+def bound_of_means(
+    previous_square: Numbers,
+    drift: Numbers,
+    rounds: float,
+    lr: float,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
+) -> GlobalBound:
+    """Compute the terms of (20) from the means over rounds of squared counts and of drift."""
+    smooth, square, variance = constants
+    size = np.asarray(group_size, np.float64)
+    kappa, share = imbalance(size), len(size) * size**2 / np.sum(size) ** 2
+    scale = 4 * lr**2 * smooth**2
+    # Deviation: (20), (39), (40) and (41) print the fourth term without G^2, a factor that comes
+    # with the use of Lemma 1 there.
+    return GlobalBound(
+        descent=2 * descent / (lr * rounds),
+        others=3 * scale * square * kappa**2,
+        noise=lr * smooth * kappa * variance,
+        previous=3 * scale * square * float(share @ previous_square),
+        drift=scale * square * float(share @ drift),
+    )
+
+
+@checked
+def global_bound_direct(
+    iterations: npt.ArrayLike,
+    *,
+    lr: AtLeast0,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
+) -> GlobalBound:
+    """Bound the same as `global_bound`, without a detour of the proof. Derived.
+
+    The paper's proof goes through the group models of the previous round. Without this detour the
+    drift term is a quarter of that in (20), and the second and fourth terms are 0.
+
+    Args:
+        iterations: `i64[U, M]`, t_i^u.
+        lr: alpha.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        descent: E f(x^1) - E f(x^(U+1)).
+
+    Returns:
+        The terms. At S = 0 only the terms of descent and noise are left.
+    """
+    whole = global_bound(
+        iterations, lr=lr, constants=constants, group_size=group_size, descent=descent
+    )
+    return whole._replace(others=0.0, previous=0.0, drift=whole.drift / 4)
+
+
+@checked
+def corollary_lr(rounds: Whole, *, smoothness: Above0) -> float:
+    """Compute alpha = min(1 / sqrt(U), 1 / L) of Corollary 1.
+
+    Args:
+        rounds: U.
+        smoothness: L.
+
+    Returns:
+        The learning rate.
+    """
+    return min(1 / math.sqrt(rounds), 1 / smoothness)
+
+
+@checked
+def corollary_bound(
+    rounds: Whole,
+    *,
+    sync_time: AtLeast0,
+    delays: Delays,
+    constants: Constants,
+    group_size: npt.ArrayLike,
+    descent: float,
+) -> float:
+    """Bound the mean squared gradient over U rounds at `corollary_lr`, Corollary 1.
+
+    From (41) with the factor G^2 restored.
+
+    Args:
+        rounds: U, at least L^2.
+        sync_time: S, in units of time.
+        delays: Laws of the delays.
+        constants: Constants of the assumptions.
+        group_size: `i64[M]`, number of clients of each group.
+        descent: E f(x^1) - E f(x^(U+1)).
+
+    Returns:
+        The bound, in units of a squared gradient; it is O(1 / sqrt(U)).
+
+    Raises:
+        ValueError: If `rounds` is below L^2.
+    """
+    smooth, square, variance = constants
+    if rounds < smooth**2:
+        raise ValueError(f"rounds is {rounds}, but must be at least L^2 = {smooth**2:g}")
+    size = np.asarray(group_size, np.float64)
+    most = np.array([max_iterations(sync_time, float(c)) for c in delays.shift])
+    kappa, kappa_t = (
+        imbalance(size),
+        float(len(size) * np.sum((size * most) ** 2) / np.sum(size) ** 2),
+    )
+    slow = 2 * descent + smooth * kappa * variance
+    return (
+        slow / math.sqrt(rounds)
+        + smooth**2 * square * (12 * kappa**2 + 12 * kappa_t + 4 / 3 * kappa_t) / rounds
+    )

@@ -1,0 +1,30 @@
+"""The delays of groups under the linear model of Ali and Arafa, arXiv 2302.04851 (Sec. V)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedjax_sim.checking import checked
+from fedjax_sim.theory.hierarchical import Delays
+
+
+@checked
+def linear_delays(sizes: npt.ArrayLike, coefficients: Sequence[float]) -> Delays:
+    """Compute the delays of groups of given sizes under the paper's linear model (Sec. V).
+
+    Group i has c_i = d size + b and 1 / lambda_i = e size + f. The global server has the same form
+    with the number of groups in place of the size.
+
+    Args:
+        sizes: `i64[M]`, number of clients of each group.
+        coefficients: d, b, e, f, d_g, b_g, e_g, f_g, in the paper's order.
+
+    Returns:
+        The delays.
+    """
+    d, b, e, f, d_g, b_g, e_g, f_g = coefficients
+    clients = np.asarray(sizes, np.float64)
+    return Delays(
+        d * clients + b, e * clients + f, d_g * len(clients) + b_g, e_g * len(clients) + f_g
+    )

@@ -1,0 +1,310 @@
+"""Hierarchical federated learning on quadratics: fixed points, rates and the best sync time.
+
+The algorithm is that of Ali and Arafa, arXiv 2302.04851. Nothing here is in the paper, whose bounds
+(`experiments.hierarchical.formulas.bounds`) do not say when local iterations pay. Closed forms, in
+float64; `loss_at`, `time_to` and `optimal_sync_time` approximate.
+
+Dimension letters: `M` groups, `P` coordinates.
+
+On h / 2 (x - y_i)^2, group i moves from x by t_i gradient steps of size alpha, so it moves by
+(1 - q^t_i) (y_i - x) with q = 1 - alpha h. The global server adds up these moves, each times a
+factor: w_i / t_i under rule "divide_by_steps", the paper's eq. (12), and w_i under rule "average".
+Symbols and names:
+
+    alpha -> `lr`    w_i -> `group_weight`    S -> `sync_time`    T -> the time of a run
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+
+from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.theory.hierarchical import (
+    Delays,
+    Numbers,
+    RoundTime,
+    iteration_law,
+    round_time,
+)
+
+MOST_ROUNDS = 1e7
+"""Number of rounds after which `time_to` takes a target that is not yet reached as out of reach."""
+
+
+@checked
+class Quadratics(NamedTuple):
+    """The sum over coordinates of h_j / 2 x_j^2, the same loss for all clients, and a run on it.
+
+    Attributes:
+        curvature: `f64[P]`, h.
+        noise_variance: Variance of each coordinate of a client's stochastic gradient.
+        start_square: `f64[P]`, squared distance of the initial model to the optimum, by coordinate.
+        lr: alpha.
+        group_size: `i64[M]`, number of clients of each group.
+        rule: How the global server combines the groups, "divide_by_steps" or "average".
+    """
+
+    curvature: Numbers
+    noise_variance: AtLeast0
+    start_square: Numbers
+    lr: AtLeast0
+    group_size: npt.NDArray[np.int64]
+    rule: str = "divide_by_steps"
+
+
+class Round(NamedTuple):
+    """What a round does to the mean square of each coordinate: new = contraction * old + noise.
+
+    Attributes:
+        contraction: `f64[P]`.
+        noise: `f64[P]`.
+    """
+
+    contraction: Numbers
+    noise: Numbers
+
+    def after(self, start_square: npt.ArrayLike, rounds: npt.ArrayLike) -> Numbers:
+        """Compute the mean squares after some rounds.
+
+        Args:
+            start_square: `f64[P]`, mean squares at the start.
+            rounds: `f64[...]`, number of rounds, which need not be whole.
+
+        Returns:
+            `f64[..., P]`, the mean squares.
+        """
+        u = np.asarray(rounds, np.float64)[..., None]
+        power = self.contraction**u
+        return power * np.asarray(start_square) + self.noise * np.where(
+            self.contraction == 1, u, (1 - power) / _one_for_zero(1 - self.contraction)
+        )
+
+    @property
+    def floor(self) -> Numbers:
+        """The mean squares in the long run: `f64[P]`, infinite where they do not settle."""
+        return np.where(
+            self.contraction < 1, self.noise / _one_for_zero(1 - self.contraction), np.inf
+        )
+
+
+@checked
+def group_moments(
+    iterations: npt.ArrayLike, *, lr: AtLeast0, curvature: npt.ArrayLike
+) -> tuple[Numbers, Numbers]:
+    """Compute how far a group moves towards its optimum in t iterations, and its noise.
+
+    Args:
+        iterations: `f64[...]`, t; broadcasts against `curvature`.
+        lr: alpha.
+        curvature: `f64[...]`, h.
+
+    Returns:
+        `f64[...]`, the share 1 - q^t of the way; and `f64[...]`, the variance of the group's noise,
+        in units of alpha^2 times the variance of the noise of one step.
+    """
+    q = 1 - lr * np.asarray(curvature, np.float64)
+    t = np.asarray(iterations, np.float64)
+    return 1 - q**t, np.where(q**2 == 1, t, (1 - q ** (2 * t)) / _one_for_zero(1 - q**2))
+
+
+def _one_for_zero(x: Numbers) -> Numbers:
+    """Replace 0 by 1 in the denominator of a quotient that is not used where it is 0."""
+    return np.where(x == 0, 1.0, x)
+
+
+@checked
+def contraction_and_floor(
+    iterations: Whole, *, lr: AtLeast0, curvature: Above0
+) -> tuple[float, float]:
+    """Compute rate and noise floor of rounds in equal groups, rule "divide_by_steps".
+
+    All groups do the same number of iterations in each round.
+
+    Args:
+        iterations: t.
+        lr: alpha.
+        curvature: h.
+
+    Returns:
+        rho, the factor of the mean in each round; and v, the stationary variance, in units of
+        alpha^2 times a client's noise variance over the number of all clients.
+    """
+    moved, noise = group_moments(iterations, lr=lr, curvature=curvature)
+    rho = 1 - float(moved) / iterations
+    return rho, float(noise) / iterations**2 / (1 - rho**2)
+
+
+@checked
+def fixed_point(
+    optima: npt.ArrayLike,
+    *,
+    iterations: npt.ArrayLike,
+    lr: AtLeast0,
+    curvature: npt.ArrayLike = 1.0,
+    group_weight: npt.ArrayLike,
+    rule: str,
+) -> float:
+    """Compute the model at which the moves of noise-free groups with fixed iterations balance.
+
+    It is a weighted mean of the groups' optima. With equal iterations and curvatures it is the
+    optimum of the weighted sum of the groups' losses, under both rules. As alpha goes to 0,
+    "divide_by_steps" always leads to this optimum, while "average" weights group i by w_i t_i.
+
+    Args:
+        optima: `f64[M]`, y_i.
+        iterations: `i64[M]`, t_i.
+        lr: alpha.
+        curvature: `f64[]` or `f64[M]`, h of each group.
+        group_weight: `f64[M]`, w_i.
+        rule: "divide_by_steps" or "average". Rule "fednova" has the same fixed point as
+            "divide_by_steps".
+
+    Returns:
+        The fixed point.
+
+    Raises:
+        ValueError: If `rule` is neither "divide_by_steps" nor "average".
+    """
+    moved, _ = group_moments(iterations, lr=lr, curvature=curvature)
+    pull = np.asarray(group_weight) * moved / _divisor(rule, np.asarray(iterations, np.float64))
+    return float(pull @ np.asarray(optima, np.float64) / np.sum(pull))
+
+
+def _divisor(rule: str, iterations: Numbers) -> Numbers:
+    """Return what the global server divides a group's move by: the iterations, or 1."""
+    if rule not in ("divide_by_steps", "average"):
+        raise ValueError(f"rule is {rule!r}, but must be divide_by_steps or average")
+    return iterations if rule == "divide_by_steps" else np.ones_like(iterations)
+
+
+@checked
+def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Round:
+    """Compute what a round does, averaged over the law of the groups' iterations.
+
+    The iteration counts of the groups are independent of each other.
+
+    Args:
+        problem: The loss and the run on it.
+        sync_time: S, in units of time.
+        delays: Laws of the delays.
+
+    Returns:
+        Contraction and noise of a round.
+
+    Raises:
+        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
+    """
+    weight = problem.group_size / np.sum(problem.group_size)
+    pull = np.zeros_like(problem.curvature)
+    variance, noise = pull.copy(), pull.copy()
+    for w, size, c, m in zip(
+        weight, problem.group_size, delays.shift, delays.mean_exp, strict=True
+    ):
+        law = iteration_law(sync_time, shift=float(c), mean_exp=float(m))
+        t = np.arange(1, len(law) + 1)
+        moved, spread = group_moments(t[:, None], lr=problem.lr, curvature=problem.curvature)
+        factor = (w / _divisor(problem.rule, t.astype(np.float64)))[:, None]
+        group_pull = law @ (factor * moved)
+        pull += group_pull
+        variance += law @ (factor * moved) ** 2 - group_pull**2
+        noise += law @ (factor**2 * spread) * problem.lr**2 * problem.noise_variance / size
+    return Round((1 - pull) ** 2 + variance, noise)
+
+
+@checked
+def loss_at(
+    time: npt.ArrayLike, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays
+) -> Numbers:
+    """Approximate the mean loss of the last global model that is finished by a time.
+
+    The only approximation is that the number of rounds by then is replaced by its expectation,
+    which ignores that this number depends on the iterations of the rounds.
+
+    Args:
+        time: `f64[...]`, times T since the start of the run.
+        problem: The loss and the run on it.
+        sync_time: S, in units of time.
+        delays: Laws of the delays.
+
+    Returns:
+        `f64[...]`, the mean losses.
+
+    Raises:
+        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
+    """
+    law = round_time(sync_time, delays)
+    rounds = np.maximum((np.asarray(time, np.float64) + _overshoot(law)) / law.mean - 1, 0)
+    return one_round(problem, sync_time=sync_time, delays=delays).after(
+        problem.start_square, rounds
+    ) @ (problem.curvature / 2)
+
+
+@checked
+def time_to(target: float, problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> float:
+    """Approximate the time at which the mean loss first reaches a target, in the way of `loss_at`.
+
+    Args:
+        target: The loss to be reached.
+        problem: The loss and the run on it.
+        sync_time: S, in units of time.
+        delays: Laws of the delays.
+
+    Returns:
+        The time; infinite if the target is not reached within `MOST_ROUNDS` rounds.
+
+    Raises:
+        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
+    """
+    effect = one_round(problem, sync_time=sync_time, delays=delays)
+
+    def gap(rounds: float) -> float:
+        return float(effect.after(problem.start_square, rounds) @ (problem.curvature / 2)) - target
+
+    grid = np.concatenate([[0.0], np.geomspace(0.5, MOST_ROUNDS, 400)])
+    with np.errstate(over="ignore", invalid="ignore"):
+        losses = effect.after(problem.start_square, grid) @ (problem.curvature / 2)
+    reached = np.flatnonzero(losses <= target)
+    if reached.size == 0:
+        return np.inf
+    k = int(reached[0])
+    rounds = 0.0 if k == 0 else float(brentq(gap, grid[k - 1], grid[k]))
+    law = round_time(sync_time, delays)
+    return max(law.mean * (rounds + 1) - _overshoot(law), 0.0)
+
+
+def _overshoot(law: RoundTime) -> float:
+    """Compute by how much the round that crosses T lasts past T on average, by renewal theory."""
+    return (law.std**2 + law.mean**2) / (2 * law.mean)
+
+
+@checked
+def optimal_sync_time(
+    target: float, problem: Quadratics, *, delays: Delays, candidates: Sequence[float]
+) -> tuple[float, Numbers]:
+    """Find which sync time reaches a target loss first.
+
+    Under "divide_by_steps" this is 0 if there is no noise or the target is far above the noise
+    floors: local iterations take time, while a round moves the model by about the length of one
+    step however many there are. What local iterations gain is a lower noise floor. For targets
+    below the floor of S = 0, the best sync time is above 0.
+
+    Args:
+        target: The loss to be reached.
+        problem: The loss and the run on it.
+        delays: Laws of the delays.
+        candidates: Sync times S to choose from, in units of time.
+
+    Returns:
+        The best candidate (the first if several are equally good), and the time that each candidate
+        takes, `f64[len(candidates)]`, as by `time_to`.
+
+    Raises:
+        ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
+    """
+    times = np.array(
+        [time_to(target, problem, sync_time=sync_time, delays=delays) for sync_time in candidates]
+    )
+    return float(candidates[int(np.argmin(times))]), times

@@ -1,0 +1,227 @@
+"""The privacy of a run: Theorem 6.1 next to the tight accountants of dp-accounting."""
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+from fedjax_sim.checking import AtLeast0, Count, Fraction, checked
+from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after
+from fedjax_sim.settings import ConfigError, fields, value_of
+from fedjax_sim.theory.langevin.setup import PrivacySetup
+from fedjax_sim.theory.langevin.theorem import guarantee
+
+
+class Accounts(NamedTuple):
+    """Epsilons of one run, for the client with the least privacy.
+
+    Attributes:
+        delta: delta, which all epsilons have.
+        paper: epsilon^(3) of Theorem 6.1; infinity if the step size exceeds condition (59), NaN
+            with control variates, which it does not cover.
+        rdp: epsilon by Renyi divergences.
+        pld: epsilon by privacy loss distributions, which cover no mini-batches: NaN with these.
+        noise_multiplier: Standard deviation of a step's private noise over the step's sensitivity.
+        num_steps: Local steps that are accounted for.
+        setup: The run as Theorem 6.1 sees it, with those deltas of its stages that `paper` has.
+    """
+
+    delta: float
+    paper: float
+    rdp: float
+    pld: float
+    noise_multiplier: float
+    num_steps: int
+    setup: PrivacySetup
+
+
+@checked
+def privacy_of(
+    run: Any,
+    problem: Any,
+    rounds: Count | None = None,
+    *,
+    sensitivity: AtLeast0 | None = None,
+    delta: Fraction = 1e-5,
+    adversary: str = "server",
+) -> Accounts:
+    """Compute the privacy of an FA-LD run from its settings and its problem.
+
+    Every local step of a client is a Gaussian mechanism. A mini-batch of B of n_c examples gives
+    the step eta / (q p_c) times the sum of its gradients, q = B / n_c, so that replacing one
+    example moves it by at most eta Delta_l / (q p_c), while its private noise has the standard
+    deviation sqrt(2 eta tau (1 - rho^2) / p_c). Steps compose; what the server computes from them,
+    compressed messages included, reveals no more. Derived, except for Theorem 6.1.
+
+    With the control variates "client" the step has eta / p_c times a whole gradient too, and eta /
+    (q p_c) times the gradients of the batch twice. Replacing one example moves it by at most
+    eta Delta_l (2 + q) / (q p_c), in every step, so that drawing mini-batches amplifies nothing.
+
+    Args:
+        run: What `sweep` or `simulate` returned, whose schedules say how often each client took
+            part, or the settings of such a run (`fedjax_sim.systems.langevin.Hyper`), under which a
+            client is taken to take part in every round.
+        problem: The problem, for the clients' numbers of examples.
+        rounds: Number of rounds, at most those of a run; None for all of `run`.
+        sensitivity: Delta_l, largest distance between the gradients of two examples' losses. None
+            takes twice the setting `example_clip`, which bounds it for any model, but not the whole
+            gradients of control variates.
+        delta: delta of the whole run, in (0, 1). For Theorem 6.1 it is divided equally among steps,
+            rounds and run.
+        adversary: As in `PrivacySetup`; only Theorem 6.1 knows "outsider".
+
+    Returns:
+        The epsilons.
+
+    Raises:
+        ConfigError: If settings differ between the lanes of a run, a setting is not accounted for,
+            a number is outside its range, or `rounds` is more than a run has.
+    """
+    lanes, timelines = _settings_of(run)
+    hyper, most = lanes[0], max((len(each.time) for each in timelines), default=0)
+    if rounds is None and not timelines:
+        allowed = "a whole number of at least 1, or a run in place of its settings"
+        raise ConfigError("rounds", None, allowed)
+    num_rounds = int(most if rounds is None else rounds)
+    if timelines and num_rounds > most:
+        allowed = f"at most {most}, those of the run, or given with the settings of the run instead"
+        raise ConfigError("rounds", num_rounds, allowed)
+    has_control = hyper.control_variates.anchor != "none"
+    clip = 0.0 if has_control else 2 * hyper.training.example_clip
+    bound = clip if sensitivity is None else sensitivity
+    for each in lanes:
+        _check_accounted(each, bound)
+    counts = np.asarray(problem.counts)
+    share = _equal_shares(lanes, counts)
+    times = np.full(counts.shape, num_rounds)
+    if timelines:  # of the lane in which the client took part most often
+        times = np.max([_times_taken(each, len(counts), num_rounds) for each in timelines], axis=0)
+    batch = counts if hyper.gradient == "exact" else np.full(counts.shape, hyper.batch_size)
+    # A batch that is larger than the client's examples has some of them more than once.
+    fraction = np.where(batch < counts, batch / counts, batch / counts / np.ceil(batch / counts))
+    setup = PrivacySetup(
+        num_clients=len(counts),
+        num_selected=hyper.num_selected,
+        scheme=hyper.participants,
+        local_steps=int(hyper.local_steps),
+        num_rounds=num_rounds if adversary == "outsider" else max(int(times.max()), 1),
+        step_size=float(hyper.step_size),
+        temperature=float(hyper.temperature * hyper.dynamics.friction),
+        rho=float(hyper.rho),
+        batch_fraction=float(fraction.min()),
+        sensitivity=float(bound),
+        least_weight=float(share.min()),
+        delta_step=delta / 3,  # Divided among steps and rounds below, when these are known.
+        delta_round=delta / 3,
+        delta_total=delta / 3,
+        adversary=adversary,
+        draw_probability=float(share.max()),
+    )
+    setup = _with_split_delta(setup, delta)
+    steps = setup.local_steps * times
+    seen = counts if has_control else np.minimum(batch, counts)
+    kinds = [NoisySteps(int(n), int(b), "rdp", delta) for n, b in zip(counts, seen, strict=True)]
+    noise = []
+    for p, q in zip(share, fraction, strict=True):
+        of_client = setup._replace(least_weight=p, batch_fraction=q)
+        noise.append(float(of_client.noise_multiplier / (2 + q if has_control else 1)))
+    rdp = [float(epsilon_after(*each)) for each in zip(steps, kinds, noise, strict=True)]
+    worst = int(np.argmax(rdp))
+    by_pld, pld = kinds[worst]._replace(accountant="pld"), np.nan
+    if by_pld.batch == by_pld.num_examples:
+        pld = float(epsilon_after(steps[worst], by_pld, noise[worst]))
+    paper = np.nan if has_control else _paper(setup, delta)
+    return Accounts(delta, paper, rdp[worst], pld, noise[worst], int(steps[worst]), setup)
+
+
+def _with_split_delta(setup: PrivacySetup, delta: float) -> PrivacySetup:
+    """Choose deltas of the stages such that delta^(3) is at most `delta`."""
+    rounds = setup.num_rounds * setup.inclusion
+    return setup._replace(
+        delta_step=delta / 3 / setup.local_steps / rounds,
+        delta_round=delta / 3 / rounds,
+        delta_total=delta / 3,
+    )
+
+
+def _paper(setup: PrivacySetup, delta: float) -> float:
+    """Compute epsilon^(3), whose delta^(3) must be at most `delta`."""
+    if setup.step_size > setup.largest_step_size:
+        return np.inf
+    found = guarantee(setup)
+    if found.delta > delta * (1 + 1e-9):
+        allowed = f"server with draws with replacement, as delta would be {found.delta:.2g}"
+        raise ConfigError("adversary", setup.adversary, allowed)
+    return found.epsilon
+
+
+def _settings_of(run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the settings of a run's lanes, of which some must be equal, and its schedules."""
+    lanes = getattr(run, "hypers", [run])
+    for name in _ACCOUNTED:
+        if not all(is_dataclass(each) and name in fields(type(each)) for each in lanes):
+            allowed = "one of FA-LD, or a run of it"
+            raise ConfigError("run", type(lanes[0]).__module__, allowed)
+        values = {_plain(value_of(each, name)) for each in lanes}
+        if len(values) > 1:
+            raise ConfigError(name, ", ".join(map(str, sorted(values))), _ONE_VALUE)
+    return lanes, getattr(run, "timelines", ())
+
+
+def _equal_shares(lanes: Sequence[Any], counts: np.ndarray) -> np.ndarray:
+    """Compute the clients' weights, `f[N]` of sum 1, which must be the same in all lanes."""
+    shares = []
+    for each in lanes:
+        given = counts if each.client_weights is None else np.asarray(each.client_weights, float)
+        weights = np.broadcast_to(given, counts.shape)
+        shares.append(weights / weights.sum())
+    if np.ptp(shares, axis=0).max() > 1e-9:
+        raise ConfigError("client_weights", "different between lanes", _ONE_VALUE)
+    return shares[0]
+
+
+def _plain(value: Any) -> Any:
+    """Turn a number of any kind into a float."""
+    return value if value is None or isinstance(value, str) else float(value)
+
+
+_ACCOUNTED = (
+    *("step_size", "temperature", "rho", "dynamics.friction", "local_steps", "batch_size"),
+    *("gradient", "training.example_clip", "participants", "num_selected"),
+    "control_variates.anchor",
+)
+"""Settings on which the privacy of a run depends, and which may have several values."""
+
+_ONE_VALUE = "one value; give the settings of one lane, run.hypers[i], and the rounds"
+
+
+def _times_taken(timeline: Any, num_clients: int, num_rounds: int) -> Any:
+    """Count the rounds in which each client took part: `i64[N]`."""
+    clients = np.asarray(timeline.clients)[:num_rounds]
+    return np.bincount(clients[clients >= 0], minlength=num_clients)
+
+
+def _check_accounted(hyper: Any, sensitivity: float) -> None:
+    """Refuse runs that are not accounted for."""
+    if not 0 < sensitivity < np.inf:
+        clip = "or else the setting example_clip, which bounds it without control variates"
+        raise ConfigError("sensitivity", sensitivity, f"above 0 and finite, {clip}")
+    if hyper.rho >= 1:
+        raise ConfigError("rho", float(hyper.rho), "below 1: shared noise protects nothing")
+    if hyper.control_variates.anchor == "global":
+        allowed = "none or client to be accounted for, as global ones are sent without noise"
+        raise ConfigError("control_variates.anchor", hyper.control_variates.anchor, allowed)
+    for name, needed, allowed in (
+        ("step_decay", 0, "0 to be accounted for"),
+        ("dynamics.noise_correction", False, "false to be accounted for"),
+        ("preconditioning.preconditioner", "none", "none, as gradients are sent without noise"),
+        (
+            "dynamics.transform",
+            optax.identity,
+            "optax.identity, as another may change the sensitivity",
+        ),
+    ):
+        if (value := value_of(hyper, name)) != needed:
+            raise ConfigError(name, getattr(value, "__name__", value), allowed)

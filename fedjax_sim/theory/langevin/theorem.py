@@ -1,0 +1,196 @@
+"""The guarantee of Theorem 6.1, stage by stage."""
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from fedjax_sim.checking import Above0, AtLeast0, Count, Probability, checked
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.theory.langevin.setup import PrivacySetup, check
+
+
+class OutsiderWarning(UserWarning):
+    """A guarantee against outsiders was asked for, which does not hold for all clients."""
+
+
+class Guarantee(NamedTuple):
+    """The epsilons and deltas of the five steps.
+
+    Attributes:
+        epsilon_step: epsilon_0, of a local step given its mini-batch; its delta is delta_0.
+        epsilon_batch: epsilon_1, of a local step; its delta is q delta_0.
+        epsilon_round: epsilon_K, of the local steps of a round.
+        delta_round: delta of the local steps of a round, K q delta_0 + delta_1.
+        epsilon_sampled: epsilon of a round with the draw of clients.
+        delta_sampled: delta of a round with the draw of clients.
+        epsilon: epsilon^(3), of the whole run.
+        delta: delta^(3), of the whole run.
+    """
+
+    epsilon_step: float
+    epsilon_batch: float
+    epsilon_round: float
+    delta_round: float
+    epsilon_sampled: float
+    delta_sampled: float
+    epsilon: float
+    delta: float
+
+
+@checked
+def guarantee(setup: PrivacySetup, *, num_examples: Count | None = None) -> Guarantee:
+    """Compute the privacy of a run (Theorem 6.1).
+
+    Against an outsider, if only some clients take part, this issues an `OutsiderWarning`. If
+    `num_examples` is given, it warns if delta exceeds 1 / num_examples, which protects nobody.
+    Under scheme I that is hard to avoid, because delta_0 enters with the power 1 / s^2 for a client
+    drawn s times.
+
+    Args:
+        setup: The run.
+        num_examples: Number of data points of all clients together.
+
+    Returns:
+        The guarantees of the five steps.
+
+    Raises:
+        ConfigError: If a setting is outside its range, in particular if the step size exceeds
+            condition (59), if rho is 1, or if weights are unequal under scheme II.
+    """
+    check(setup)
+    if setup.inclusion < 1:
+        warnings.warn(
+            "adversary is 'outsider', but the draw of clients does not reduce epsilon where "
+            "clients' models lie apart, as the aggregates then show who took part.",
+            OutsiderWarning,
+            stacklevel=2,
+        )
+    root = np.sqrt(setup.step_size * np.log(1.25 / setup.delta_step) / setup.private_noise)
+    epsilon_step = root * setup.sensitivity / setup.batch_fraction
+    epsilon_batch = 2 * root * setup.sensitivity
+    epsilon_round = composed(epsilon_batch, setup.local_steps, setup.delta_round)
+    delta_round = setup.local_steps * setup.batch_fraction * setup.delta_step + setup.delta_round
+    epsilon_sampled = amplified(epsilon_round, setup.inclusion)
+    if setup.scheme == "with_replacement" and setup.adversary == "outsider":
+        delta_sampled = _delta_of_draws(setup, epsilon_round)
+    else:
+        delta_sampled = setup.inclusion * delta_round
+    epsilon = composed(epsilon_sampled, setup.num_rounds, setup.delta_total)
+    delta = setup.num_rounds * delta_sampled + setup.delta_total
+    if num_examples is not None and delta > 1 / num_examples:
+        warnings.warn(
+            f"delta is {delta:.3g}, but must be at most 1 / {num_examples}, one over the number of "
+            "data points; otherwise there is no protection.",
+            stacklevel=2,
+        )
+    of_round = (epsilon_step, epsilon_batch, epsilon_round, delta_round)
+    return Guarantee(*map(float, (*of_round, epsilon_sampled, delta_sampled, epsilon, delta)))
+
+
+@checked
+def composed(epsilon: Above0, num: Count, slack: AtLeast0) -> float:
+    """Compute the epsilon of several mechanisms by the better of plain and strong composition.
+
+    Args:
+        epsilon: epsilon of each mechanism, at least 0.
+        num: Number of mechanisms, at least 1.
+        slack: What strong composition adds to delta, in [0, 1). 0 is plain composition.
+
+    Returns:
+        epsilon of all mechanisms together.
+    """
+    if slack == 0:
+        return num * epsilon
+    with np.errstate(over="ignore"):
+        return float(
+            epsilon * min(np.sqrt(2 * num * np.log(1 / slack)) + num * np.expm1(epsilon), num)
+        )
+
+
+@checked
+def amplified(epsilon: Above0, inclusion: Probability) -> float:
+    """Compute the epsilon of a mechanism that sees a data point only with some probability.
+
+    Args:
+        epsilon: epsilon of the mechanism if it always sees the data point, at least 0.
+        inclusion: Probability that it sees the data point, in (0, 1].
+
+    Returns:
+        log(1 + inclusion (e^epsilon - 1)).
+    """
+    if epsilon > 30:
+        return float(epsilon + np.log(inclusion + (1 - inclusion) * np.exp(-epsilon)))
+    return float(np.log1p(inclusion * np.expm1(epsilon)))
+
+
+@checked
+def softmax_sensitivity(largest_norm: AtLeast0) -> float:
+    """Bound Delta_l of softmax (multinomial logistic) regression. Derived.
+
+    Args:
+        largest_norm: Largest norm of an input, its constant 1 for the bias included.
+
+    Returns:
+        2 sqrt(2) times that norm.
+    """
+    return 2 * np.sqrt(2) * largest_norm
+
+
+def _delta_of_draws(setup: PrivacySetup, epsilon_round: float) -> float:
+    """Compute delta of a round under scheme I.
+
+    A client drawn s times moves the average s times as far, so its privacy is that of a group of s.
+    """
+    times_drawn = np.arange(1, setup.num_selected + 1)
+    with np.errstate(over="ignore"):
+        single = (
+            1.25
+            * setup.local_steps
+            * setup.batch_fraction
+            * (setup.delta_step / 1.25) ** (1 / times_drawn**2)
+            + setup.delta_round
+        )
+        grown = (
+            np.exp(epsilon_round * (1 - 1 / times_drawn))
+            * np.expm1(-epsilon_round)
+            / np.expm1(-epsilon_round / times_drawn)
+        )
+    probability = stats.binom.pmf(times_drawn, setup.num_selected, setup.draw)
+    return float(np.sum(probability * grown * single))
+
+
+@checked
+def largest_rho(setup: PrivacySetup, *, epsilon: Above0, delta: Probability = 1.0) -> float:
+    """Find the largest rho at which the guarantee is still within epsilon and delta.
+
+    This is the tuning of Sec. 6: a larger rho is more accurate and less private.
+
+    Args:
+        setup: The run. Its rho is ignored.
+        epsilon: Largest acceptable epsilon^(3).
+        delta: Largest acceptable delta^(3).
+
+    Returns:
+        rho, in [0, 1).
+
+    Raises:
+        ConfigError: If even rho = 0 does not meet both, or a setting is outside its range.
+    """
+
+    def is_within(rho: float) -> bool:
+        at = setup._replace(rho=rho)
+        if rho >= 1 or setup.step_size > at.largest_step_size:
+            return False
+        reached = guarantee(at)
+        return reached.epsilon <= epsilon and reached.delta <= delta
+
+    if not is_within(0.0):
+        allowed = f"larger, or delta = {delta:g} larger: the run misses them even at rho = 0"
+        raise ConfigError("epsilon", epsilon, allowed)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_within(middle) else (low, middle)
+    return low
