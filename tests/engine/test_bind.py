@@ -18,6 +18,7 @@ import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.settings import full_name, value_of
 from fedjax_sim.systems import fedavg, fedbuff
 from tests.conftest import Regression
 
@@ -139,7 +140,7 @@ def test_derivatives_of_a_run_are_those_of_finite_differences(
             )
             for each in (False, True)
         )
-        value = float(getattr(plain.hyper, setting))
+        value = float(value_of(plain.hyper, full_name(system.Hyper, setting)))
 
         def loss(bound: Bound, value: Any) -> jax.Array:
             return final_loss(bound, **{setting: value})
