@@ -28,8 +28,8 @@ SYSTEMS = fedjax_sim.SYSTEMS
 @pytest.mark.parametrize(
     ("name", "is_read", "is_not_read"),
     [
-        ("fedavg", ("rate_slow", "local_steps", "server_interact"), ("lr",)),
-        ("fedbuff", ("rate_fast", "local_steps", "exponent"), ("lr", "server_lr")),
+        ("fedavg", ("rate_slow", "server_interact"), ("lr",)),
+        ("fedbuff", ("rate_fast", "exponent"), ("lr", "server_lr")),
         ("langevin", ("rate_slow", "local_steps"), ("step_size", "temperature", "rho")),
     ],
 )
