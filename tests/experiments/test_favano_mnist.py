@@ -68,6 +68,7 @@ def draw(name: str, earlier: str, pictures: int, cwd: Path) -> dict[str, dict]:
     return found
 
 
+@pytest.mark.slow
 def test_a_figure_draws_from_the_table_or_runs_alone(
     cells: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

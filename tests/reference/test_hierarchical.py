@@ -208,7 +208,10 @@ def test_compressed_and_lost_messages(
     assert last.client_downlink_bits == iterations @ [1, 3, 2, 1] * MODEL_BITS
 
 
-@pytest.mark.parametrize("messages", [{}, LOSSY], ids=["whole", "compressed"])
+@pytest.mark.parametrize(
+    "messages",
+    [pytest.param({}, id="whole", marks=pytest.mark.slow), pytest.param(LOSSY, id="compressed")],
+)
 def test_asynchronous_groups(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, messages: dict[str, Any]
 ) -> None:
