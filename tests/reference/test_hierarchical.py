@@ -110,7 +110,10 @@ def test_one_local_step(
     assert_same(simulate(SYNC, problem, hyper, ticks=ROUNDS), records, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("is_by_epochs", [False, True], ids=["steps", "epochs"])
+@pytest.mark.parametrize(
+    "is_by_epochs",
+    [pytest.param(False, id="steps", marks=pytest.mark.slow), pytest.param(True, id="epochs")],
+)
 def test_several_local_steps(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, is_by_epochs: bool
 ) -> None:
