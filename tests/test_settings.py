@@ -5,27 +5,43 @@ import pydoc
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError
+from fedjax_sim import ConfigError, Layout
+from fedjax_sim.cli import comparison
+from fedjax_sim.cli.commands import main
+from fedjax_sim.cli.defaults import defaults_of
+from fedjax_sim.clients import ClientTraining
 from fedjax_sim.compression.catalogue import COMPRESSORS
+from fedjax_sim.lifecycle import BAD_INPUT
 from fedjax_sim.privacy import PRIVACY
 from fedjax_sim.settings import (
+    FORMER_NAMES,
+    DefaultTime,
     check,
     count,
     default_text,
     describe,
     fields,
     fixed,
+    full_name,
+    group,
+    groups,
+    idle_of,
     is_traced,
     parse,
     real,
     redefault,
+    short_name,
     struct,
+    value_of,
     whole,
 )
+from fedjax_sim.timelines import ClientDelays, Cohort
 
 STRUCTS: dict[str, type] = {name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()} | {
     kind.__name__: kind for kind in (*COMPRESSORS.values(), *PRIVACY.values())
@@ -49,11 +65,12 @@ def test_every_setting_has_a_meaning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRUCTS)
-def test_every_field_is_a_setting_or_fixed(name: str) -> None:
+def test_every_field_is_a_setting_a_group_or_fixed(name: str) -> None:
     """Others are static, or filled in from the problem, and cannot be given by name."""
     hyper_type = STRUCTS[name]
+    held = {field.name for field in groups(hyper_type)}
     for field in dataclasses.fields(hyper_type):
-        if field.name not in fields(hyper_type):
+        if field.name not in {*fields(hyper_type), *held}:
             is_filled = field.metadata.get("is_filled", False)
             assert is_filled or not is_traced(field), field.name
             with pytest.raises(ConfigError, match="setting name is"):
@@ -62,20 +79,60 @@ def test_every_field_is_a_setting_or_fixed(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRUCTS)
 def test_help_lists_every_setting(name: str) -> None:
-    """`help(Hyper)` shows name, meaning, default and range, also of inherited settings."""
+    """`help(Hyper)` shows name, meaning, default and range, also of inherited settings.
+
+    Each group begins with a line that says what it is about, and of which class it is.
+    """
     hyper_type = STRUCTS[name]
     shown = pydoc.plain(pydoc.render_doc(hyper_type))
-    for line, (field, declared) in zip(
-        describe(hyper_type), fields(hyper_type).items(), strict=True
-    ):
+    heads = [
+        f"{field.name}: {field.metadata['group']} (`{type(field.default).__name__}`):"
+        for field in groups(hyper_type)
+    ]
+    lines = describe(hyper_type)
+    assert [line for line in lines if line in heads] == heads
+    others = [line for line in lines if line not in heads]
+    for line, (field, declared) in zip(others, fields(hyper_type).items(), strict=True):
+        inside, _, last = field.rpartition(".")
         assert line in shown
-        assert line.startswith(f"{field}: {declared.metadata['meaning']} Default ")
+        indent = "  " if inside else ""
+        assert line.startswith(f"{indent}{last}: {declared.metadata['meaning']} Default ")
         assert line.endswith(f"{default_text(declared)}; {declared.metadata['allowed']}.")
 
 
 @pytest.mark.parametrize("name", STRUCTS)
 def test_defaults_are_allowed(name: str) -> None:
     check(STRUCTS[name]())
+
+
+@pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
+def test_a_system_has_few_settings_of_its_own(name: str) -> None:
+    """The others are in groups, so that a list of settings begins with what matters most."""
+    own = [setting for setting in fields(fedjax_sim.SYSTEMS[name].Hyper) if "." not in setting]
+    assert 1 <= len(own) <= 12, own
+
+
+def test_one_name_means_one_thing_in_all_systems() -> None:
+    """The last part of a name allows the same values everywhere, and no name is two settings'."""
+    found: dict[str, set[str]] = {}
+    for system in fedjax_sim.SYSTEMS.values():
+        for name, field in fields(system.Hyper).items():
+            assert short_name(system.Hyper, name) == name.rpartition(".")[2]
+            found.setdefault(name.rpartition(".")[2], set()).add(field.metadata["allowed"])
+    assert {name: allowed for name, allowed in found.items() if len(allowed) > 1} == {}
+
+
+@pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
+def test_conditions_name_settings_and_values_that_there_are(name: str) -> None:
+    """A setting says with which values of others it has an effect; at one value it has none."""
+    hyper = fedjax_sim.SYSTEMS[name].Hyper()
+    for setting, field in fields(type(hyper)).items():
+        owner = value_of(hyper, setting.rpartition(".")[0]) if "." in setting else hyper
+        for other, values in field.metadata.get("only_with", {}).items():
+            declared = fields(type(owner))[other].metadata
+            if not callable(values):
+                assert values and all(declared["accepts"](value) for value in values), setting
+    assert idle_of(hyper) <= fields(type(hyper)).keys()
 
 
 @struct
@@ -149,24 +206,230 @@ def test_a_bad_value_gets_one_sentence(values: dict[str, Any], words: str) -> No
     assert str(caught.value) == words
 
 
+def test_fixed_settings_are_refused() -> None:
+    """They would have no effect, or one that no paper has."""
+    with pytest.raises(ConfigError, match=r"second_decay is 0\.5, but must be left at 0\.0\."):
+        check(fedjax_sim.SYSTEMS["fedadagrad"].Hyper(second_decay=0.5))
+
+
+@pytest.mark.parametrize("name", ["fednova", "scaffold"])
+def test_settings_that_a_system_leaves_out_of_a_group_are_refused(name: str) -> None:
+    """They cannot be named, and a group that has another value is refused."""
+    hyper_type: Any = fedjax_sim.SYSTEMS[name].Hyper
+    with pytest.raises(ConfigError, match=r"setting name is 'optimizer', but must be one of "):
+        hyper_type(optimizer=optax.adam)
+    given = hyper_type(training=ClientTraining(optimizer=optax.adam))
+    with pytest.raises(ConfigError, match=r"^training\.optimizer is .*, but must be left at "):
+        check(given)
+    check(hyper_type(training=ClientTraining(sampling="reshuffled")))
+
+
+def test_short_names_are_full_ones() -> None:
+    """In the constructor, in `replace` and in `dataclasses.replace`."""
+    nested = FEDAVG(lr=0.1, delays=ClientDelays(rate_fast=0.25), cohort=Cohort(weighting="equal"))
+    changes: dict[str, Any] = {"rate_fast": 0.25, "weighting": "equal", "lr": 0.1}
+    full = {full_name(FEDAVG, name): value for name, value in changes.items()}
+    assert full == {"delays.rate_fast": 0.25, "cohort.weighting": "equal", "lr": 0.1}
+    for given in (changes, full):
+        made = [FEDAVG(**given), FEDAVG().replace(**given), dataclasses.replace(FEDAVG(), **given)]
+        assert made == [nested] * 3
+    assert nested.delays.rate_fast == 0.25
+    assert not hasattr(nested, "rate_fast")
+
+
+def test_a_setting_given_twice_is_refused() -> None:
+    """Nothing would tell which of both counts."""
+    with pytest.raises(ConfigError, match=r"^setting name is 'delays.rate_fast'.*`rate_fast`"):
+        FEDAVG(**{"rate_fast": 0.1, "delays.rate_fast": 0.2})
+
+
+def test_a_group_given_whole_replaces_all_its_settings() -> None:
+    """Settings that it does not name have the group's defaults, not the system's."""
+    stale: Any = fedjax_sim.SYSTEMS["fedstaleweight"].Hyper
+    assert stale(rate_slow=0.25).delays == stale().delays.replace(rate_slow=0.25)
+    assert stale(delays=ClientDelays(rate_slow=0.25)).delays == ClientDelays(rate_slow=0.25)
+    assert stale().delays.runtime_law == "runtime_uniform" != ClientDelays().runtime_law
+    # Together, the group comes first.
+    both = stale(rate_fast=0.75, delays=ClientDelays(rate_slow=0.25))
+    assert both.delays == ClientDelays(rate_slow=0.25, rate_fast=0.75)
+
+
+def test_defaults_in_units_of_time_stay_recognisable_in_groups() -> None:
+    """Also those that a system has set itself, and after another setting of the group is given."""
+    hyper: Any = fedjax_sim.SYSTEMS["fedstaleweight"].Hyper(drop_rate=0.1, rate_slow=1 / 10)
+    assert isinstance(hyper.delays.rate_fast, DefaultTime)
+    assert hyper.delays.rate_fast == 1 / 1.5
+    # Given, although equal to the default.
+    assert type(hyper.delays.rate_slow) is float
+    assert isinstance(fields(type(hyper))["delays.rate_slow"].default, DefaultTime)
+
+
+@struct
+class Wheels:
+    """A group."""
+
+    size: float = real(1.0, "Size of a wheel, in metres.", above=0)
+    number: int = count(4, "Number of wheels.")
+
+
+@struct
+class Doors:
+    """Another group, which has a setting of the same name."""
+
+    size: float = real(2.0, "Size of a door, in metres.", above=0)
+
+
+@struct
+class Car:
+    """Two groups."""
+
+    wheels: Wheels = group(Wheels(number=3), "what it stands on")
+    doors: Doors = group(Doors(), "what one enters by", without=())
+
+
+def test_an_ambiguous_name_is_refused_with_the_full_ones() -> None:
+    """Full names are always valid, and short ones where there is one such setting."""
+    assert Car(number=2).wheels == Wheels(number=2)
+    assert Car(**{"doors.size": 3.0}).doors == Doors(size=3.0)
+    assert Car(**{"doors.size": 3.0}).wheels.number == 3
+    for change in (Car, Car().replace):
+        with pytest.raises(ConfigError) as caught:
+            change(size=3.0)
+        assert str(caught.value) == (
+            "setting name is 'size', but must be one of doors.size, wheels.size."
+        )
+    assert [name for name in fields(Car) if short_name(Car, name) == name] == [
+        "wheels.size",
+        "doors.size",
+    ]
+
+
 @pytest.mark.parametrize(
-    ("system", "settings", "sentence"),
+    ("given", "words"),
     [
+        ({"size": 0.0}, "size is 0.0, but must be a finite number above 0."),
+        ({"number": 2.5}, "number is 2.5, but must be a whole number of at least 1."),
         (
-            "fednova",
-            {"optimizer": optax.adam},
-            "training.optimizer is 'adam', but must be left at sgd.",
+            {"size": (1.0, 2.0)},
+            "size is (1.0, 2.0), but must be a finite number above 0 (to sweep, use settings=...).",
         ),
-        (
-            "scaffold",
-            {"optimizer": optax.adam},
-            "training.optimizer is 'adam', but must be left at sgd.",
-        ),
-        ("fedadagrad", {"second_decay": 0.5}, "second_decay is 0.5, but must be left at 0.0."),
     ],
 )
-def test_fixed_settings_are_refused(system: str, settings: dict[str, Any], sentence: str) -> None:
-    """They would have no effect, or one that no paper has."""
-    check(fedjax_sim.SYSTEMS[system].Hyper())
+def test_a_check_in_a_group_names_the_setting_in_full(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(Car(wheels=Wheels(**given)))
+    assert str(caught.value) == f"wheels.{words}"
+
+
+@pytest.mark.parametrize("value", [None, 3, Doors(), Wheels])
+def test_a_group_of_another_class_is_refused(value: Any) -> None:
+    """Alone, and together with one of its settings."""
+    sentence = rf"^wheels is .*, but must be a `{Wheels.__module__}\.Wheels`\.$"
     with pytest.raises(ConfigError, match=sentence):
-        check(fedjax_sim.SYSTEMS[system].Hyper(**settings))
+        check(Car(wheels=value))
+    with pytest.raises(ConfigError, match=sentence):
+        Car(wheels=value, number=3)
+
+
+FORMER = {
+    ("fedbuff", "weighting"): "staleness.rule",
+    ("hierarchical", "client_weights"): "work.weighting",
+    ("em", "round_time"): "round_length",
+    ("fedem", "sampling"): "batches",
+    ("fedem", "aggregation"): "memories.field_rule",
+    ("langevin", "participation"): "participants",
+    ("langevin", "control"): "control_variates.anchor",
+    ("feddyn", "alpha"): "regularization",
+    ("hierarchical", "delays"): "clock.delays_of",
+}
+
+
+def test_every_former_name_is_tried() -> None:
+    assert {name for _, name in FORMER} == {*FORMER_NAMES}
+
+
+@pytest.mark.parametrize(("system", "name"), FORMER)
+def test_a_former_name_gets_the_new_one(
+    system: str, name: str, regression: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    """In Python and on the command line, in one sentence. A group's name is refused as a group."""
+    new, described = FORMER[system, name], fedjax_sim.SYSTEMS[system]
+    if name == "delays":
+        with pytest.raises(ConfigError, match=rf"^delays is 'client', .* now called `{new}`\.$"):
+            check(described.Hyper(delays="client"))
+    else:
+        with pytest.raises(ConfigError, match=rf"'{name}', but must be `{new}`, as it is called"):
+            described.Hyper(**{name: 1})
+    assert main(["run", system, "--set", f"{name}=1"]) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert f"setting name is '{name}', but must be `{new}`, as it is called now." in said
+    assert said.count("\n") == 1
+
+
+def test_a_setting_that_is_gone_gets_what_to_do(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(ConfigError, match="'lr_scale', but must be left out: multiply lr"):
+        FEDAVG(lr_scale=0.5)
+    assert main(["run", "fedavg", "--set", "lr_scale=0.5"]) == BAD_INPUT
+    assert "left out: multiply lr" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("rate_fst", "rate_fast"), ("delays.rate_fst", "rate_fast")]
+)
+def test_an_unknown_name_gets_the_nearest(
+    name: str, nearest: str, regression: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    """In the constructor, in a sweep and on the command line, whose short names it lists."""
+    sentence = rf"setting name is '{name}', but must be one of batch_size, .*'{nearest}'\?\)\.$"
+    with pytest.raises(ConfigError, match=sentence):
+        FEDAVG(**{name: 0.5})
+    with pytest.raises(ConfigError, match=sentence):
+        fedjax_sim.sweep(
+            fedjax_sim.SYSTEMS["fedavg"],
+            regression(),
+            FEDAVG(num_clients=7, num_selected=3),
+            settings={name: [0.25, 0.5]},
+            num_ticks=2,
+        )
+    assert main(["run", "fedavg", "fedbuff", "--set", f"{name}=0.5"]) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert f"setting name is '{name}'" in said and f"did you mean '{nearest}'?" in said
+    assert said.count("rate_fast") == 2
+
+
+def test_short_and_full_names_on_the_command_line_are_the_same_setting() -> None:
+    """They go to the systems that have them; both together are refused."""
+
+    def rates(**texts: str) -> list[Any]:
+        given = {name: text.split(",") for name, text in texts.items()}
+        found = comparison.resolve_contenders(["fedavg", "quafl"], given, defaults_of("digits"))
+        return [each.resolved()["delays.rate_fast"] for each in found]
+
+    assert rates(rate_fast="0.25") == rates(**{"delays.rate_fast": "0.25"}) == [0.25, 0.25]
+    assert rates(rate_fast="0.25,0.5") == rates(**{"delays.rate_fast": "0.25,0.5"})
+    for text in ("0.25", "0.25,0.5"):
+        with pytest.raises(ConfigError, match="which is the same setting"):
+            rates(**{"rate_fast": "0.125", "delays.rate_fast": text})
+
+
+def test_values_swept_in_a_group_are_traced(
+    regression: Callable, small: Callable, compiled: list[str]
+) -> None:
+    """One program for all values and both names; lanes have the bits of the group given whole."""
+    system, values = fedjax_sim.SYSTEMS["fedbuff"], [0.05, 0.1, 0.2, 0.4]
+    options: dict[str, Any] = {"num_ticks": 6, "num_evals": 3, "layout": Layout(4, False, 1)}
+    runs = {
+        form: fedjax_sim.sweep(
+            system, regression(), small(system), settings={form: values}, seeds=2, **options
+        )
+        for form in ("rate_slow", "delays.rate_slow")
+    }
+    assert compiled.count("jit(_advance)") == 1
+    assert compiled.count("jit(_draw)") == 1
+    for i, value in enumerate(values[:2]):
+        hyper = small(system, delays=ClientDelays(rate_slow=value))
+        alone = fedjax_sim.sweep(system, regression(), hyper, seeds=2, **options)
+        for form, run in runs.items():
+            assert len({float(each.time[-1]) for each in run.timelines}) == 2 * len(values)
+            np.testing.assert_array_equal(run.curves.loss.sel({form: value}), alone.curves.loss)
+            jax.tree.map(np.testing.assert_array_equal, run.timelines[2 * i], alone.timelines[0])

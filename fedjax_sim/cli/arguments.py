@@ -183,7 +183,7 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     given = [] if arguments.trace is None else [("trace", [arguments.trace])]
     for word in arguments.set:
-        for one in re.split(r",(?=[\w-]+=)", word):
+        for one in re.split(r",(?=[\w.-]+=)", word):
             name, equals, values = one.partition("=")
             if not equals or not name or not all(values.split(",")):
                 raise ConfigError("--set", one, "name=value, or name=value,value,... for a sweep")

@@ -104,16 +104,22 @@ def resolve_contenders(
     for name in texts:
         if not any(name in settings for settings in known):
             raise unknown_name(name, [system.Hyper for system in systems])
+    for settings in known:
+        given: dict[str, str] = {}
+        for name in (name for name in texts if name in settings):
+            if (other := given.setdefault(settings[name], name)) != name:
+                allowed = f"left out with `{other}`, which is the same setting"
+                raise ConfigError("setting name", name, allowed)
     for name, why in (("trace", "cannot follow one"), ("privacy", "cannot account for it")):
         without = [
             system.name
             for system, settings in zip(systems, known, strict=True)
             if name not in settings
         ]
-        if name in texts and without:
-            raise ConfigError(
-                name, ",".join(texts[name]), f"left out with {', '.join(without)}, which {why}"
-            )
+        asked = [each for each in texts if each.rpartition(".")[2] == name]
+        if asked and without:
+            allowed = f"left out with {', '.join(without)}, which {why}"
+            raise ConfigError(asked[0], ",".join(texts[asked[0]]), allowed)
     if len(texts.get("num_clients", [])) > 1:
         raise ConfigError(
             "values of num_clients",

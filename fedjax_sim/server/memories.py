@@ -136,5 +136,5 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     up = senders * hyper.memories.compression.bits(
         statistics.size, word=8 * statistics.dtype.itemsize
     )
-    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.starts_known
+    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
     return up, broadcast_bits(problem, timeline)

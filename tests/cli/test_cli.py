@@ -145,6 +145,7 @@ def test_the_help_of_a_system_lists_its_settings(call):
         (["lr=1", "batch_size=5"], {"lr": ["1"], "batch_size": ["5"]}),
         (["local_steps=2..4,9"], {"local_steps": ["2", "3", "4", "9"]}),
         (["compression=block:norm=2,lr=1"], {"compression": ["block:norm=2"], "lr": ["1"]}),
+        (["lr=1,delays.rate_fast=0.1,0.2"], {"lr": ["1"], "delays.rate_fast": ["0.1", "0.2"]}),
     ],
 )
 def test_the_forms_of_set(forms, expected):
@@ -350,7 +351,7 @@ def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
     assert "final" in summary["systems"]["fedbuff"]
     assert summary["lanes"] == 6
     config = json.loads((tmp_path / "mine" / "config.json").read_text())
-    assert config["systems"]["favano"]["server_wait"] == [2.0, 4.0]
+    assert config["systems"]["favano"]["clock.server_wait"] == [2.0, 4.0]
     assert (config["systems"]["fedbuff"]["server_lr"], config["systems"]["favano"]["lr"]) == (
         0.5,
         0.1,

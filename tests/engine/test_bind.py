@@ -18,6 +18,7 @@ import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.settings import full_name, value_of
 from fedjax_sim.systems import fedavg, fedbuff
 from tests.conftest import Regression
 
@@ -139,7 +140,7 @@ def test_derivatives_of_a_run_are_those_of_finite_differences(
             )
             for each in (False, True)
         )
-        value = float(getattr(plain.hyper, setting))
+        value = float(value_of(plain.hyper, full_name(system.Hyper, setting)))
 
         def loss(bound: Bound, value: Any) -> jax.Array:
             return final_loss(bound, **{setting: value})
@@ -246,18 +247,20 @@ def test_blocks_of_ticks_are_the_scan(regression: Callable, small: Callable) -> 
 
 def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     """Equal values are allowed, others and traced ones are not."""
-    assert "rate_slow" in bound.frozen
+    assert "delays.rate_slow" in bound.frozen
     assert "lr" not in bound.frozen
     same = bound.replace(hyper=bound.hyper.replace(rate_slow=float(bound.hyper.delays.rate_slow)))
     assert jax.tree.structure(same) == jax.tree.structure(bound)
-    with pytest.raises(ConfigError, match=r"delays.rate_slow is 0.9, .* bind again"):
+    with pytest.raises(ConfigError, match=r"delays\.rate_slow is 0\.9, .* bind again"):
         bound.replace(hyper=bound.hyper.replace(rate_slow=0.9))
-    with pytest.raises(ConfigError, match=r"setting is 'momentum', but must be one of .*rate_slow"):
+    with pytest.raises(ConfigError, match=r"setting name is 'momentum', but must be .*rate_slow"):
         bound.with_settings(momentum=0.9)
     with pytest.raises(ConfigError, match=r"delays\.rate_slow is 'a traced value'"):
         jax.grad(lambda rate: final_loss(bound, rate_slow=rate))(0.5)
     with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
         bound.replace(hyper=bound.hyper.replace(batch_size=1))
+    with pytest.raises(ConfigError, match=r"^hyper is '.*quafl\.Hyper', but must be as they were"):
+        bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].Hyper())
 
 
 def test_numbers_that_simplify_a_program_may_be_changed(

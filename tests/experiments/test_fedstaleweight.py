@@ -41,7 +41,7 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
 def test_verdicts_on_influence_fail_where_all_are_equally_fast() -> None:
     """The claims on the paper's two speeds do not hold on schedules of one speed."""
     sizes = influence.STUDY.smoke
-    settings = influence.HYPER.replace(rate_fast=influence.HYPER.rate_slow)
+    settings = influence.HYPER.replace(rate_fast=influence.HYPER.delays.rate_slow)
     alone = influence.arrivals(sizes.seeds, 5 * sizes.ticks, [settings])
     measured, _ = influence.measure_influence(sizes, alone)
     found = {number: influence.JUDGES[number](each) for number, each in measured.items()}

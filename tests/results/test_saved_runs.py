@@ -117,7 +117,10 @@ def test_the_command_line_reads_a_saved_run(
     assert kept.summary["lanes"] == 8 and len(kept.summary["systems"]["fedavg"]["settings"]) == 4
     settings = kept.config["systems"]["fedavg"]
     assert (settings["num_selected"], settings["lr"]) == ([2, 4], [0.02, 0.05])
-    assert (settings["optimizer"], settings["num_clients"]) == ("sgd", run.hypers[0].num_clients)
+    assert (settings["training.optimizer"], settings["num_clients"]) == (
+        "sgd",
+        run.hypers[0].num_clients,
+    )
     assert kept.config["seeds"] == [5, 2] and {"versions", "commit", "device"} <= {*kept.config}
     assert {*kept.config["files"]} == {path.name for path in (tmp_path / "a").iterdir()}
     run.lane(num_selected=2, lr=0.02, seed=5).save(tmp_path / "b")

@@ -22,7 +22,7 @@ N, M, D, RIDGE, KAPPA = 10, 20, 4, 0.25, 0.5
 SLOPE = (RIDGE + KAPPA) / (1 + RIDGE)
 GAMMA_MAX = 1 / (2 * SLOPE)  # v_min / (2 L_W), the smaller branch here
 BLOCKS = BlockQuantization(block=4)  # omega = 1
-FULL = {"num_clients": N, "sampling": "full", "batch_size": M}
+FULL = {"num_clients": N, "batches": "full", "batch_size": M}
 
 
 def noisy_mean(

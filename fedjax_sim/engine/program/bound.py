@@ -16,7 +16,7 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.linear import linear_with_transpose
-from fedjax_sim.settings import Checked, ConfigError, fields, value_of
+from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.trees import TypedStructure, is_traced, typed_structure
 from fedjax_sim.types import (
     EMPTY,
@@ -305,9 +305,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             is_ours = type(hyper) is type(self.hyper)
             value = {
                 name: value_of(hyper, name)
-                for name in fields(type(hyper) if is_ours else Checked)
+                for name in (fields(type(hyper)) if is_ours else ())
                 if not _is_same(value_of(hyper, name), value_of(self.hyper, name))
-            } or type(hyper).__name__
+            } or f"{type(hyper).__module__}.{type(hyper).__name__}"
             allowed = "as they were bound where they are part of the program; bind again"
             raise ConfigError("hyper", value, allowed)
         found = []

@@ -214,7 +214,7 @@ def test_gradients_are_transformed_before_the_noise_is_added() -> None:
             {"transform": optax.sgd},
             "dynamics.transform is .*, but must be a function that makes an optax gradient",
         ),
-        ({"round_time": "sum"}, "clock.round_time is 'sum', but must be one of one_draw, mean"),
+        ({"round_time": "sum"}, "clock.round_time is 'sum', but must be one_draw or mean"),
     ],
 )
 def test_bad_settings_are_refused(
