@@ -141,7 +141,7 @@ def fresh() -> fedjax_sim.Run:
         *(
             pytest.param(*facts, marks=pytest.mark.slow)
             for facts in (
-                ({}, {"num_ticks": 5}),
+                ({}, {"budget": fedjax_sim.Ticks(5)}),
                 ({"local_steps": 3}, {}),
                 ({"weighting": "examples"}, {}),
                 ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),
