@@ -89,6 +89,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "slow: minutes of compilation, skipped unless FEDJAX_SIM_SLOW_TESTS is set"
     )
+    config.addinivalue_line(
+        "markers", "half(name): a contract that half of the systems meet, see systems/halves.py"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -62,7 +62,9 @@ def run_command(line: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem == "tour"))
+        pytest.param(
+            page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in ("tour", "timelines"))
+        )
         for page in PAGES
     ],
 )

@@ -66,12 +66,12 @@ class Drawn:
 hyper = fedavg.Hyper(num_clients=3, num_selected=2)
 layout = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
 two = fedjax_sim.Ticks(2)
-for size in (33, 60_000, 200_000):
+for size in (33, 200_000):
     given = fedavg.system, Drawn(jnp.linspace(-1, 1, 3 * size).reshape(3, size))
     options = dict(budget=two, num_evals=1, layout=layout, keep=fedjax_sim.Keep(models=True))
-    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1, 2], budget=two)
-    swept = fedjax_sim.sweep(*given, hyper, seeds=3, **options)
-    for seed in range(3):
+    together = bind_together(given[0], [given[1]], [hyper], seeds=[0, 1], budget=two)
+    swept = fedjax_sim.sweep(*given, hyper, seeds=2, **options)
+    for seed in range(2):
         run = fedjax_sim.simulate(*given, hyper, seed=seed, **options)
         np.testing.assert_array_equal(swept.models[seed], run.models)
         for bound in (bind(*given, hyper, seed=seed, budget=two), together[seed]):
@@ -108,7 +108,7 @@ def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
 @pytest.mark.parametrize(
     ("name", "setting", "changes"),
     [
-        ("fedprox", "proximal", {"proximal": 0.3}),
+        pytest.param("fedprox", "proximal", {"proximal": 0.3}, marks=pytest.mark.slow),
         ("fedbuff", "exponent", {"rule": "polynomial", "exponent": 0.4}),
         ("fedem", "gamma", {"compression": Identity()}),
         *(

@@ -108,7 +108,9 @@ def assert_same_bits(a: fedjax_sim.Run, b: fedjax_sim.Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "kill"), [(QUAFL, kill_after), (FAVANO, kill_while_writing)], ids=["after", "during"]
+    ("system", "kill"),
+    [pytest.param(QUAFL, kill_after, marks=pytest.mark.slow), (FAVANO, kill_while_writing)],
+    ids=["after", "during"],
 )
 def test_a_killed_run_ends_with_the_same_bits(
     system: fedjax_sim.System,
@@ -356,6 +358,7 @@ def test_a_full_disk_keeps_the_older_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "old"
 
 
+@pytest.mark.slow
 def test_a_longer_run_goes_on_from_the_end(
     regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

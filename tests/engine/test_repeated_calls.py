@@ -138,10 +138,10 @@ def fresh() -> fedjax_sim.Run:
     [
         ({"drop_rate": 0.5}, {}),  # Slots that are not filled.
         ({}, {"layout": fedjax_sim.Layout(packed=True, lane_devices=1)}),
-        ({}, {"budget": fedjax_sim.Ticks(5)}),
         *(
             pytest.param(*facts, marks=pytest.mark.slow)
             for facts in (
+                ({}, {"budget": fedjax_sim.Ticks(5)}),
                 ({"local_steps": 3}, {}),
                 ({"weighting": "examples"}, {}),
                 ({}, {"layout": fedjax_sim.Layout(1, False, 1, 1)}),

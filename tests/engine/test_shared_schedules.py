@@ -157,9 +157,9 @@ def test_what_is_drawn_ahead_is_what_each_step_draws(most_steps: int | None) -> 
     [
         {"static_trips": True},
         {"static_trips": True, "slots_at_once": 1},
-        {"static_trips": True, "slots_at_once": 2},
+        pytest.param({"static_trips": True, "slots_at_once": 2}, marks=pytest.mark.slow),
         {"narrow": 8},
-        {"slots_at_once": 1},
+        pytest.param({"slots_at_once": 1}, marks=pytest.mark.slow),
         {"static_trips": True, "slots_at_once": 4, "facts": Facts(all_filled=True, most_steps=5)},
     ],
 )

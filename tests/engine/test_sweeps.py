@@ -314,6 +314,7 @@ def test_optimizers_are_swept_by_name(regression: Callable, small: Callable) -> 
     assert len(np.unique(run.models[:, 0])) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", slow_but([FEDBUFF], [FEDAVG, FEDBUFF, FAVANO]))
 def test_client_variance_is_measured_only_on_request(
     system: Any, regression: Callable, small: Callable
@@ -390,7 +391,7 @@ DIFFERENT = {each.algorithm: name for name, each in fedjax_sim.SYSTEMS.items()}
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["fedavg", "fedasync", "favano"],
+        ["fedavg", "favano"],
         [
             name
             for name in DIFFERENT.values()

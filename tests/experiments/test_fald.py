@@ -90,7 +90,10 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
 
 @pytest.mark.parametrize(
     ("measure", "judge"),
-    [(laws.measure_noise, laws.judge_noise), (laws.measure_alone, laws.judge_alone)],
+    [
+        pytest.param(laws.measure_noise, laws.judge_noise, marks=pytest.mark.slow),
+        (laws.measure_alone, laws.judge_alone),
+    ],
 )
 def test_increments_that_are_no_numbers_are_no_evidence(
     monkeypatch: pytest.MonkeyPatch, measure: Callable[..., Any], judge: Callable[..., Any]

@@ -68,6 +68,7 @@ def draw(name: str, earlier: str, pictures: int, cwd: Path) -> dict[str, dict]:
     return found
 
 
+@pytest.mark.slow
 def test_a_figure_draws_from_the_table_or_runs_alone(
     cells: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_figures_draw_from_the_table_and_from_each_other(
     draw("favano/fig5", "fig2", 9, tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_of_other_images_draw_from_any_folder_with_their_runs(
     cells: Path, tmp_path: Path, empty_panels: None
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_container_without_a_home_runs(tmp_path: Path) -> None:
     # The interpreter may be in root's own folder.
     user += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     bare = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/nowhere"}
+    bare["XLA_FLAGS"] = os.environ["XLA_FLAGS"]  # which compile quickly
     done = subprocess.run(
         [str(shutil.which("setpriv")), *user, *PACKAGE, "timeline", *QUICK[:3], "--out", "out"],
         cwd=tmp_path,

@@ -17,6 +17,7 @@ from jax import lax
 
 from fedjax_sim.models import LeNet, ResNet, convolution, winograd
 from fedjax_sim.models.low_bit import LowBit, quantized_gradient
+from tests.conftest import slow_but
 from tests.models.test_convolution import LAST, PAIRS
 
 close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
@@ -75,11 +76,26 @@ def compare(ours: Any, library: Any, inputs: Any, dots: Any) -> None:
         jax.tree.map(close, hessian, expected[4])
 
 
-@pytest.mark.parametrize("way", ["alone", "vmap", "shared kernel", "shared inputs", "scan"])
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_librarys(case: str, way: str) -> None:
+WAYS = ("alone", "vmap", "shared kernel", "shared inputs", "scan")
+QUICK = [
+    *((case, "vmap") for case in CASES),
+    ("patches", "shared kernel"),
+    ("patches", "scan"),
+    ("patches, strides", "alone"),
+    ("patches in blocks", "shared inputs"),
+    ("pooled", "shared kernel"),
+    ("pooled", "shared inputs"),
+    ("winograd", "alone"),
+    ("winograd", "scan"),
+]
+"""Every way of two convolutions at least, and each convolution in two ways or more."""
+
+
+@pytest.mark.parametrize("pair", slow_but(QUICK, [(case, way) for case in CASES for way in WAYS]))
+def test_equals_the_librarys(pair: tuple[str, str]) -> None:
     """Tangents and Hessians, for clients with weights of their own or shared, and in a loop."""
-    pair, shape, kernel_shape, strides = CASES[case]
+    case, way = pair
+    by_name, shape, kernel_shape, strides = CASES[case]
     ways: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
         "alone": (lambda by: by, (), ()),
         "vmap": (jax.vmap, (2,), (2,)),
@@ -91,7 +107,7 @@ def test_equals_the_librarys(case: str, way: str) -> None:
     x, kernel, of_x, of_k = normal(*((*of_inputs, *shape), (*of_kernel, *kernel_shape)) * 2)
     ours, library = (
         wrap(partial(by, window_strides=strides, padding="SAME", dimension_numbers=LAST))
-        for by in PAIRS[pair]
+        for by in PAIRS[by_name]
     )
     compare(ours, library, (x, kernel), (of_x, of_k))
 
@@ -159,7 +175,7 @@ NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", slow_but(["lenet"], NETWORKS))
 def test_losses_of_networks(name: str) -> None:
     """Slopes of two clients' losses along a direction, and Hessians times that direction."""
     (x,) = normal((2, 3, 16, 16, 3))

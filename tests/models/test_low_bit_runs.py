@@ -17,6 +17,7 @@ from fedjax_sim.models import MLP
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classification
+from tests.conftest import slow_but
 
 
 @struct.dataclass
@@ -78,7 +79,12 @@ def blobs(**settings: Any) -> Blobs:
     )
 
 
-@pytest.fixture(params=["fedavg", "scaffold", "favano", "fedasync", "hierarchical", "langevin"])
+@pytest.fixture(
+    params=slow_but(
+        ["scaffold", "hierarchical", "langevin"],
+        ["fedavg", "scaffold", "favano", "fedasync", "hierarchical", "langevin"],
+    )
+)
 def system(request: pytest.FixtureRequest) -> Any:
     """Yield a system of each kind of local steps; the steps of all others are among these."""
     return fedjax_sim.SYSTEMS[request.param]

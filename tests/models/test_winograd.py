@@ -25,7 +25,7 @@ def test_matrices_are_exact() -> None:
     np.testing.assert_array_equal(outputs, expected)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     images=st.tuples(st.integers(1, 3), st.integers(1, 11), st.integers(1, 11), st.integers(1, 20)),
     features=st.integers(1, 20),
@@ -88,7 +88,7 @@ def test_a_few_images_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             y = convolution.winograd(x, kernel, (1, 1), "SAME", dimension_numbers=LAST)
             return jnp.sum(y * weight), y
 
-        return jax.value_and_grad(value, (0, 1), has_aux=True)(x, kernel)
+        return jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))(x, kernel)
 
     whole = both(x, kernel)
     monkeypatch.setattr(winograd, "SPLIT_ABOVE", 0)

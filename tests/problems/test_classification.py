@@ -117,6 +117,7 @@ def test_one_client_has_the_losses_of_the_problem(cancer: datasets.Dataset, clie
     assert expected[0] != problem.loss(params, jnp.int32(1), examples, KEY)
 
 
+@pytest.mark.slow
 def test_a_bayesian_perceptron_on_digits() -> None:
     """Averaged predictions are more accurate than 0.9.
 

@@ -214,6 +214,7 @@ def _temperature(draws: np.ndarray, law: Gaussian) -> Estimate:
     )
 
 
+@pytest.mark.slow
 def test_the_posterior_of_a_logistic_regression(uneven: Logistic, reference: Reference) -> None:
     """With one local step all means and standard deviations are within five errors of NUTS.
 

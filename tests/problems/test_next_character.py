@@ -92,6 +92,7 @@ def test_evaluation_in_batches_is_the_same(play: datasets.Text) -> None:
         assert float(value) == pytest.approx(float(whole[name]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> None:
     """The speakers have different numbers of sequences, and each repeats one word."""
     text = "\n\n".join(

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.compression import parse_compressor
-from tests.conftest import Regression, SplitRegression
+from tests.conftest import Regression, SplitRegression, slow_but
 from tests.reference import cohort_loops as loops
 from tests.reference.draws import BATCH, LR, SEED, Gradient, N
 
@@ -87,7 +87,7 @@ def test_fedavg_with_epochs_and_weights(plain: fedjax_sim.Run, rounds: loops.Rou
     np.testing.assert_array_equal(plain.timelines[0].steps, rounds.steps)
 
 
-@pytest.mark.parametrize("kept", ["fresh", "kept"])
+@pytest.mark.parametrize("kept", slow_but(["kept"], ["fresh", "kept"]))
 def test_local_optimizers_that_remember(learn: Callable, rounds: loops.Rounds, kept: str) -> None:
     run = learn("fedprox", {"proximal": [0.0]}, optimizer=optax.adam, optimizer_state=kept)
     assert_same(models_of(run)[0], loops.fedavg_with_adam(rounds, is_kept=kept == "kept"))
@@ -99,7 +99,9 @@ def test_fedprox(learn: Callable, plain: fedjax_sim.Run, rounds: loops.Rounds) -
     assert_same(found[1], loops.fedprox(rounds, mu=0.7))
 
 
-@pytest.mark.parametrize(("control", "option"), [("steps", 2), ("minibatch", 1)])
+@pytest.mark.parametrize(
+    ("control", "option"), [("steps", 2), pytest.param("minibatch", 1, marks=pytest.mark.slow)]
+)
 def test_scaffold(
     learn: Callable, plain: fedjax_sim.Run, rounds: loops.Rounds, control: str, option: int
 ) -> None:
@@ -119,6 +121,7 @@ def test_fednova(learn: Callable, rounds: loops.Rounds, setting: str) -> None:
         assert_same(found[lane], loops.fednova(rounds, **a))
 
 
+@pytest.mark.slow
 def test_fednova_with_equal_steps_is_fedavg(learn: Callable) -> None:
     equal = {"local_epochs": 0.0, "local_steps": 3}
     fednova = learn("fednova", {"lr": [LR]}, **equal)
@@ -216,7 +219,10 @@ def test_power_of_choice(learn: Callable, rounds: loops.Rounds, stochastic: Call
         assert_same(found[lane], loops.powerofchoice(rounds._replace(lr=lr), loss, num=2))
 
 
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "mimelite", "powerofchoice"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(["scaffold", "powerofchoice"], ["scaffold", "feddyn", "mimelite", "powerofchoice"]),
+)
 def test_compressed_messages(
     learn: Callable, rounds: loops.Rounds, stochastic: Callable, name: str
 ) -> None:

@@ -112,7 +112,10 @@ def test_one_local_step(
     assert_same(simulate(SYNC, problem, hyper, ticks=ROUNDS), records, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("is_by_epochs", [False, True], ids=["steps", "epochs"])
+@pytest.mark.parametrize(
+    "is_by_epochs",
+    [pytest.param(False, id="steps", marks=pytest.mark.slow), pytest.param(True, id="epochs")],
+)
 def test_several_local_steps(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, is_by_epochs: bool
 ) -> None:
@@ -210,7 +213,10 @@ def test_compressed_and_lost_messages(
     assert last.client_downlink_bits == iterations @ [1, 3, 2, 1] * MODEL_BITS
 
 
-@pytest.mark.parametrize("messages", [{}, LOSSY], ids=["whole", "compressed"])
+@pytest.mark.parametrize(
+    "messages",
+    [pytest.param({}, id="whole", marks=pytest.mark.slow), pytest.param(LOSSY, id="compressed")],
+)
 def test_asynchronous_groups(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray, messages: dict[str, Any]
 ) -> None:

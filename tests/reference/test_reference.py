@@ -28,7 +28,12 @@ def law_of_steps(rate: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    ("reweight", "tolerance"), [("none", 1e-11), ("stochastic", 1e-6), ("deterministic", 1e-6)]
+    ("reweight", "tolerance"),
+    [
+        ("none", 1e-11),
+        ("stochastic", 1e-6),
+        pytest.param("deterministic", 1e-6, marks=pytest.mark.slow),
+    ],
 )
 def test_favano(
     small: Callable,
@@ -100,9 +105,9 @@ def test_fedavg(small: Callable, problem: Any, gradient: Gradient, start: np.nda
     ("restart", "send_old_model"),
     [
         ("after_interaction", False),
-        ("after_interaction", True),
+        pytest.param("after_interaction", True, marks=pytest.mark.slow),
         ("own_finish", True),
-        ("fresh", False),
+        pytest.param("fresh", False, marks=pytest.mark.slow),
     ],
 )
 def test_fedbuff(

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim.server.staleness import staleness_weights
+from tests.conftest import slow_but
 from tests.reference import fedstaleweight_loop
 from tests.reference.draws import LR, TICKS, Clock, Gradient, K, N, assert_same, simulate
 
@@ -134,7 +135,9 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize("name", READINGS)
+@pytest.mark.parametrize(
+    "name", slow_but(["before aggregation", "new version, with ties"], READINGS)
+)
 def test_fedstaleweight_with_other_pulls(
     small: Callable, problem: Any, gradients: Callable, start: np.ndarray, name: str
 ) -> None:

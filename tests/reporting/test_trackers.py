@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ LANES = [(lr, seed) for lr in (0.02, 0.05) for seed in (5, 2)]
 
 @pytest.fixture(scope="module")
 def sweep(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run]:
-    """Return a function that runs four lanes, of which those of seed 2 are stopped."""
+    """Return a function that runs four lanes with trackers; those of seed 2 are stopped."""
     problem, hyper = regression(), small(FEDAVG)
 
-    def run(**options: Any) -> fedjax_sim.Run:
+    def run(given: Sequence[Tracker], checkpoints: fedjax_sim.Checkpoints) -> fedjax_sim.Run:
         return fedjax_sim.sweep(
             FEDAVG,
             problem,
@@ -38,9 +38,10 @@ def sweep(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run
             num_evals=3,
             layout=Layout(4, False, 1),
             watch=fedjax_sim.Watch(
-                on_evaluation=lambda progress: [seed == 2 for seed in progress.seeds]
+                on_evaluation=lambda progress: [seed == 2 for seed in progress.seeds],
+                trackers=given,
             ),
-            **options,
+            checkpoints=checkpoints,
         )
 
     return run
@@ -51,10 +52,7 @@ def logged(sweep: Callable, tmp_path_factory: pytest.TempPathFactory) -> tuple[A
     """Run with CSV and TensorBoard and a checkpoint."""
     folder = tmp_path_factory.mktemp("logs")
     given = [trackers.make_tracker(name, folder) for name in ("csv", "tensorboard")]
-    run = sweep(
-        watch=fedjax_sim.Watch(trackers=given),
-        checkpoints=fedjax_sim.Checkpoints(folder / "checkpoint"),
-    )
+    run = sweep(given, fedjax_sim.Checkpoints(folder / "checkpoint"))
     for tracker in given:
         tracker.close()
     return run, folder
@@ -100,10 +98,7 @@ def test_a_resumed_run_logs_everything_again(
     """Also what had finished before."""
     run, folder = logged
     tracker = trackers.CSV(tmp_path / "log.csv")
-    sweep(
-        watch=fedjax_sim.Watch(trackers=[tracker]),
-        checkpoints=fedjax_sim.Checkpoints(folder / "checkpoint", resume=True),
-    )
+    sweep([tracker], fedjax_sim.Checkpoints(folder / "checkpoint", resume=True))
     tracker.close()
     assert_csv_equals(tmp_path / "log.csv", run)
 

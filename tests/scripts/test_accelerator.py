@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import slow_but
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 
 
@@ -311,7 +313,10 @@ def test_without_an_accelerator_only_tiny_tasks_run(
     record_of(accelerator, tmp_path / "x.json", small=True).report(task, dict(answer))
 
 
-@pytest.mark.parametrize("do", ["contest", "sweep", "trace", "calls", "own loop"])
+@pytest.mark.parametrize(
+    "do",
+    slow_but(["contest", "sweep", "trace"], ["contest", "sweep", "trace", "calls", "own loop"]),
+)
 def test_what_is_measured_can_be_measured(
     accelerator: ModuleType, on_device: ModuleType, do: str
 ) -> None:

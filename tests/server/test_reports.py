@@ -19,7 +19,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Memo, Wire
 from fedjax_sim.server.report_counts import _count_changes
 from fedjax_sim.systems import fedavg
-from tests.conftest import Regression
+from tests.conftest import Regression, slow_but
 
 
 def event_of(tick: Any, clients: Any, *, weight: float) -> Event:
@@ -384,7 +384,12 @@ SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", SUMMED)
+@pytest.mark.parametrize(
+    "case",
+    slow_but(
+        set(SUMMED) - {"models in blocks", "progress for an optimizer", "models together"}, SUMMED
+    ),
+)
 def test_sums_that_training_makes_are_those_of_all_models(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.types import LatentProblem
+from tests.systems.halves import systems_of
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, Bound, events_of
 
 EXAMPLES = 30
@@ -28,14 +29,10 @@ LIKE_ANOTHER = {
     "fedprox": "fedavg",
     "fednova": "fedavg",
     "fedavgm": "fedavg",
-    "feddyn": "scaffold",
     "mimelite": "scaffold",
     "powerofchoice": "fedavg",
-    "ditto": "fedavg and quafl",
-    "fedper": "scaffold and quafl",
     "fedstaleweight": "fedbuff",
     "gen_async": "fedasync",
-    "async_hierarchical": "hierarchical",
     "em": "fedem",
 }
 """Systems that run one other layout, over two devices, and nothing in pieces or without jit.
@@ -99,6 +96,15 @@ class Kind(NamedTuple):
 
 LIKE_FEDAVGM = ("fedopt", "fedadagrad", "fedadam", "fedyogi")
 """Systems of FedAvgM's code with other optimizers on the server, which are not linear."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark costly contracts as slow for the systems that are not in the contract's half."""
+    for item in items:
+        mark = item.get_closest_marker("half")
+        if mark is not None and item.callspec.params["system"] not in systems_of(mark.args[0]):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(

@@ -22,6 +22,7 @@ from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import known_values
 from fedjax_sim.types import Algorithm, Facts, LatentProblem
+from tests.conftest import slow_but
 from tests.systems.conftest import Kind
 from tests.systems.hand_made import CLIENTS, ONE_BY_ONE, events_of, some_events, without_scratch
 
@@ -92,12 +93,13 @@ def scheduled(system: System, replayed: Callable) -> tuple[Any, Any]:
     return replayed(Plan(rows=3, slots_at_once=4), facts, is_changed=False)
 
 
+@pytest.mark.half("second")
 @pytest.mark.parametrize("name", PLANS)
 def test_an_event_changed_in_the_step_is_the_same_event_in_the_schedule(
     system: System, kind: Kind, replayed: Callable, scheduled: tuple[Any, Any], name: str
 ) -> None:
     """More steps and fewer, a slot and then all slots emptied, other clients, other weights."""
-    if name in ("in blocks", "packed") and system.name != "fedavg":
+    if name in ("in blocks", "packed") and system.name != "fedprox":
         pytest.skip("one system is enough: slots are mapped in one place")
     state, info = replayed(*PLANS[name], is_changed=True)
     expected, drawn = scheduled
@@ -154,7 +156,7 @@ def assert_equal_runs(found: Any, expected: Any) -> None:
             np.testing.assert_allclose(*leaves, rtol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", slow_but(["together", "packed", "over two devices"], LAYOUTS))
 @pytest.mark.parametrize("k", [0, 9])
 def test_other_numbers_of_steps_are_done_and_counted(
     k: int, name: str, regression: Callable, small: Callable
@@ -180,7 +182,7 @@ def test_other_numbers_of_steps_are_done_and_counted(
     assert_equal_runs(found, expected)
 
 
-@pytest.mark.parametrize("name", ["fedbuff", "favano", "fedavg", "quafl"])
+@pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedbuff", "favano", "fedavg", "quafl"]))
 def test_other_clients_are_received_and_counted(
     name: str, regression: Callable, small: Callable, tmp_path: Path
 ) -> None:
@@ -252,7 +254,7 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("name", ["fedavg", "powerofchoice"])
+@pytest.mark.parametrize("name", slow_but(["powerofchoice"], ["fedavg", "powerofchoice"]))
 def test_members_of_a_family_may_change_their_events(
     name: str, is_packed: bool, regression: Callable, small: Callable
 ) -> None:
@@ -282,7 +284,13 @@ def test_members_of_a_family_may_change_their_events(
     assert (together.curves.executed >= together.curves.needed).all()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "mimelite", "feddyn", "langevin", "fedopt"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["fedavg", "mimelite", "feddyn", "langevin"],
+        ["fedavg", "fedprox", "mimelite", "feddyn", "langevin", "fedopt"],
+    ),
+)
 def test_missing_weight_moves_no_model(name: str, small: Callable) -> None:
     """Of clients that are at the optimum already, one is left out and another's weight halved."""
     system, problem = fedjax_sim.SYSTEMS[name], Quadratic.of(np.full((7, 2), 10.0), start=10.0)

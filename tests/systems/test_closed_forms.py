@@ -16,6 +16,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Layout
 from fedjax_sim.problems import Quadratic
+from tests.conftest import slow_but
 
 SYSTEMS = fedjax_sim.SYSTEMS
 N, K, LR = 5, 4, 0.3
@@ -107,7 +108,7 @@ def test_fedavg_is_biased_and_scaffold_and_feddyn_are_not() -> None:
         np.testing.assert_allclose(found, np.stack([OPTIMUM] * len(found)), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("weighting", ["equal", "examples"])
+@pytest.mark.parametrize("weighting", slow_but(["examples"], ["equal", "examples"]))
 def test_fednova_has_the_right_objective_and_fedavg_another(weighting: str) -> None:
     """Wang et al., Theorem 1: under uneven steps tau_i FedAvg's objective has weights p_i tau_i.
 
@@ -152,6 +153,7 @@ def test_power_of_choice_trains_the_clients_with_the_largest_losses() -> None:
     assert 2 < len(seen) < N
 
 
+@pytest.mark.slow
 def test_scaffold_of_one_client_is_fedavg() -> None:
     """Server and client then have the same control variate: K steps on the client's loss a round.
 

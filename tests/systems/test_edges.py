@@ -83,6 +83,7 @@ def test_one_group_is_fedavg(problem: Any, one_group: tuple[np.ndarray, fedjax_s
     assert np.abs(models[0, 1, 0] - models[0, 0, 0])[1:].max(axis=1).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_one_asynchronous_group_is_the_synchronous_system(
     problem: Any, one_group: tuple[np.ndarray, fedjax_sim.Run]
 ) -> None:

@@ -125,6 +125,7 @@ def test_without_memories_there_is_a_floor(toy: latent.Estimation) -> None:
     assert replay(FEDEM, noisy_mean(KAPPA, spread=0.0), hyper).field[:, -1].max() < 1e-25
 
 
+@pytest.mark.slow
 def test_partial_participation_without_memories_has_a_floor(toy: latent.Estimation) -> None:
     """Its height E||h||^2 is about a gamma / (2 - a gamma) (1 - p) / (p n^2) sum ||h_i||^2.
 

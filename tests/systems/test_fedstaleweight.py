@@ -176,6 +176,7 @@ def test_the_model_settles_by_its_weights(
     assert settled(other.curves) == pytest.approx(late_influence(known), abs=0.0015)
 
 
+@pytest.mark.slow
 def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Callable) -> None:
     """Averages over all updates approach the expected staleness.
 

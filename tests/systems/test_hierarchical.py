@@ -52,7 +52,11 @@ def least_squares(regression: Callable) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("weighting", "sampling"), [("equal", "with_replacement"), ("examples", "shuffled_epochs")]
+    ("weighting", "sampling"),
+    [
+        pytest.param("equal", "with_replacement", marks=pytest.mark.slow),
+        ("examples", "shuffled_epochs"),
+    ],
 )
 def test_a_groups_gradient_is_the_mean_of_its_clients(
     least_squares: Any, weighting: str, sampling: str
@@ -239,7 +243,13 @@ def test_a_groups_models_on_the_way() -> None:
     np.testing.assert_allclose(curves.w0[4], 1 + step, rtol=1e-6)
 
 
-@pytest.mark.parametrize("active", [0, 1], ids=["all clients", "one of two active"])
+@pytest.mark.parametrize(
+    "active",
+    [
+        pytest.param(0, id="all clients"),
+        pytest.param(1, id="one of two active", marks=pytest.mark.slow),
+    ],
+)
 def test_ticks_of_a_round_do_not_change_what_is_learnt(active: int) -> None:
     """Rounds of three ticks end with the same models as rounds of one.
 

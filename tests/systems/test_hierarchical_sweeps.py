@@ -97,7 +97,9 @@ def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
     assert (means[5][grid[len(TIMES) :] > 300] < means[0][grid[len(TIMES) :] > 300]).all()
 
 
-@pytest.mark.parametrize(("lanes_at_once", "lane_devices"), [(False, 2), (True, 2)])
+@pytest.mark.parametrize(
+    ("lanes_at_once", "lane_devices"), [(False, 2), pytest.param(True, 2, marks=pytest.mark.slow)]
+)
 def test_a_sweep_of_sync_times_is_one_program_with_little_padding(
     regression: Callable, compiled: list[str], lanes_at_once: bool, lane_devices: int
 ) -> None:

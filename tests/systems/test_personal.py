@@ -122,6 +122,7 @@ def test_own_models_are_evaluated_on_test_examples_of_the_clients_classes(
         np.testing.assert_allclose(found[name], np.array(expected)[:, at], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_mean_over_clients_is_reported(images: Any, small: Callable) -> None:
     """At the start all personal models are the first one."""
     hyper = small(fedjax_sim.SYSTEMS["ditto"], num_clients=3, num_selected=2)

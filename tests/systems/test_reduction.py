@@ -81,6 +81,7 @@ def test_fedbuff_of_everyone_with_fixed_durations_is_fedavg(uneven: Located) -> 
     assert np.abs(np.diff(fedavg, axis=0)).min() > 1e-4
 
 
+@pytest.mark.slow
 def test_fedbuff_with_free_clients_and_fixed_durations_is_fedavg(uneven: Located) -> None:
     """Only the first tick is the same.
 
@@ -95,6 +96,7 @@ def test_fedbuff_with_free_clients_and_fixed_durations_is_fedavg(uneven: Located
     assert np.abs(free[2] - fedavg[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
     """With one client and server learning rate 1, both are gradient descent with K steps a tick."""
     with jax.enable_x64(True):
@@ -240,6 +242,7 @@ def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
     return {name: value_of(hyper, name) for name in fields(Arrivals)} | {"rule": "mean"}
 
 
+@pytest.mark.slow
 def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
     least_squares: Any,
 ) -> None:
@@ -300,6 +303,7 @@ def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_toget
     assert np.abs(free[2] - fedavg[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_fedstaleweight_with_a_buffer_of_one_is_fedbuff(least_squares: Any) -> None:
     """The weight of every update is 1, however stale it is, to float64's rounding.
 
@@ -361,6 +365,7 @@ def test_groups_without_a_sync_time_are_fedavg_of_everyone(
         np.testing.assert_allclose(models, flat[:13], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_group_that_averages_is_fedavg_of_everyone(
     least_squares: Any, flat: np.ndarray
 ) -> None:

@@ -16,6 +16,7 @@ from fedjax_sim.events import DRAWN
 from fedjax_sim.models.mlp import MLP
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import make_classification
+from tests.conftest import slow_but
 
 N, SLOTS = 10_000, 10
 NUMBERS = 784 * 32 + 32 + 32 * 10 + 10
@@ -33,7 +34,9 @@ def perceptron() -> Any:
     return make_classification(MLP((32,), 10), data, Partition(index, np.full(N, 2)))
 
 
-@pytest.mark.parametrize("name", ["scaffold", "ditto", "feddyn", "fedper"])
+@pytest.mark.parametrize(
+    "name", slow_but(["scaffold", "fedper"], ["scaffold", "ditto", "feddyn", "fedper"])
+)
 def test_rows_are_changed_in_place(perceptron: Any, name: str) -> None:
     """The compiled program has no room for a second copy of the rows, and no copy of them.
 

@@ -11,6 +11,7 @@ import fedjax_sim
 from fedjax_sim import Plan, System
 from fedjax_sim.engine.program import replay
 from fedjax_sim.types import LatentProblem
+from tests.conftest import slow_but
 from tests.systems.conftest import Kind
 
 NUM_CLIENTS, ROWS = 7, 24
@@ -58,7 +59,7 @@ def test_models_in_the_state(system: System, kind: Kind, small: Callable) -> Non
     assert (system.fit.learns is LatentProblem) or counters == []
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+@pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedavg", "fedbuff"]))
 def test_old_versions_in_the_compiled_program(
     regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

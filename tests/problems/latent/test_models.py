@@ -344,7 +344,8 @@ def test_weights_of_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "ridge", "shape"), [(2, 0.4, (7, 5)), (1, 0.0, (5, 7)), (3, 1.5, (12, 4))]
+    ("rank", "ridge", "shape"),
+    [(2, 0.4, (7, 5)), (1, 0.0, (5, 7)), pytest.param(3, 1.5, (12, 4), marks=pytest.mark.slow)],
 )
 def test_the_low_rank_closed_form_is_a_minimum(
     rank: int, ridge: float, shape: tuple[int, int]

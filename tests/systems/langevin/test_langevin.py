@@ -64,6 +64,7 @@ def test_at_temperature_zero_it_is_fedavg(regression: Callable) -> None:
     )
 
 
+@pytest.mark.slow
 def test_at_temperature_zero_a_uniform_subset_is_fedavgs_cohort(regression: Callable) -> None:
     """Batches are full, because mini-batches are counted differently.
 

@@ -100,11 +100,11 @@ def assert_moments(samples: np.ndarray, mean: float, variances: tuple[float, ...
     ("participation", "local_steps"),
     [
         ("full", 5),
-        ("with_replacement", 1),
         *(
             pytest.param(*given, marks=pytest.mark.slow)
             for given in (
                 *(("full", local_steps) for local_steps in UNEQUAL_HESSIANS if local_steps != 5),
+                ("with_replacement", 1),
                 ("with_replacement", 20),
                 ("without_replacement", 1),
                 ("without_replacement", 20),

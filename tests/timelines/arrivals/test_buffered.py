@@ -26,6 +26,7 @@ from fedjax_sim.timelines import (
     schedule_arrivals,
 )
 from fedjax_sim.timelines.delays.laws import update_time
+from tests.conftest import slow_but
 
 
 def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
@@ -218,7 +219,13 @@ def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> Non
     assert 10 < 2400 - counts.max() < 100
 
 
-@pytest.mark.parametrize("restart", ["after_interaction", "own_finish", "free", "fresh"])
+@pytest.mark.parametrize(
+    "restart",
+    # The test above is one of "free".
+    slow_but(
+        ["after_interaction", "own_finish"], ["after_interaction", "own_finish", "free", "fresh"]
+    ),
+)
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable, restart: str) -> None:
     """This includes ties in time, of which geometric times have many."""
     hyper = FEW.replace(restart=restart, rate_slow=0.8, rate_fast=0.8)
@@ -548,20 +555,20 @@ WAITING_KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("size", "kind"),
-    [
-        (size, kind)
-        for size in (1, 2, 4, 6)
-        for kind in ("exponential", "constant, with ties", "constant, with other ties")
-    ]
-    + [(4, "close times after long"), (4, "normal, some of no length")],
-)
-def test_waiting_for_a_new_version(draw: Callable, size: int, kind: str) -> None:
+SIZED = [
+    (size, kind)
+    for size in (1, 2, 4, 6)
+    for kind in ("exponential", "constant, with ties", "constant, with other ties")
+] + [(4, "close times after long"), (4, "normal, some of no length")]
+
+
+@pytest.mark.parametrize("case", slow_but([each for each in SIZED if each[0] in (4, 6)], SIZED))
+def test_waiting_for_a_new_version(draw: Callable, case: tuple[int, str]) -> None:
     """The schedule equals an event-by-event simulation; times may differ in their last bits.
 
     The compiler's flags change how it rounds while it adds up times.
     """
+    size, kind = case
     hyper = WAITING.replace(buffer_size=size, **WAITING_KINDS[kind])
     schedule = draw(schedule_arrivals, hyper, num_ticks=200, seeds=2)
     for seed in range(2):

@@ -18,6 +18,7 @@ import pytest
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import Arrivals, ClientTable, draw_client_speeds, schedule_arrivals
 from fedjax_sim.timelines.delays.laws import BLOCK, update_time
+from tests.conftest import slow_but
 
 TICKS, LANES = 40, 3
 
@@ -126,39 +127,43 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+READINGS = [("after_interaction", False), ("after_interaction", True), ("own_finish", True)]
+CLIENTS = [
+    ("geometric, with ties", 70, 3, "random"),
+    ("geometric, with ties", 70, 3, "client"),
+    ("geometric, with ties", 9, 9, "random"),
+    ("geometric, with ties", 9, 9, "client"),
+    ("exponential", 70, 1, "random"),
+    ("constant, all at once", 70, 3, "random"),
+    ("constant, all at once", 70, 3, "client"),
+    ("normal, some of no length", 70, 3, "random"),
+]
+
+
 @pytest.mark.parametrize(
-    ("restart", "send_old_model"),
-    [("after_interaction", False), ("after_interaction", True), ("own_finish", True)],
-)
-@pytest.mark.parametrize(
-    ("kind", "num_clients", "size", "ties"),
-    [
-        ("geometric, with ties", 70, 3, "random"),
-        ("geometric, with ties", 70, 3, "client"),
-        ("geometric, with ties", 9, 9, "random"),
-        ("geometric, with ties", 9, 9, "client"),
-        ("exponential", 70, 1, "random"),
-        ("constant, all at once", 70, 3, "random"),
-        ("constant, all at once", 70, 3, "client"),
-        ("normal, some of no length", 70, 3, "random"),
-    ],
+    "case",
+    slow_but(
+        # Of every reading the two ways of ties, and of every kind of clients one or two readings.
+        [
+            *zip(CLIENTS, [2, 0, 1, 2, 0, 2, 1, 1], strict=True),
+            (CLIENTS[0], 0),
+        ],
+        [(clients, reading) for clients in CLIENTS for reading in range(3)],
+    ),
 )
 def test_clients_that_are_held_back(
-    draw: Callable,
-    kind: str,
-    num_clients: int,
-    size: int,
-    ties: str,
-    restart: str,
-    send_old_model: bool,
+    draw: Callable, case: tuple[tuple[str, int, int, str], int]
 ) -> None:
     """The schedule equals one of an event queue, whatever lots are drawn at random."""
-    clients = Arrivals(num_clients=num_clients, local_steps=2).replace(**KINDS[kind])
-    hyper = clients.replace(
+    clients, reading = case
+    kind, num_clients, size, ties = clients
+    restart, send_old_model = READINGS[reading]
+    timed = Arrivals(num_clients=num_clients, local_steps=2).replace(**KINDS[kind])
+    hyper = timed.replace(
         buffer_size=size, restart=restart, send_old_model=send_old_model, ties=ties
     )
     schedule = draw(schedule_arrivals, hyper, num_ticks=TICKS, seeds=LANES)
-    for seed, taken, lots in zip(range(LANES), *times_and_lots(clients), strict=True):
+    for seed, taken, lots in zip(range(LANES), *times_and_lots(timed), strict=True):
         if "length" in kind:
             assert 0.1 < np.mean(np.array(taken) == 0) < 0.5
         expected = one_by_one(
@@ -229,9 +234,10 @@ def test_times_of_many_clients_are_drawn_in_blocks(draw: Callable) -> None:
         key = stream(jax.random.key(0), "timeline")
         exact = jax.tree.map(lambda leaf: np.asarray(leaf, float), hyper)
         speeds = draw_client_speeds(key, exact)
+        time_of = jax.jit(update_time)
         halves = [
-            update_time(stream(key, "runtimes"), half, jnp.zeros_like(half), speeds, exact)
-            for half in jnp.split(jnp.arange(hyper.num_clients), [BLOCK // 2, BLOCK])
+            time_of(stream(key, "runtimes"), half, np.zeros_like(half), speeds, exact)
+            for half in np.split(np.arange(hyper.num_clients), [BLOCK // 2, BLOCK])
         ]
     taken = np.concatenate(halves)
     first = np.argsort(taken, kind="stable")[:4]
@@ -282,9 +288,9 @@ def whole_array_operations(program: str, num: int, trips: int = FEW_TICKS) -> li
 @pytest.mark.parametrize(
     ("restart", "ties", "lanes"),
     [
-        ("after_interaction", "random", 1),
+        pytest.param("after_interaction", "random", 1, marks=pytest.mark.slow),
         ("after_interaction", "random", 3),
-        ("after_interaction", "client", 3),
+        pytest.param("after_interaction", "client", 3, marks=pytest.mark.slow),
         ("own_finish", "random", 3),
         ("new_version", "client", 3),
     ],

@@ -37,6 +37,7 @@ def staleness_of(schedule: Timeline) -> np.ndarray:
     return np.arange(schedule.version.shape[1])[None, :, None] - schedule.version
 
 
+@pytest.mark.slow
 def test_everyone_at_work_is_the_reading_free(draw: Callable) -> None:
     """Every client replaces itself, with losses and breaks: equal to the last bit.
 

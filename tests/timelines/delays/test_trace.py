@@ -19,6 +19,7 @@ from fedjax_sim.timelines import (
     schedule_contacts,
     schedule_rounds,
 )
+from tests.conftest import slow_but
 
 
 def recorded(num_clients: int = 6, rows: int = 90, *, seed: int = 0, whole: bool = False) -> Trace:
@@ -247,7 +248,9 @@ def test_a_buffer_of_all_clients_is_never_stale(draw: Callable) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["fedavg", "quafl", "fedbuff", "favano"])
+@pytest.mark.parametrize(
+    "name", slow_but(["quafl", "fedbuff"], ["fedavg", "quafl", "fedbuff", "favano"])
+)
 def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_path: Path) -> None:
     """Systems run on a trace from a file, through the public interface, until its end.
 
