@@ -28,10 +28,10 @@ def event_of(offset: int = 0) -> Event:
 
 
 def expected_of(
-    problem: Any, plan: Plan, *, offset: int = 0, sampling: str = "with_replacement", **inputs: Any
+    problem: Any, plan: Plan, *, offset: int = 0, batches: str = "with_replacement", **inputs: Any
 ) -> tuple[np.ndarray, Any]:
     """Compute mean statistics at HERE, with mini-batches of two: `f[S, q]`, and the work."""
-    expect = local_expectation(problem, Expectation(batch_size=2, sampling=sampling), plan)
+    expect = local_expectation(problem, Expectation(batch_size=2, batches=batches), plan)
     return jax.jit(
         lambda problem: expect(
             KEY, event_of(offset), jnp.asarray(HERE), works=jnp.array(WORKS), **inputs
@@ -83,7 +83,7 @@ def test_mini_batches_depend_on_the_steps_done_before(noisy_mean: Callable) -> N
     of_all = np.asarray(problem.client_statistics(jnp.asarray(HERE)))
     pairs = np.asarray(problem.counts)[CLIENTS[:2]] == 2
     assert pairs.any()
-    whole = expected_of(problem, plan, offset=3, sampling="without_replacement", is_full=False)[0]
+    whole = expected_of(problem, plan, offset=3, batches="without_replacement", is_full=False)[0]
     np.testing.assert_allclose(
         np.asarray(whole)[:2][pairs], of_all[CLIENTS[:2]][pairs], rtol=1e-5, atol=1e-6
     )
@@ -92,11 +92,11 @@ def test_mini_batches_depend_on_the_steps_done_before(noisy_mean: Callable) -> N
 def test_batches_without_replacement_must_fit_every_client(noisy_mean: Callable) -> None:
     problem = noisy_mean()
     fewest = int(np.min(problem.counts))
-    fits = Expectation(batch_size=fewest, sampling="without_replacement")
+    fits = Expectation(batch_size=fewest, batches="without_replacement")
     assert check_batch_size(fits, problem) is fits
     large = fits.replace(batch_size=fewest + 1)
     assert check_batch_size(large, None) is large
-    other = large.replace(sampling="with_replacement")
+    other = large.replace(batches="with_replacement")
     assert check_batch_size(other, problem) is other
     words = f"batch_size is {fewest + 1}, but must be at most {fewest}"
     with pytest.raises(ConfigError, match=words):
