@@ -147,6 +147,7 @@ def test_derivatives_of_a_run_are_those_of_finite_differences(
         np.testing.assert_allclose(backward, forward, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_initial_model_has_a_gradient(regression: Callable, small: Callable) -> None:
     """Of quadratic losses, the derivative along a direction is exact by central differences."""
     with jax.enable_x64(True):
@@ -288,6 +289,7 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
     np.testing.assert_array_equal(together[0].events.clients, together[1].events.clients)
 
 
+@pytest.mark.slow
 def test_schedules_that_differ_are_bound_together(regression: Callable, small: Callable) -> None:
     """Several delays and seeds: one program, whose events and times are mapped over."""
     system, problem = fedbuff.system, regression()
@@ -350,6 +352,7 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         bind(system, problem, hyper, timeline=own._replace(clients=clients + 90))
 
 
+@pytest.mark.slow
 def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
     """Nothing happens at the ticks that shorter ones lack."""
     system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
