@@ -289,7 +289,6 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
     np.testing.assert_array_equal(together[0].events.clients, together[1].events.clients)
 
 
-@pytest.mark.slow
 def test_schedules_that_differ_are_bound_together(regression: Callable, small: Callable) -> None:
     """Several delays and seeds: one program, whose events and times are mapped over."""
     system, problem = fedbuff.system, regression()
@@ -352,7 +351,6 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         bind(system, problem, hyper, timeline=own._replace(clients=clients + 90))
 
 
-@pytest.mark.slow
 def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
     """Nothing happens at the ticks that shorter ones lack."""
     system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
