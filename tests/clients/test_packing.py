@@ -401,7 +401,6 @@ def test_a_problem_of_each_seed(regression: Callable, small: Callable) -> None:
     assert_same(sweep(layout=packed), sweep(layout=WIDE))
 
 
-@pytest.mark.slow
 def test_a_partition_of_each_seed(small: Callable) -> None:
     """The steps of a classification read no array that differs between lanes."""
     digits = datasets.load("digits")
