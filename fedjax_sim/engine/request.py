@@ -184,7 +184,12 @@ def has_default_clients(system: System, hyper: Any, grid: Grid) -> bool:
     """Tell whether nobody has given the number of clients, which the problem then decides."""
     given = system.Hyper() if hyper is None else hyper
     is_default = isinstance(getattr(given, "num_clients", None), DefaultCount)
-    return is_default and "num_clients" not in grid.settings and bool(grid.seeds)
+    return (
+        is_default
+        and not isinstance(given, type)
+        and "num_clients" not in grid.settings
+        and bool(grid.seeds)
+    )
 
 
 def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProblem]:
