@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Layout, Ticks
+from fedjax_sim import ConfigError, Layout
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
@@ -389,7 +389,7 @@ def test_an_unknown_name_gets_the_nearest(
             regression(),
             FEDAVG(num_clients=7, num_selected=3),
             settings={name: [0.25, 0.5]},
-            budget=Ticks(2),
+            budget=fedjax_sim.Ticks(2),
         )
     assert main(["run", "fedavg", "fedbuff", "--set", f"{name}=0.5"]) == BAD_INPUT
     said = capsys.readouterr().err
@@ -417,7 +417,11 @@ def test_values_swept_in_a_group_are_traced(
 ) -> None:
     """One program for all values and both names; lanes have the bits of the group given whole."""
     system, values = fedjax_sim.SYSTEMS["fedbuff"], [0.05, 0.1, 0.2, 0.4]
-    options: dict[str, Any] = {"budget": Ticks(6), "num_evals": 3, "layout": Layout(4, False, 1)}
+    options: dict[str, Any] = {
+        "budget": fedjax_sim.Ticks(6),
+        "num_evals": 3,
+        "layout": Layout(4, False, 1),
+    }
     runs = {
         form: fedjax_sim.sweep(
             system, regression(), small(system), settings={form: values}, seeds=2, **options

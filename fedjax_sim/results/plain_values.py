@@ -2,7 +2,8 @@
 
     null, booleans, whole and real numbers, text, lists     as JSON has them
     {"real": "nan"}                                         a real number that JSON lacks
-    {"default": 3.0}                                        a default in units of time
+    {"default": 3.0}                                        a default in units of time, or of
+                                                            the number of clients, if whole
     {"tuple": [...]}, {"dict": [[key, value], ...]}
     {"array": 0}                                            number in a table of arrays
     {"name": "optax:sgd"}                                   a function or class, by its module
@@ -36,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import DefaultTime
+from fedjax_sim.settings import DefaultCount, DefaultTime
 
 OWN = __name__.partition(".")[0]
 """This package, whose modules a name may import."""
@@ -80,8 +81,8 @@ class Writer:
             return value
         if kind is float:
             return {"real": repr(value)}
-        if kind is DefaultTime:
-            return {"default": float(value)}
+        if kind in (DefaultTime, DefaultCount):
+            return {"default": float(value) if kind is DefaultTime else int(value)}
         if kind is list:
             return [self.plain(each) for each in value]
         if kind is tuple:
@@ -171,8 +172,10 @@ class Reader:
         if "struct" in content:
             return self._struct(_find(content["struct"], self._trust), content["fields"])
         ((kind, inner),) = content.items()
-        if kind in ("real", "default"):
-            return (float if kind == "real" else DefaultTime)(inner)
+        if kind == "real":
+            return float(inner)
+        if kind == "default":
+            return DefaultCount(inner) if isinstance(inner, int) else DefaultTime(inner)
         if kind == "tuple":
             return tuple(self.value(each, place) for each in inner)
         if kind == "dict":

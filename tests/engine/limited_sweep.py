@@ -7,8 +7,8 @@ optionally `max_lanes`. It prints the bytes that the sweep added at its peak.
 import resource
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,15 +48,14 @@ def main() -> None:
         num_clients=2000, restart="after_interaction", batch_size=1, local_steps=3, lr=0.01
     )
     problem = Bowl(jnp.ones(2000, "int32"), 10_000)
-    options: dict[str, Any] = {"num_evals": 4, "layout": fedjax_sim.Layout(10, False, 1)}
-    fedjax_sim.sweep(system, problem, hyper, seeds=2, budget=fedjax_sim.Ticks(8), **options)
+    run = partial(fedjax_sim.sweep, system, problem, hyper, num_evals=4)
+    layout = fedjax_sim.Layout(10, False, 1)
+    run(seeds=2, budget=fedjax_sim.Ticks(8), layout=layout)
     before = read_status("VmSize")
     resource.setrlimit(resource.RLIMIT_AS, (before + int(sys.argv[1]),) * 2)
-    options["max_lanes"] = int(sys.argv[2]) if len(sys.argv) > 2 else None
-    run = fedjax_sim.sweep(
-        system, problem, hyper, seeds=256, budget=fedjax_sim.Ticks(400), **options
-    )
-    assert run.models.shape == (256, 10_000) and not run.curves.failed.any()
+    layout = layout._replace(max_lanes=int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    found = run(seeds=256, budget=fedjax_sim.Ticks(400), layout=layout)
+    assert found.models.shape == (256, 10_000) and not found.curves.failed.any()
     print(read_status("VmPeak") - before)
 
 

@@ -155,6 +155,7 @@ def test_derivatives_of_a_run_are_those_of_finite_differences(
         np.testing.assert_allclose(backward, forward, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_initial_model_has_a_gradient(regression: Callable, small: Callable) -> None:
     """Of quadratic losses, the derivative along a direction is exact by central differences."""
     with jax.enable_x64(True):

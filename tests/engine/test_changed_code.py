@@ -106,7 +106,9 @@ CHANGES: dict[str, tuple[str, Callable[[Any, Any, Any], tuple]]] = {
 """Changes of what a run is called with, and what is named when it is resumed."""
 
 
-@pytest.fixture(scope="module", params=["finished", "unfinished"])
+@pytest.fixture(
+    scope="module", params=["finished", pytest.param("unfinished", marks=pytest.mark.slow)]
+)
 def checkpoints(
     request: pytest.FixtureRequest,
     regression: Callable,

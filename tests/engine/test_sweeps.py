@@ -229,6 +229,7 @@ def quadratic_with(value: float) -> type[problems.Quadratic]:
     return Mine
 
 
+@pytest.mark.slow
 def test_a_class_that_is_defined_again_is_another_program(small: Callable) -> None:
     """Its fields and shapes are those of the former class. Also in one call, for two seeds."""
     centers = np.zeros((small(FEDAVG).num_clients, 3), "float32")

@@ -40,7 +40,6 @@ def test_held_out_examples_are_no_longer_trained_on() -> None:
             hold_out(data, share)
 
 
-@pytest.mark.slow
 def test_the_best_rate_on_validation_data_is_chosen() -> None:
     """A rate that learns nothing and one that diverges lose; a choice at the edge is named."""
     data = hold_out(datasets.load("digits"), 0.2)

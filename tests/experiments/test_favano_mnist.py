@@ -100,7 +100,6 @@ def test_figures_draw_from_the_table_and_from_each_other(
     draw("favano/fig5", "fig2", 9, tmp_path)
 
 
-@pytest.mark.slow
 def test_figures_of_other_images_draw_from_any_folder_with_their_runs(
     cells: Path, tmp_path: Path, empty_panels: None
 ) -> None:

@@ -248,7 +248,6 @@ class Here:
         return 3
 
 
-@pytest.mark.slow
 def test_parts_that_failed_are_named_and_run_again(
     whole: Path,
     tmp_path: Path,

@@ -40,6 +40,7 @@ def test_a_published_setting() -> None:
     np.testing.assert_allclose(found, [2.437, 2.125, 23.29], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_pfl() -> None:
     """CIFAR-10 of pfl: epsilon 2, delta 1e-6, 1,500 rounds of 1,000 out of 10^7 clients."""
     pfl = Mechanism("poisson", 10_000_000, 1000, "pld", 1e-6)

@@ -188,7 +188,7 @@ def test_fedem(
     )
 
 
-@pytest.mark.parametrize("offline", ["compute", "freeze"])
+@pytest.mark.parametrize("offline", ["compute", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_vr_fedem(
     problem: Any,
     data: np.ndarray,

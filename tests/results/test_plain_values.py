@@ -17,6 +17,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.results.plain_values import Reader, UnreadableError, Writer
+from fedjax_sim.settings import fields, value_of
 from fedjax_sim.timelines import Trace
 
 
@@ -96,8 +97,12 @@ def test_a_value_comes_back_as_it_was(name: str) -> None:
 
 
 def test_every_systems_settings_come_back() -> None:
+    """Also in the types that tell a default, which nobody has given, from an equal number."""
     for system in fedjax_sim.SYSTEMS.values():
-        assert there_and_back(system.Hyper()) == system.Hyper()
+        hyper, back = system.Hyper(), there_and_back(system.Hyper())
+        assert back == hyper
+        for name in fields(system.Hyper):
+            assert type(value_of(back, name)) is type(value_of(hyper, name)), name
 
 
 def test_wide_arrays_of_jax_keep_their_bits() -> None:

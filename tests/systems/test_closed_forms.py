@@ -68,6 +68,7 @@ def share(rate: float, steps: Any = K, curvature: np.ndarray = CURVATURE) -> np.
 OPTIMUM = mean(CURVATURE)
 
 
+@pytest.mark.slow
 def test_fedprox_goes_from_fedavg_to_gradient_descent() -> None:
     """Client i moves by m_i = h_i / (h_i + mu) (1 - (1 - eta (h_i + mu))^K) of its way.
 

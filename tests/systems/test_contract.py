@@ -165,7 +165,7 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, 
     np.testing.assert_array_equal(other.curves.needed, grid.run.curves.needed)
     if system.fit.learns is not LatentProblem:
         per_step, per_report = kind.evaluations
-        reports = 4 * RUN["num_ticks"]  # every slot of every tick, where it matters
+        reports = 4 * RUN["budget"].num_ticks  # every slot of every tick, where it matters
         expected = per_step * grid.run.curves.local_steps[..., -1] + per_report * reports
         np.testing.assert_array_equal(other.curves.needed, expected)
     if LAYOUTS[name].slots_at_once == 1 and not LAYOUTS[name].lanes_at_once:

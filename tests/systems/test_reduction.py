@@ -278,6 +278,7 @@ TOGETHER = {"rate_fast": 1.0, "rate_slow": 1.0, "spread_fast": 0.0, "spread_slow
 """One speed without spread: all updates arrive at the same time."""
 
 
+@pytest.mark.slow
 def test_fedstaleweight_with_equal_weights_is_fedbuff_with_free_clients(least_squares: Any) -> None:
     """On the same clients, schedules and models are equal bit for bit."""
     mean, schedule = learnt("fedstaleweight", least_squares, **FREE)
