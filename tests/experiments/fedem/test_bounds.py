@@ -382,7 +382,7 @@ def simulated(
     with jax.enable_x64(True):
         problem = problem_of(y, kappa, START)
         layout = Layout(slots_at_once=N, lanes_at_once=True, lane_devices=1)
-        options = {"num_ticks": ticks, "num_evals": ticks, "layout": layout}
+        options = {"budget": fedjax_sim.Ticks(ticks), "num_evals": ticks, "layout": layout}
         return fedjax_sim.sweep(
             system, problem, hyper, seeds=seeds, settings=settings, **options
         ).curves
