@@ -697,10 +697,11 @@ def write_kind(value: Any) -> str:
     Returns:
       The text.
     """
+    known = fields(type(value))
     given = {
-        name: getattr(value, name)
-        for name, field in fields(type(value)).items()
-        if getattr(value, name) != field.default
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.name in known and getattr(value, field.name) != known[field.name].default
     }
     words = (
         f"{name}={each if isinstance(each, str) else format(each, '.12g')}"

@@ -231,7 +231,7 @@ def test_on_the_command_line() -> None:
         )
     with pytest.raises(ConfigError, match="compression is 'block'"):
         check(fedavg.Hyper(compression="block"))
-    with pytest.raises(ConfigError, match="messages.compression.keep is 2"):
+    with pytest.raises(ConfigError, match=r"messages\.compression\.keep is 2"):
         check(fedavg.Hyper(compression=parse_compressor("sparsification").replace(keep=2.0)))
 
 
