@@ -697,10 +697,11 @@ def write_kind(value: Any) -> str:
     Returns:
       The text.
     """
+    known = fields(type(value))
     given = {
-        name: getattr(value, name)
-        for name, field in fields(type(value)).items()
-        if getattr(value, name) != field.default
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.name in known and getattr(value, field.name) != known[field.name].default
     }
     words = (
         f"{name}={each if isinstance(each, str) else format(each, '.12g')}"
@@ -738,7 +739,11 @@ def _check_fields(hyper: Any) -> None:
         is_number = isinstance(value, int | float)
         if field.metadata.get("is_single") and not is_number and np.ndim(value) > 0:
             raise ConfigError(name, value, f"{allowed} (to sweep, use settings=...)")
-        if not field.metadata["accepts"](value):
+        try:
+            is_accepted = field.metadata["accepts"](value)
+        except ConfigError as error:
+            raise _inside(name, error) if dataclasses.is_dataclass(value) else error from None
+        if not is_accepted:
             raise ConfigError(name, value, allowed)
         if field.metadata["parse"] is int and np.any(np.asarray(value) > MOST_WHOLE):
             raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
@@ -771,8 +776,13 @@ def _check_group(owner: dataclasses.Field, value: Any) -> None:
                 allowed = f"left at {getattr(owner.default, name)!r}"
                 raise ConfigError(name, getattr(value, name), allowed)
     except ConfigError as error:
-        field, given, allowed = error.parts
-        raise ConfigError(f"{owner.name}.{field}", given, allowed) from None
+        raise _inside(owner.name, error) from None
+
+
+def _inside(owner: str, error: ConfigError) -> ConfigError:
+    """Return an error about a setting of a struct that is itself a setting, by its full name."""
+    field, value, allowed = error.parts
+    return ConfigError(f"{owner}.{field}", value, allowed)
 
 
 def check_known(value: Any) -> None:

@@ -17,7 +17,7 @@ from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.compression import Identity, parse_compressor
 from fedjax_sim.compression.messages import compress, count_message_bits, decode_messages
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError, check
+from fedjax_sim.settings import ConfigError, check, full_name
 from fedjax_sim.systems import fedavg, quafl
 from fedjax_sim.types import full_precision_bits
 
@@ -219,7 +219,8 @@ def test_on_the_command_line() -> None:
     for contender in comparison.resolve_contenders(
         ["fedavg", "quafl"], texts, defaults_of("digits")
     ):
-        assert contender.resolved()["compression"] == texts["compression"]
+        name = full_name(contender.system.Hyper, "compression")
+        assert contender.resolved()[name] == texts["compression"]
         labels = [label for label, _ in contender.points()]
         assert all(text in label for text, label in zip(texts["compression"], labels, strict=True))
     with pytest.raises(
@@ -230,7 +231,7 @@ def test_on_the_command_line() -> None:
         )
     with pytest.raises(ConfigError, match="compression is 'block'"):
         check(fedavg.Hyper(compression="block"))
-    with pytest.raises(ConfigError, match="keep is 2"):
+    with pytest.raises(ConfigError, match=r"messages\.compression\.keep is 2"):
         check(fedavg.Hyper(compression=parse_compressor("sparsification").replace(keep=2.0)))
 
 
