@@ -150,7 +150,7 @@ def measure_fixed_points() -> dict[str, Any]:
             "sync_time": 10.0,
             "aggregation": rule,
         }
-        data = play(problem, 1, {"lr": rates}, changes, num_ticks=2000, num_evals=2)
+        data = play(problem, 1, {"lr": rates}, changes, budget=fedjax_sim.Ticks(2000), num_evals=2)
         found[rule] = data.model.isel(seed=0, eval=-1).values.astype(float)
         places: dict[str, Any] = {
             "optima": [-1.0, 1.0],
@@ -203,10 +203,10 @@ def measure_rates(seeds: int) -> dict[str, dict[str, float]]:
         }
         start = jnp.ones(1)
         quiet = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.zeros(()), start)
-        data = play(quiet, 1, {}, changes, num_ticks=10, num_evals=10)
+        data = play(quiet, 1, {}, changes, budget=fedjax_sim.Ticks(10), num_evals=10)
         off = np.max(np.abs(data.model.values[0] / rho ** np.arange(11) - 1))
         noisy = Diagonal(jnp.ones(1), jnp.zeros((4, 1)), jnp.ones(()), 0 * start)
-        data = play(noisy, seeds, {}, changes, num_ticks=1000, num_evals=1000)
+        data = play(noisy, seeds, {}, changes, budget=fedjax_sim.Ticks(1000), num_evals=1000)
         settled = np.square(data.model.isel(eval=slice(100, None)).values.astype(float)).mean(
             axis=1
         )
