@@ -418,18 +418,21 @@ def of_layouts(name: str) -> Hashes:
     }
 
 
+def delay_cases(name: str) -> dict[str, dict[str, Any]]:
+    """List the settings of delays that a system has: every law, and breaks with losses."""
+    told = json.loads(command("fedjax_sim", "list", name, "--json"))[name]["settings"]
+    listed = {setting.rpartition(".")[2]: each for setting, each in told.items()}
+    laws = listed.get("runtime_law", {}).get("allowed", "").removeprefix("one of ").split(", ")
+    cases: dict[str, dict[str, Any]] = {law: {"runtime_law": law} for law in laws if law}
+    breaks = {"drop_rate": 0.2, "on_time": 30.0, "off_time": 10.0}
+    return {"default": {}, **cases} | ({"breaks": breaks} if breaks.keys() <= listed.keys() else {})
+
+
 def of_timelines(name: str) -> Hashes:
     """Draw a system's schedules under its delay laws, and by the command line."""
     import fedjax_sim
 
-    system = fedjax_sim.SYSTEMS[name]
-    listed = json.loads(command("fedjax_sim", "list", name, "--json"))[name]["settings"]
-    laws = listed.get("runtime_law", {}).get("allowed", "").removeprefix("one of ").split(", ")
-    cases: dict[str, dict[str, Any]] = {law: {"runtime_law": law} for law in laws if law}
-    cases = {"default": {}, **cases}
-    breaks = {"drop_rate": 0.2, "on_time": 30.0, "off_time": 10.0}
-    if breaks.keys() <= listed.keys():
-        cases["breaks"] = breaks
+    system, cases = fedjax_sim.SYSTEMS[name], delay_cases(name)
     found: Hashes = {}
     for what, settings in cases.items():
         try:

@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from scripts.fingerprint import compare_records, digest, is_wanted, main, of_json
+from fedjax_sim.timelines import RUNTIME_LAWS
+from scripts.fingerprint import (
+    compare_records,
+    delay_cases,
+    digest,
+    is_wanted,
+    main,
+    of_json,
+)
 
 FACTS = {"jax": "0.10.2", "flags": {}, "processor": "any"}
 
@@ -69,3 +77,9 @@ def test_times_and_paths_in_json_are_left_out() -> None:
 def test_entries_are_chosen_by_their_first_parts() -> None:
     assert is_wanted("systems/fedavg", ["systems"]) and is_wanted("systems/fedavg", None)
     assert not is_wanted("systems/fedavgm", ["systems/fedavg", "layouts"])
+
+
+def test_schedules_are_drawn_under_every_delay_law_that_a_system_has() -> None:
+    """The laws are settings of a group; systems of expectation maximisation have none."""
+    assert delay_cases("favano").keys() == {"default", *RUNTIME_LAWS, "breaks"}
+    assert delay_cases("fedem") == {"default": {}}
