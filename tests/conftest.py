@@ -90,18 +90,38 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "slow: minutes of compilation, skipped unless FEDJAX_SIM_SLOW_TESTS is set"
     )
     config.addinivalue_line(
-        "markers", "half(name): a contract that half of the systems meet, see systems/halves.py"
+        "markers",
+        "of_each_kind(number): a contract for one system of each kind, see systems/kinds.py",
+    )
+    config.addinivalue_line(
+        "markers", "few(number): so many of the test's cases run by default, the others are slow"
     )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked as slow, unless FEDJAX_SIM_SLOW_TESTS is set."""
+    _leave_a_few(items)
     if not os.environ.get("FEDJAX_SIM_SLOW_TESTS"):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(
                     pytest.mark.skip(reason="slow; set FEDJAX_SIM_SLOW_TESTS to run it")
                 )
+
+
+def _leave_a_few(items: list[pytest.Item]) -> None:
+    """Mark most cases of tests marked `few` as slow; the first and the last one stay."""
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases.setdefault((str(item.path), item.originalname), []).append(item)
+    for of_test in cases.values():
+        [number] = of_test[0].get_closest_marker("few").args
+        last = len(of_test) - 1
+        kept = {round(i * last / max(1, number - 1)) for i in range(number)}
+        for place, item in enumerate(of_test):
+            if place not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def slow_but(quick: Container[Any], values: Iterable[Any]) -> list[Any]:

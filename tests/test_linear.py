@@ -67,6 +67,7 @@ WAYS: dict[str, Callable[[Product], Product]] = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("way", WAYS)
 def test_both_modes(way: str) -> None:
     """Reverse mode is made to count twice here, so that the modes can be told apart."""
@@ -88,6 +89,7 @@ def test_both_modes(way: str) -> None:
     close(jax.grad(lambda y: (by(X, y) * DX).sum())(Y), slopes[1])
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_second_derivatives(way: str) -> None:
     """Each mode over each gives the Hessian of the sum of (x y)^2, times a vector."""
@@ -200,6 +202,7 @@ def guarded_loop(x: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda carry, _: (guarded(carry) * 2, None), x, length=3)[0]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "by",
     [

@@ -29,6 +29,7 @@ def test_the_first_sweep_learns() -> None:
     )
 
 
+@pytest.mark.slow
 def test_momentum_matters_and_without_it_the_system_is_fedavg() -> None:
     scope = run_blocks(ROOT / ".github" / "CONTRIBUTING.md")
     swept = scope["run"].curves

@@ -119,6 +119,7 @@ def test_permutations_are_uniform_over_epochs(size: int, num: int) -> None:
     assert stats.chisquare(pairs).pvalue > 1e-3
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 1), (1, 3)])
 @pytest.mark.parametrize("outer", [(1,), (3,), (1, 1)])
 def test_axes_of_length_one_compile(shape: tuple[int, ...], outer: tuple[int, ...]) -> None:

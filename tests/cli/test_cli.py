@@ -337,6 +337,7 @@ def test_a_second_run_takes_another_folder(call, tmp_path):
     assert groups(tmp_path / "results")["fedavg"].equals(groups(tmp_path / "results-2")["fedavg"])
 
 
+@pytest.mark.slow
 def test_settings_are_swept_by_those_systems_that_have_them(call, tmp_path):
     single = [*BUFFER, "--set", "server_lr=0.5", "--set", "lr=0.1"]
     out = call(
@@ -386,6 +387,7 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
             rates(*systems, rate_slow="0.1", **texts)
 
 
+@pytest.mark.slow
 def test_the_swept_local_steps_are_not_the_steps_received(call, tmp_path):
     sizes = [word.replace("local_steps=2", "local_steps=1,2") for word in QUICK]
     said = "fedjax-sim: each of the 2 values of local_steps compiles a program of fedavg.\n"
@@ -399,6 +401,7 @@ def test_the_swept_local_steps_are_not_the_steps_received(call, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_diverged_lanes_are_reported_and_everything_is_kept(call, tmp_path):
     words = [word for word in QUICK if word not in ("--seeds", "2")]
     kept = ["--tracker", "csv,tensorboard", "--keep-samples"]

@@ -18,6 +18,7 @@ WORDS = "run langevin --model logistic --seeds 2 --time-budget 40 --evals 10 --s
 WORDS += " --set local_steps=2 --set batch_size=8 --set step_size=1e-6 --set temperature=1,4"
 
 
+@pytest.mark.slow
 def test_samples_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Settings and seeds are dimensions; the last draw is that of the last evaluation."""
     with contextlib.chdir(tmp_path), jax.numpy_rank_promotion("allow"):

@@ -57,6 +57,7 @@ def test_a_full_pass_is_the_mean_over_all_examples(
     assert int(work.executed) == 2 * executed
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("per_slot", [False, True])
 def test_a_difference_uses_the_same_mini_batch(noisy_mean: Callable, per_slot: bool) -> None:
     """Statistics at two parameters are subtracted; a reference may be common or one per slot."""

@@ -244,6 +244,7 @@ STARTS = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
 CLIENTS, STEPS, OFFSET = [3, 0, 6, 2], [5, 0, 2, 3], [4, 0, 7, 1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slots_at_once", [1, 3, 4])
 def test_an_update_does_not_depend_on_the_other_slots(
     regression: Callable, slots_at_once: int
@@ -277,6 +278,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_masked_steps_change_neither_model_nor_optimizer(regression: Callable, name: str) -> None:
     """A slot that is batched with longer ones ends where a separate optimizer ends.
@@ -406,6 +408,7 @@ SUMMED = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("of_progress", [False, True])
 @pytest.mark.parametrize("name", SUMMED)
 def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:

@@ -212,6 +212,7 @@ def in_layout(regression: Callable, small: Callable) -> Callable[[str, Layout], 
     return run
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "layouts"),
     [
@@ -274,6 +275,7 @@ def trained(kind: str, plan: Plan, problem: Any, event: Event, starts: Any, extr
     return train(jax.random.key(0), event, starts=starts, extras=extras)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("kind", "steps", "most"),
     [
@@ -351,6 +353,7 @@ def test_optimizers_that_remember() -> None:
     np.testing.assert_array_equal(alone[1][0].count, count)
 
 
+@pytest.mark.slow
 def test_families_of_lanes(
     regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,6 +394,7 @@ def test_executed_steps_are_those_of_the_rows(in_layout: Callable) -> None:
     assert (run.curves.executed == 12 * length * 2 * rows).all()
 
 
+@pytest.mark.slow
 def test_a_problem_of_each_seed(regression: Callable, small: Callable) -> None:
     """Lanes read different arrays at every step: copies for slots, or rows of each lane's own."""
     system = fedjax_sim.SYSTEMS["favano"]
@@ -403,6 +407,7 @@ def test_a_problem_of_each_seed(regression: Callable, small: Callable) -> None:
     assert_same(sweep(layout=packed), sweep(layout=WIDE))
 
 
+@pytest.mark.slow
 def test_a_partition_of_each_seed(small: Callable) -> None:
     """The steps of a classification read no array that differs between lanes."""
     digits = datasets.load("digits")

@@ -114,6 +114,7 @@ def drawn(request: pytest.FixtureRequest) -> tuple[str, np.ndarray, np.ndarray]:
         return request.param, np.asarray(draws), np.asarray(variances)
 
 
+@pytest.mark.few(7)
 def test_no_bias(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
     """Every entry's mean agrees with the vector within 5 standard errors.
 
@@ -234,6 +235,7 @@ ATTAINED = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("text", ATTAINED)
 def test_omega_is_attained(text: str) -> None:
     for dim in (17, 18):
@@ -245,6 +247,7 @@ def test_omega_is_attained(text: str) -> None:
         assert ratio == pytest.approx(float(compressor.omega(dim)), rel=1e-6)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "text",
     [

@@ -99,6 +99,7 @@ def far(drawn: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(distance[error >= 1e-7] / error[error >= 1e-7]))
 
 
+@pytest.mark.few(1)
 def test_compression_does_not_shift_the_models(after: After) -> None:
     """Gradients are linear, so means over keys equal the models without compression."""
     assert far(after.servers, after.plain_servers) < 5

@@ -150,6 +150,7 @@ def independent_slots(
     )
 
 
+@pytest.mark.slow
 def test_influence_of_slow_clients_if_slots_are_independent() -> None:
     """Influence of slow clients equals its exact value for three kinds of weights.
 

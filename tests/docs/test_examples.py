@@ -42,6 +42,7 @@ def test_regression_on_a_dataframe() -> None:
     np.testing.assert_allclose(mae @ weights, curves.mae.values[-1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_equinox_network() -> None:
     assert float(run_example("equinox_network")["run"].curves.accuracy[-1]) > 0.8
 
@@ -64,6 +65,7 @@ def test_low_rank_changes() -> None:
     assert int(run.curves.uplink_bits[-1]) == 8 * 2 * bits_of_model
 
 
+@pytest.mark.slow
 def test_a_histogram_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     curves = run_example("client_histogram")["run"].curves

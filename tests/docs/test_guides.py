@@ -13,7 +13,14 @@ from fedjax_sim.cli.parser import make_parser
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
-SLOW = ("fair_comparisons", "from_other_simulators", "own_loop", "patterns", "recorded_traces")
+SLOW = (
+    "fair_comparisons",
+    "from_other_simulators",
+    "own_loop",
+    "patterns",
+    "reading_a_timeline",
+    "recorded_traces",
+)
 PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
 COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)
 

@@ -53,6 +53,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, execute: Callable) -> None:
             assert kinds(now.outputs) == kinds(was.outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the notebook's packages
 def test_a_notebook_shows_progress(tmp_path: Path, execute: Callable) -> None:
     """Executed headless; the line under the cell is that of the last evaluation."""

@@ -31,6 +31,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
+@pytest.mark.slow
 def test_logistic_posterior(ran: Any, capsys: pytest.CaptureFixture) -> None:
     """Means and deviations are near those of Laplace's approximation, and chains agree."""
     found = ran("logistic_posterior.py")

@@ -30,6 +30,7 @@ def example(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("scope", [name], indirect=True, ids=[name])
 
 
+@pytest.mark.slow
 @example("early_stopping")
 def test_rates_that_are_behind_are_stopped(scope: Any) -> None:
     """The best rate goes on to the end, and the smallest one does not."""
@@ -40,6 +41,7 @@ def test_rates_that_are_behind_are_stopped(scope: Any) -> None:
     assert np.isfinite(curves.loss).all()
 
 
+@pytest.mark.slow
 @example("own_problem")
 def test_components_explain_what_the_best_ones_explain(scope: Any) -> None:
     """The ten best ones come from a singular value decomposition of all images."""

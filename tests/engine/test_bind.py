@@ -81,6 +81,7 @@ for size in (33, 200_000):
 """
 
 
+@pytest.mark.slow
 def test_the_first_model_is_that_of_a_sweep() -> None:
     """Alone and among others, whether programs of the beginning are compiled quickly or well.
 
@@ -110,7 +111,7 @@ def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
     [
         pytest.param("fedprox", "proximal", {"proximal": 0.3}, marks=pytest.mark.slow),
         ("fedbuff", "exponent", {"rule": "polynomial", "exponent": 0.4}),
-        ("fedem", "gamma", {"compression": Identity()}),
+        pytest.param("fedem", "gamma", {"compression": Identity()}, marks=pytest.mark.slow),
         *(
             pytest.param(name, "lr", {}, marks=pytest.mark.slow)
             for name in ("fedavg", "favano", "quafl", "hierarchical")
@@ -202,6 +203,7 @@ def test_reverse_mode_is_asked_for(bound: Bound) -> None:
     assert np.isfinite(jax.jvp(looped, (0.1,), (1.0,))[1])
 
 
+@pytest.mark.slow
 def test_a_backward_pass_keeps_few_states(small: Callable) -> None:
     """Eight times the ticks take about twice the memory, not eight times.
 
@@ -221,6 +223,7 @@ def test_a_backward_pass_keeps_few_states(small: Callable) -> None:
     assert bytes_of[1] < 2.6 * bytes_of[0]
 
 
+@pytest.mark.slow
 def test_blocks_of_ticks_are_the_scan(regression: Callable, small: Callable) -> None:
     """Models, reports in their order, and derivatives. Neither blocks nor theirs divide 11."""
     system = fedjax_sim.SYSTEMS["favano"]
@@ -326,6 +329,7 @@ def test_schedules_that_differ_are_bound_together(regression: Callable, small: C
     assert jax.tree.leaves(stacked.problem)[0] is jax.tree.leaves(problem)[0]
 
 
+@pytest.mark.slow
 def test_budgets_of_time_may_end_after_different_ticks(
     regression: Callable, small: Callable
 ) -> None:
@@ -375,6 +379,7 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         bind(system, problem, hyper, budget=own._replace(clients=clients + 90))
 
 
+@pytest.mark.slow
 def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
     """Nothing happens at the ticks that shorter ones lack."""
     system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)

@@ -268,6 +268,7 @@ def run(folder, resume=False):
 """
 
 
+@pytest.mark.slow
 def test_equal_code_has_equal_digests_in_two_processes(tmp_path: Path) -> None:
     """Their hashes of text differ, and so do their devices and what they have run before."""
     source = f"{SOURCE}\nrun(sys.argv[1])\n"

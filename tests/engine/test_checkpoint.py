@@ -471,6 +471,7 @@ def test_a_run_that_was_stopped_at_its_last_tick_is_logged(
     assert logs[0].read_text() == logs[1].read_text()
 
 
+@pytest.mark.slow
 def test_a_longer_run_may_need_a_larger_store(
     regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,6 +613,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_nested_settings_is_refused(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_study_of_one_unit_is_divided_by_lanes() -> None:
             divide(units, number)
 
 
+@pytest.mark.slow
 def test_a_part_that_knows_more_has_the_bits_of_the_whole(
     regression: Callable, small: Callable
 ) -> None:

@@ -151,6 +151,7 @@ def test_members_of_a_family_stand_where_their_labels_say(
         np.testing.assert_allclose(run.models[lane], alone.models, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_trips_that_depend_on_a_setting_are_those_of_the_longest_member(
     place: Callable, noisy_mean: Callable
 ) -> None:
@@ -173,6 +174,7 @@ def test_trips_that_depend_on_a_setting_are_those_of_the_longest_member(
     assert run.curves.executed[0, 0] == run.curves.executed[1, 0] >= alone.curves.executed.max()
 
 
+@pytest.mark.slow
 def test_mini_batches_of_a_family_are_drawn_once(
     place: Callable,
     regression: Callable,

@@ -215,6 +215,7 @@ def test_a_run_in_bfloat16_can_be_saved(
     assert run.curves.loss.dtype == run.curves.client_variance.dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -177,6 +177,7 @@ def test_running_out_of_memory_keeps_checkpoints(
     assert_equal(sweep(checkpoints=dataclasses.replace(saved, resume=True)), whole)
 
 
+@pytest.mark.slow
 def test_pieces_go_on_to_a_longer_budget(sweep: Sweep, tmp_path: Path) -> None:
     """Lanes are evaluated as in the whole, although the longest one is in another piece."""
     longer = []
@@ -242,6 +243,7 @@ def test_a_resumed_run_has_the_pieces_it_had(
     assert lanes_run == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_large_store_of_old_models_is_named(
     small: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

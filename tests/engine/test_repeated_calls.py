@@ -133,6 +133,7 @@ def fresh() -> fedjax_sim.Run:
     return afresh(lambda: sweep(distances()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("settings", "options"),
     [

@@ -152,6 +152,7 @@ def test_what_is_drawn_ahead_is_what_each_step_draws(most_steps: int | None) -> 
     assert look_ahead(draw, 2**20) is draw
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -101,6 +101,7 @@ def test_a_model_that_does_not_fit_is_refused(
     assert not [name for name in compiled if "advance" in name]
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_with_the_bits_of_the_longer_one(
     regression: Callable, small: Callable, tmp_path: Path
 ) -> None:

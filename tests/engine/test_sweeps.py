@@ -178,6 +178,7 @@ def test_a_time_budget_cuts_each_lane_separately(regression: Callable, small: Ca
     np.testing.assert_allclose(alone.samples[-1], run.samples[3, -1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_free_running_lanes_of_different_speeds_equal_lanes_alone(
     regression: Callable, small: Callable
 ) -> None:
@@ -283,6 +284,7 @@ def test_a_lane_has_collapsed_from_when_on_it_stays_at_chance() -> None:
     assert (collapsed_at(metrics, {}) == NEVER).all()
 
 
+@pytest.mark.slow
 def test_a_classification_names_lanes_that_collapse(small: Callable) -> None:
     """With a huge step size the perceptron names one class for ever, and is finite."""
     digits = datasets.load("digits")
@@ -300,6 +302,7 @@ def test_a_classification_names_lanes_that_collapse(small: Callable) -> None:
     assert run.curves.collapsed_at.values.tolist() == [[NEVER], [1]]
 
 
+@pytest.mark.slow
 def test_optimizers_are_swept_by_name(regression: Callable, small: Callable) -> None:
     momentum = partial(optax.sgd, momentum=0.9)
     values = [optax.sgd, optax.adam, momentum]

@@ -23,6 +23,7 @@ def models_of(system: Any, problem: Any, hyper: Any) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedadam"], LIKE_FEDAVGM))
 def test_optimizers_of_the_server_keep_32_bits(
     name: str, regression: Callable, small: Callable
@@ -47,6 +48,7 @@ def test_problems_in_64_bits_learn_with_settings_of_64(small: Callable) -> None:
     np.testing.assert_allclose(found, (1 - 0.9**2) * centers.mean(axis=0), rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_an_adaptive_bound_has_the_type_of_the_model(regression: Callable, small: Callable) -> None:
     hyper = small(FEDAVG, sampling="reshuffled", privacy=AdaptiveClipping(clip=0.1))
 

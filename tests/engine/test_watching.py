@@ -175,6 +175,7 @@ def test_parts_and_a_stop_have_the_bits_of_the_whole(
     assert_equal_runs(join_runs(parts), stopped[0])
 
 
+@pytest.mark.slow
 def test_a_stopped_lane_stays_stopped_when_the_run_is_resumed(
     sweep: Sweep, stopped: tuple[fedjax_sim.Run, int], whole: fedjax_sim.Run, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from tests.experiments.running import REPOSITORY, run
 RESULTS = REPOSITORY / "experiments" / "baselines" / "results"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("systems", [SMOKE[:1], pytest.param(SMOKE, marks=pytest.mark.slow)])
 def test_every_method_is_tuned_and_compared(
     systems: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

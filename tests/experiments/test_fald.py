@@ -32,7 +32,7 @@ VERDICTS: dict[str, dict[int, str]] = {
     "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
     "fald/privacy": {16: HOLDS},
 }
-QUICK = ("fald/bounds", "fald/fig2", "fald/fig2_unequal", "fald/privacy")
+QUICK = ("fald/fig2", "fald/fig2_unequal")
 PICTURES = {
     name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"
 } | {"fald/fig3_4": ["fig3.png", "fig4.png"]}
@@ -88,6 +88,7 @@ def test_chains_that_are_no_numbers_are_off_by_infinity() -> None:
     assert gaussian.largest(1.0, 3.0, 2.0) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measure", "judge"),
     [

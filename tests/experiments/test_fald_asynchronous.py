@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from experiments.fald import asynchronous
 from experiments.fald.formulas import exact_laws
@@ -59,6 +60,7 @@ def test_residuals_of_another_law_are_seen() -> None:
     assert asynchronous.deviation(asynchronous.whitened(models * [1, -1], laws)) > 5
 
 
+@pytest.mark.slow
 def test_small_study(tmp_path: Path) -> None:
     """Chains follow their laws, and staleness makes the variance larger than fresh models would."""
     done = asynchronous.run(Arguments(smoke=True, out=str(tmp_path)))

@@ -63,6 +63,7 @@ def test_every_share_is_below_one(few: Sizes) -> None:
     assert all(0 < ratio < 1 for ratio in verdict.measured.values())
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("spoil", [missing, too_small])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_one_bound_that_fails_is_enough(

@@ -42,6 +42,7 @@ def draws(num: int, correlation: float, seed: int) -> np.ndarray:
     return 1 + 2 * walk
 
 
+@pytest.mark.slow
 def test_moments_know_their_errors() -> None:
     """Deviations from the truth have mean square one, in standard errors.
 

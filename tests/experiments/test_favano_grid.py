@@ -26,6 +26,7 @@ def accuracy() -> xr.DataArray:
     return found
 
 
+@pytest.mark.slow
 def test_the_nearest_reading_is_found(accuracy: xr.DataArray) -> None:
     """The distance is over all 12 cells of one clock, inputs, rate, and rate of FedBuff."""
     best = accuracy.isel(lr=0, drop=True) * 0 + 0.05

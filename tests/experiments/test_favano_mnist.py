@@ -39,6 +39,7 @@ def run_table(folder: Path) -> Path:
     return folder / "results"
 
 
+@pytest.mark.slow
 def test_table2_writes_all_cells_and_claims(cells: Path) -> None:
     check_table(cells, 4)
 
@@ -92,6 +93,7 @@ def empty_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "picture", lambda *_, **__: Figure())
 
 
+@pytest.mark.slow
 def test_figures_draw_from_the_table_and_from_each_other(
     cells: Path, tmp_path: Path, empty_panels: None
 ) -> None:
@@ -100,6 +102,7 @@ def test_figures_draw_from_the_table_and_from_each_other(
     draw("favano/fig5", "fig2", 9, tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_of_other_images_draw_from_any_folder_with_their_runs(
     cells: Path, tmp_path: Path, empty_panels: None
 ) -> None:

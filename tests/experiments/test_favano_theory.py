@@ -38,6 +38,7 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
     assert summary(out)["failed_lanes"] == 0
 
 
+@pytest.mark.slow
 def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
     """A step too many after the first, every second contact too old, and updates of anyone."""
     lanes, ticks = clock.STUDY.smoke.seeds, clock.BUDGET // clock.PERIOD

@@ -55,6 +55,7 @@ def test_one_client_without_compression_is_spider_em() -> None:
     assert theory.judge_spider(theory.measure_spider(loops=2, inner=4)).verdict == HOLDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_variants", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_from_the_command_line(
     has_variants: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +209,7 @@ def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
         assert fig2.problem_of(visits, 0.0, is_pooled=True).counts.shape == (1,)
 
 
+@pytest.mark.slow
 def test_epochs_of_cells_and_blocks_within_a_site() -> None:
     """An epoch counts sixteen cells at the start, then what a round sends, over the visits.
 

@@ -37,6 +37,7 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == FILES | PICTURES[name]
 
 
+@pytest.mark.slow
 def test_verdicts_on_influence_fail_where_all_are_equally_fast() -> None:
     """The claims on the paper's two speeds do not hold on schedules of one speed."""
     sizes = influence.STUDY.smoke

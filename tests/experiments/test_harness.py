@@ -83,6 +83,7 @@ def test_list_names_every_experiment_with_one_line(capsys: pytest.CaptureFixture
     assert all(len(line.split()) > 4 for line in lines)
 
 
+@pytest.mark.slow
 def test_the_command_line_in_a_process(tmp_path: Path) -> None:
     """Called outside of the repository."""
     done = run_process("list", cwd=tmp_path)

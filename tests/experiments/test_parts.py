@@ -57,6 +57,7 @@ def tuned(small: Callable) -> Callable[[Arguments], Outcome]:
     return run
 
 
+@pytest.mark.slow
 def test_parts_take_two_rounds_and_give_the_whole(
     tuned: Callable[[Arguments], Outcome], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_parts_take_two_rounds_and_give_the_whole(
             run_part("x/y", tuned, changed, ExperimentPart(out, 0, parts))
 
 
+@pytest.mark.slow
 def test_lanes_of_other_settings_are_not_joined(small: Callable, tmp_path: Path) -> None:
     """The experiment was changed after one part had run."""
     problem = Quadratic.of(np.arange(21.0, dtype="float32").reshape(7, 3), noise=0.1)

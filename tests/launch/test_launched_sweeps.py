@@ -195,6 +195,7 @@ def test_a_part_whose_result_is_damaged_runs_again(
     assert damaged.stat().st_size > 9
 
 
+@pytest.mark.slow
 def test_a_longer_budget_that_is_refused_leaves_the_sweep(
     study: Callable[..., fedjax_sim.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ class Here:
         return 3
 
 
+@pytest.mark.slow
 def test_parts_that_failed_are_named_and_run_again(
     whole: Path,
     tmp_path: Path,

@@ -73,6 +73,7 @@ def of_library(name: str) -> tuple[Any, Any]:
     return Linen(), Linen().apply(Linen().init(KEY, X[:1]), X)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["nnx", "equinox", "haiku", "linen"])
 def test_a_network_computes_what_its_library_does_and_learns(name: str) -> None:
     """Dropout makes losses of local steps random, and evaluations are certain."""

@@ -114,6 +114,7 @@ def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
     compare(*normal(shape, kernel_shape), strides, padding, rhs_dilation=dilation)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(case=cases(most_dilated=1, features=(1, 3, 16), beyond=1))
 def test_pooled_equals_the_librarys_convolution_and_pooling(case: tuple[Any, ...]) -> None:

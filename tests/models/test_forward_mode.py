@@ -91,6 +91,7 @@ QUICK = [
 """Every way of two convolutions at least, and each convolution in two ways or more."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("pair", slow_but(QUICK, [(case, way) for case in CASES for way in WAYS]))
 def test_equals_the_librarys(pair: tuple[str, str]) -> None:
     """Tangents and Hessians, for clients with weights of their own or shared, and in a loop."""
@@ -125,6 +126,7 @@ def in_scan(by: Any) -> Any:
     return run
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("pair", "module"), [("patches", convolution), ("winograd", winograd)])
 def test_a_few_images_at_a_time(pair: str, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches or tiles of many images are made in blocks in forward mode too."""
@@ -175,6 +177,7 @@ NETWORKS: dict[str, Callable[[Any], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["lenet"], NETWORKS))
 def test_losses_of_networks(name: str) -> None:
     """Slopes of two clients' losses along a direction, and Hessians times that direction."""

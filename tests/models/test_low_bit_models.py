@@ -227,6 +227,7 @@ def test_gradients_of_a_batch_of_clients() -> None:
         )
 
 
+@pytest.mark.slow
 def test_jit_equals_no_jit() -> None:
     case = perceptron()
     jax.tree.map(
@@ -236,6 +237,7 @@ def test_jit_equals_no_jit() -> None:
     )
 
 
+@pytest.mark.slow
 def test_each_use_of_a_layer_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 

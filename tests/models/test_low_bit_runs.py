@@ -107,6 +107,7 @@ def distance(a: Any, b: Any) -> float:
     )
 
 
+@pytest.mark.few(1)
 def test_every_kind_of_local_steps_trains_with_few_bits(system: Any, small: Callable) -> None:
     """The loss falls, and each slot of a tick sends a model of 59 numbers in full precision."""
     curves = run(system, blobs(), small(system, lr=0.3)).curves
@@ -118,6 +119,7 @@ def test_every_kind_of_local_steps_trains_with_few_bits(system: Any, small: Call
     assert curves.uplink_bits.values.ravel()[-1] == TICKS * slots * sent * 59 * 32
 
 
+@pytest.mark.slow
 def test_favano_in_many_bits_tends_to_full_precision(small: Callable) -> None:
     """The distance to full precision falls with the number of bits.
 

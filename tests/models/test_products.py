@@ -12,6 +12,7 @@ from fedjax_sim.models import products
 DENSE = (((1,), (0,)), ((), ()))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("outputs", [1, products.NARROW, products.NARROW + 1])
 def test_values_and_derivatives_are_the_librarys(outputs: int) -> None:
     random = np.random.default_rng(0)

@@ -8,6 +8,7 @@ import pytest
 from fedjax_sim import models
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("cell", "expected"), [("lstm", 820_522), ("gru", None)])
 def test_recurrent_network(cell: str, expected: int | None) -> None:
     """The number of parameters is the published one; logits depend on no later character."""

@@ -25,6 +25,7 @@ def test_matrices_are_exact() -> None:
     np.testing.assert_array_equal(outputs, expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(
     images=st.tuples(st.integers(1, 3), st.integers(1, 11), st.integers(1, 11), st.integers(1, 20)),
@@ -41,6 +42,7 @@ def test_equals_the_librarys_convolution(
     compare(x, kernel, (1, 1), padding, tolerance=2e-5, pair="winograd")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kernel_shape", "strides", "dilation", "dtype"),
     [

@@ -237,6 +237,7 @@ def test_superclasses_are_those_of_cifar100():
     assert tuple(group for _, group in pairs) == partition.CIFAR100_SUPERCLASSES
 
 
+@pytest.mark.slow
 def test_pachinko_draws_superclasses_and_classes_with_the_dirichlets_variances():
     """A share of k under Dirichlet(a) has mean 1/k and variance (1/k)(1 - 1/k) / (k a + 1).
 

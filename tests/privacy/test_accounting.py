@@ -156,6 +156,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         check(dataclasses.replace(PRIVATE, privacy=parse_privacy("fixed:noise=1")))
 
 
+@pytest.mark.slow
 def test_a_target_is_met_by_the_completed_settings() -> None:
     """The noise is found before the run, which may not last longer than it was found for."""
     privacy: Any = parse_privacy("fixed:epsilon=3:rounds=40")

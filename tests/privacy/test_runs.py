@@ -17,6 +17,7 @@ from fedjax_sim.systems import fedavg
 RESHUFFLED = ("--set", "sampling=reshuffled")
 
 
+@pytest.mark.slow
 def test_epsilon_against_rounds(regression: Callable, small: Callable) -> None:
     """Lanes have the epsilon of the noise that was found; lanes without noise have none."""
     texts = ["adaptive:epsilon=9:rounds=8:count_noise=1", "none"]

@@ -49,6 +49,7 @@ def test_the_same_key_gives_the_same_images() -> None:
         Augmentation(pad=-1)
 
 
+@pytest.mark.slow
 def test_local_steps_see_changed_images_and_evaluation_does_not() -> None:
     """Images are changed before they are normalised, so black is the byte 0.
 

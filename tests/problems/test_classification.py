@@ -101,6 +101,7 @@ def test_the_prior_adds_a_ridge_to_the_loss_of_every_example(cancer: datasets.Da
     np.testing.assert_allclose(flat.predict(params), jax.nn.softmax(logits), rtol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("client", [0, 2])
 def test_one_client_has_the_losses_of_the_problem(cancer: datasets.Dataset, client: int) -> None:
     part = iid(cancer.train_labels, num_clients=3, seed=0)

@@ -36,6 +36,7 @@ def test_gaussian_clients_by_hand() -> None:
     np.testing.assert_allclose(found, counts @ energies / 4 / 4, rtol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dim", [1, 3, gaussian.UNROLLED + 1])
 def test_derivatives_of_the_quadratic_form(dim: int) -> None:
     """Gradient, Hessian, and directional derivatives in x and in H, small and large dimensions."""

@@ -136,6 +136,7 @@ def test_fedavgm(learn: Callable, plain: fedjax_sim.Run, rounds: loops.Rounds) -
     assert_same(found[1], loops.fedopt(rounds, loops.heavy_ball(beta=0.8)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedadagrad", "fedadam", "fedyogi"])
 def test_adaptive_servers(learn: Callable, rounds: loops.Rounds, name: str) -> None:
     found = models_of(learn(name, {"server_lr": [0.1], "adaptivity": [0.01]}))
@@ -202,6 +203,7 @@ def test_gradients_of_all_examples(
         assert_same(models_of(run)[0], loops.mimelite(rounds, beta=0.8))
 
 
+@pytest.mark.slow
 def test_mimelite_with_adam(learn: Callable, rounds: loops.Rounds) -> None:
     """The departures of its base: bias is corrected, and a step's own gradient counts in both."""
     run = learn("mimelite", {"lr": [LR]}, gradient="minibatch", optimizer=optax.adam)
@@ -294,6 +296,7 @@ def test_ditto(learn: Callable, plain: Any, rounds: loops.Rounds, problem: Any) 
         assert_same(own_models(run)[lane].reshape(TICKS, -1), own)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("head_steps", [0, 2])
 def test_fedper(learn: Callable, rounds: loops.Rounds, problem: Any, head_steps: int) -> None:
     """With `head_steps`, FedRep. The head is the last of three coordinates."""

@@ -68,6 +68,7 @@ def groups_of(gradient: Gradient, **how: Any) -> list[loop.Group]:
     return [loop.Group(clients, lr=LR, gradient=gradient, **how) for clients in MEMBERS]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("aggregation", "delays"),
     [("divide_by_steps", "group"), ("fednova", "group"), ("average", "client")],

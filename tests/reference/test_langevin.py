@@ -56,6 +56,7 @@ class Draws:
             self.start = np.asarray(problem.init(stream(key, "init")))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("participation", "weights"),
     [

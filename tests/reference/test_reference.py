@@ -101,6 +101,7 @@ def test_fedavg(small: Callable, problem: Any, gradient: Gradient, start: np.nda
     assert_same(simulate(system, problem, hyper), records, tolerance=1e-11)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("restart", "send_old_model"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_sim
 from fedjax_sim.streams import stream
@@ -20,6 +21,7 @@ from tests.reference.draws import LR, TICKS, Clock, Gradient, K, N, assert_same,
 AT_WORK = 4
 
 
+@pytest.mark.slow
 def test_fedbuff_with_clients_that_are_replaced(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray
 ) -> None:

@@ -90,6 +90,7 @@ WEIGHTS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "rule", WEIGHTS, ids=lambda rule: "-".join(str(value) for value in rule.values())
 )
@@ -135,6 +136,7 @@ READINGS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", slow_but(["before aggregation", "new version, with ties"], READINGS)
 )

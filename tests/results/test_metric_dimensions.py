@@ -155,6 +155,7 @@ def test_a_histogram_shows_all_clients_and_other_tables_are_left_out(run: fedjax
     np.testing.assert_allclose(ends[:, 0], np.sort(final)[..., -2:].mean(axis=(1, 2)))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -210,6 +211,7 @@ def test_an_algorithm_replaces_no_metric_of_a_problem(
     assert not [name for name in compiled if "advance" in name]
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_label_as_numbers(run: fedjax_sim.Run) -> None:
     """Clients by an array of their numbers, and settings swept over an array."""
 

@@ -315,7 +315,7 @@ def test_without_an_accelerator_only_tiny_tasks_run(
 
 @pytest.mark.parametrize(
     "do",
-    slow_but(["contest", "sweep", "trace"], ["contest", "sweep", "trace", "calls", "own loop"]),
+    slow_but(["contest", "trace"], ["contest", "sweep", "trace", "calls", "own loop"]),
 )
 def test_what_is_measured_can_be_measured(
     accelerator: ModuleType, on_device: ModuleType, do: str

@@ -22,6 +22,7 @@ def cached(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "XLA_FLAGS" in os.environ
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cached")
 def test_two_processes_agree_with_one() -> None:
     """The slots of a system are split over 2 x 2 devices.

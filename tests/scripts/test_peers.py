@@ -53,7 +53,7 @@ def test_operations_of_convolutions_match_the_compiler_within_one_percent() -> N
     [
         (LogisticRegression(10), (28, 28, 1)),
         (MLP((8,), 10), (28, 28, 1)),
-        (SmallCNN(10), (32, 32, 3)),
+        pytest.param(SmallCNN(10), (32, 32, 3), marks=pytest.mark.slow),
     ],
 )
 def test_loss_of_a_saved_model_is_that_of_the_library(network: Any, shape: tuple) -> None:

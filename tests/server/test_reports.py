@@ -108,6 +108,7 @@ def loss(models: np.ndarray) -> np.ndarray:
     return np.einsum("ti,ij,tj->t", models, HESSIANS.mean(axis=0), models) / 2
 
 
+@pytest.mark.slow
 def test_the_largest_entry_alone_diverges(paths: dict[str, Path]) -> None:
     """From (t, t, t) the model grows by the factor 1 + 11 gamma / 6 in each round."""
     growth = paths["plain"].models[1:] / paths["plain"].models[:-1]
@@ -115,6 +116,7 @@ def test_the_largest_entry_alone_diverges(paths: dict[str, Path]) -> None:
     assert paths["plain"].models[-1, 0] > 1e9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["largest", "sign"])
 def test_error_feedback_converges_at_the_rate_of_ef21(paths: dict[str, Path], name: str) -> None:
     """Theorem 2: Psi = f - f* + gamma / theta G falls by 1 - gamma mu in every round.
@@ -384,6 +386,7 @@ SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "case",
     slow_but(

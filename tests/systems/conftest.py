@@ -15,8 +15,8 @@ from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.types import LatentProblem
-from tests.systems.halves import systems_of
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, Bound, events_of
+from tests.systems.kinds import systems_of
 
 EXAMPLES = 30
 """About how many examples the clients of `regression` have together.
@@ -100,9 +100,9 @@ LIKE_FEDAVGM = ("fedopt", "fedadagrad", "fedadam", "fedyogi")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark costly contracts as slow for the systems that are not in the contract's half."""
+    """Mark costly contracts as slow for all systems but one of each kind."""
     for item in items:
-        mark = item.get_closest_marker("half")
+        mark = item.get_closest_marker("of_each_kind")
         if mark is not None and item.callspec.params["system"] not in systems_of(mark.args[0]):
             item.add_marker(pytest.mark.slow)
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_sim
 from fedjax_sim import Plan
@@ -48,6 +49,7 @@ def test_momentum_adds_up_the_servers_steps_and_rests_in_empty_ticks(
     assert np.abs(server[2] - plain.server).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_generalized_asyncsgd_weighs_clients_equally_whatever_their_shares() -> None:
     """With one task and equal curvatures the mean model follows gradient descent on all clients.
 

@@ -93,13 +93,13 @@ def scheduled(system: System, replayed: Callable) -> tuple[Any, Any]:
     return replayed(Plan(rows=3, slots_at_once=4), facts, is_changed=False)
 
 
-@pytest.mark.half("second")
+@pytest.mark.of_each_kind(6)
 @pytest.mark.parametrize("name", PLANS)
 def test_an_event_changed_in_the_step_is_the_same_event_in_the_schedule(
     system: System, kind: Kind, replayed: Callable, scheduled: tuple[Any, Any], name: str
 ) -> None:
     """More steps and fewer, a slot and then all slots emptied, other clients, other weights."""
-    if name in ("in blocks", "packed") and system.name != "fedprox":
+    if name in ("in blocks", "packed") and system.name != "fedavgm":
         pytest.skip("one system is enough: slots are mapped in one place")
     state, info = replayed(*PLANS[name], is_changed=True)
     expected, drawn = scheduled
@@ -156,6 +156,7 @@ def assert_equal_runs(found: Any, expected: Any) -> None:
             np.testing.assert_allclose(*leaves, rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", slow_but(["together", "packed", "over two devices"], LAYOUTS))
 @pytest.mark.parametrize("k", [0, 9])
 def test_other_numbers_of_steps_are_done_and_counted(
@@ -253,7 +254,7 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
     np.testing.assert_array_equal(run.curves.needed, 4 * ticks)
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_packed", slow_but([True], [False, True]))
 @pytest.mark.parametrize("name", slow_but(["powerofchoice"], ["fedavg", "powerofchoice"]))
 def test_members_of_a_family_may_change_their_events(
     name: str, is_packed: bool, regression: Callable, small: Callable

@@ -109,6 +109,7 @@ def test_fedavg_is_biased_and_scaffold_and_feddyn_are_not() -> None:
         np.testing.assert_allclose(found, np.stack([OPTIMUM] * len(found)), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", slow_but(["examples"], ["equal", "examples"]))
 def test_fednova_has_the_right_objective_and_fedavg_another(weighting: str) -> None:
     """Wang et al., Theorem 1: under uneven steps tau_i FedAvg's objective has weights p_i tau_i.
@@ -128,6 +129,7 @@ def test_fednova_has_the_right_objective_and_fedavg_another(weighting: str) -> N
     assert np.abs(mean(p * SIZES * CURVATURE) - mean(p * CURVATURE)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_power_of_choice_trains_the_clients_with_the_largest_losses() -> None:
     """Two of five, which change; the losses of quadratics are those of their mini-batches."""
     with jax.enable_x64(True):

@@ -39,6 +39,7 @@ def test_no_key_is_used_twice(
     trace(system, kind.make(), small(system), system.algorithm)
 
 
+@pytest.mark.of_each_kind(2)
 def test_a_key_used_twice_is_noticed(
     system: System, kind: Kind, small: Callable, key_reuse_check: None
 ) -> None:

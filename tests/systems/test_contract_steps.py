@@ -46,7 +46,7 @@ def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str
         assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
 
 
-@pytest.mark.half("second")
+@pytest.mark.of_each_kind(1)
 def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     """To float32 rounding over a few steps, because fused operations round differently.
 
@@ -69,6 +69,7 @@ def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     )
 
 
+@pytest.mark.of_each_kind(5)
 def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) -> None:
     """Neither at the end of a lane, where they pad it to the length of others, nor elsewhere."""
 
@@ -115,7 +116,7 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
-@pytest.mark.half("second")
+@pytest.mark.of_each_kind(7)
 def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: Kind) -> None:
     """Three clients and an empty slot equal three clients, to rounding of their sum."""
     if system.name in ONE_BY_ONE:
@@ -184,7 +185,7 @@ def test_permuting_slots_changes_nothing(system: System, bind: Callable, kind: K
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state, other)
 
 
-@pytest.mark.parametrize("slots_at_once", [pytest.param(3, marks=pytest.mark.half("first")), 4])
+@pytest.mark.parametrize("slots_at_once", [pytest.param(3, marks=pytest.mark.of_each_kind(4)), 4])
 def test_data_of_absent_clients_reach_nobody(
     system: System, bind: Callable, kind: Kind, slots_at_once: int
 ) -> None:

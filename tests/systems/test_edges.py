@@ -68,6 +68,7 @@ def one_group(problem: Any) -> tuple[np.ndarray, fedjax_sim.Run]:
     return found[:, :, :, 0], run
 
 
+@pytest.mark.slow
 def test_one_group_is_fedavg(problem: Any, one_group: tuple[np.ndarray, fedjax_sim.Run]) -> None:
     """An iteration is FedAvg's round, and a round of three iterations is three of its rounds.
 

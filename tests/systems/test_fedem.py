@@ -105,6 +105,7 @@ def test_the_servers_memory_is_the_mean_of_the_clients_at_every_tick(
         assert moved[active].mean() > 0.8  # A message may be 0.
 
 
+@pytest.mark.slow
 def test_without_memories_there_is_a_floor(toy: latent.Estimation) -> None:
     """With naive compression E||h||^2 is about a gamma / (2 - a gamma) v / n^2.
 
@@ -176,6 +177,7 @@ def test_mini_batches_of_everything_without_replacement_are_em(toy: latent.Estim
     )
 
 
+@pytest.mark.slow
 def test_memories_change_nothing_without_compression_and_mini_batches_leave_a_floor(
     toy: latent.Estimation,
 ) -> None:

@@ -171,6 +171,7 @@ def located(
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("aggregation", "point", "limit"),
     [("divide_by_steps", -0.0224, 0.0), ("average", 0.811, 9 / 11)],
@@ -196,6 +197,7 @@ def test_objective_consistency(aggregation: str, point: float, limit: float) -> 
     assert fixed_point(1e-4) == pytest.approx(limit, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_contraction_and_noise_floor() -> None:
     """A round with lr 1/2 multiplies the distance to the optimum by rho = 1 - (1 - 2^-t) / t.
 

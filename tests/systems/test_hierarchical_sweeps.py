@@ -60,6 +60,7 @@ class Valley:
         return {"loss": jnp.mean(jnp.square(params) @ self.slopes) / 2}
 
 
+@pytest.mark.slow
 def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
     """With the delays of Fig. 7(b), c_g = 30, S = 20 overtakes S = 0 between times 700 and 820.
 

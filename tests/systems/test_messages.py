@@ -177,6 +177,7 @@ def test_clients_start_from_what_they_have_heard(silenced: Callable) -> None:
     assert {name for name, (server, _) in heard.items() if np.isfinite(server).any()} == set()
 
 
+@pytest.mark.slow
 def test_what_is_not_heard_stays_with_the_server() -> None:
     """Clients begin at the first model at every tick, and their progress adds up."""
     problem = Quadratic.of([[10.0, 1.0], [10.0, 1.0]])

@@ -134,6 +134,7 @@ def test_the_mean_over_clients_is_reported(images: Any, small: Callable) -> None
     assert run.curves.personal_loss[1] < run.curves.personal_loss[0]
 
 
+@pytest.mark.slow
 def test_clients_whose_classes_are_not_tested_are_left_out(
     images: Any, model: Any, small: Callable
 ) -> None:

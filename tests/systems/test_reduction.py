@@ -139,6 +139,7 @@ def test_favano_of_everyone_is_a_damped_fedavg(uneven: Located) -> None:
         np.testing.assert_allclose(favano[t + 1], model, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_reweighting_by_the_steps_done_is_an_average_gradient() -> None:
     """If all K steps are done in every window, both reweightings divide the progress by K.
 
@@ -263,6 +264,7 @@ def test_fedstaleweight_of_everyone_who_waits_for_a_new_version_is_fedavg(
     np.testing.assert_allclose(schedule.weight, 1 / 7, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_codes_weights_never_move_a_synchronous_model(least_squares: Any) -> None:
     """Nothing is ever stale, so all weights are 0, and all versions are the same model."""
     models, schedule = learnt(
@@ -288,6 +290,7 @@ def test_fedstaleweight_with_equal_weights_is_fedbuff_with_free_clients(least_sq
     assert len(set((np.arange(12)[:, None] - schedule.version).ravel())) > 2
 
 
+@pytest.mark.slow
 def test_free_clients_of_fedstaleweight_are_not_fedavg_even_if_they_arrive_together(
     least_squares: Any,
 ) -> None:
@@ -353,6 +356,7 @@ def flat(least_squares: Any) -> np.ndarray:
     return np.stack([run.curves[f"w{i}"] for i in range(3)], axis=-1)
 
 
+@pytest.mark.slow
 def test_groups_without_a_sync_time_are_fedavg_of_everyone(
     least_squares: Any, flat: np.ndarray
 ) -> None:
@@ -384,6 +388,7 @@ def test_one_group_that_averages_is_fedavg_of_everyone(
     assert np.abs(divided[2] - models[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_equal_iterations_make_aggregations_differ_by_their_number(least_squares: Any) -> None:
     """With four iterations each, FedNova equals the average.
 

@@ -34,6 +34,7 @@ def perceptron() -> Any:
     return make_classification(MLP((32,), 10), data, Partition(index, np.full(N, 2)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", slow_but(["scaffold", "fedper"], ["scaffold", "ditto", "feddyn", "fedper"])
 )

@@ -59,6 +59,7 @@ def test_models_in_the_state(system: System, kind: Kind, small: Callable) -> Non
     assert (system.fit.learns is LatentProblem) or counters == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedavg", "fedbuff"]))
 def test_old_versions_in_the_compiled_program(
     regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch, name: str

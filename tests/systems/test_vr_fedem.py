@@ -32,6 +32,7 @@ def variance_reduced() -> dict[str, Path]:
     return {"all": vr.of(0), "half": vr.of(1), "frozen": frozen.of(0), "fedem": noisy.of(0)}
 
 
+@pytest.mark.slow
 def test_variance_reduction_has_no_noise_floor(variance_reduced: dict[str, Path]) -> None:
     """With all clients, and with half of them, whether absent ones compute or freeze.
 

@@ -55,6 +55,7 @@ def assert_mean(
     assert abs(sample.mean() - expected) < 5 * error + rounded
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("law", "mean", "any_step"),
     [
@@ -80,6 +81,7 @@ def capped_binomial_mean(rate: float, windows: np.ndarray, chance: np.ndarray) -
     return float(np.minimum(counts, K) @ stats.binom.pmf(counts[:, None], windows, rate) @ chance)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("switch", "shorter", "means"),
     [("strict_deadline", 1, (12.15, 2.12)), ("busy_during_interaction", 3, None)],
@@ -102,6 +104,7 @@ def test_shorter_windows(
         assert_mean(drawn.of(rate, drawn.timeline.steps, skip=50), expected, precision=0.025)
 
 
+@pytest.mark.slow
 def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) -> None:
     """Long draws survive contacts, which slows slow clients down.
 
@@ -237,6 +240,7 @@ def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
         check(Contacts(runtime_law="count_geom", **{name: True}))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("changes", [{}, {"carry_residual": True}])
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(
     draw: Callable, changes: dict[str, Any]

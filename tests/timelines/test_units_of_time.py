@@ -12,6 +12,7 @@ from fedjax_sim import ConfigError, System
 from fedjax_sim.settings import check, fields
 from fedjax_sim.timelines import ClientTable, Trace
 from fedjax_sim.types import Timeline
+from tests.conftest import slow_but
 
 UNIT = 1024.0
 """Units of the second schedule in one of the first: a power of 2, so that products are exact."""
@@ -85,7 +86,10 @@ def ids(systems: Iterable[System]) -> list[str]:
     return [system.name for system in systems]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "quafl", "fedbuff", "gen_async", "hierarchical"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(["fedavg", "fedbuff"], ["fedavg", "quafl", "fedbuff", "gen_async", "hierarchical"]),
+)
 def test_schedules_of_a_table_have_its_unit(name: str, small: Callable, draw: Callable) -> None:
     """One system for each kind of clock."""
     system = fedjax_sim.SYSTEMS[name]

@@ -227,6 +227,7 @@ def check(case: Case, start: Gaussian, num_steps: int, before: int = 0) -> None:
         assert holds(distance**2, bounds.squared_bound(setup, k, first**2, **how))
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_at_every_step(name: str) -> None:
     """Bounds hold in 90 steps from the start, after 0 to 200 rounds, and in the stationary law."""
@@ -245,6 +246,7 @@ def test_bounds_at_every_step(name: str) -> None:
     check(case, exact_laws.stationary(taken), case.local_steps, before=10**12)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("local_steps", [1, 5, 20])
 def test_bounds_at_decreasing_step_sizes(name: str, local_steps: int) -> None:

@@ -168,6 +168,7 @@ def bounds(course: Course) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(
     course: Callable,
 ) -> None:
@@ -193,6 +194,7 @@ def test_quantized_bound_of_runs_that_only_rounding_keeps_from_the_optimum(
     assert (floors <= [lemmas.quantization_floor(1.0, error) for error in errors]).all()
 
 
+@pytest.mark.slow
 def test_quantized_bound_of_dissimilar_clients_with_noise(course: Callable) -> None:
     seen = course(0.3, 0.5, 0.5)
     assert seen.largest < LIMIT

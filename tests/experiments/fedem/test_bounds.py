@@ -394,6 +394,7 @@ def far(samples: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(np.abs(samples.mean(axis=0) - expected) / np.maximum(error, 1e-12)))
 
 
+@pytest.mark.slow
 def test_fedem_follows_the_exact_moments() -> None:
     """Means of ||h||^2 and G over 300 seeds agree with the exact moments.
 

@@ -246,6 +246,7 @@ def runner(algorithm: Any, num_ticks: int, first_tick: int = 0) -> Callable[...,
     return follow
 
 
+@pytest.mark.slow
 def test_runs_meet_theorem_2() -> None:
     """Means over 50 seeds meet (11), (12) and E.7 after 1, 5 and 20 outer loops, without a floor.
 
@@ -424,6 +425,7 @@ def loop(loops: dict[str, Loop], request: pytest.FixtureRequest) -> Loop:
     return loops[request.param]
 
 
+@pytest.mark.slow
 def test_oracles_of_an_outer_loop(loop: Loop) -> None:
     """Oracles are exact in the first step and unbiased given the past in later ones.
 

@@ -55,6 +55,7 @@ def test_cells_are_sent_without_bias_and_with_the_exact_omega() -> None:
     assert str(literal) == "cells 2x3 of 5x4 as they are, identity"
 
 
+@pytest.mark.slow
 def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
     """Runs reach the root of the mean field with and without the division by rho.
 

@@ -102,6 +102,7 @@ def reference_of(kind: str, iterations: int, y: np.ndarray = IRIS) -> Reference:
         ).fit(y)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", COVARIANCE_TYPES)
 def test_em_is_scikit_learns(kind: str) -> None:
     """Parameters after four iterations, the likelihood after many, and all that follows a fit."""
@@ -156,6 +157,7 @@ def test_prior_keeps_t_in_its_domain(kind: str) -> None:
     assert np.mean(np.isnan(lost).any(axis=1)) > 0.9
 
 
+@pytest.mark.slow
 def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any) -> None:
     """With all examples, half of the clients and compressed messages; the tolerance is met."""
     y = PCA(2, whiten=True).fit_transform(IRIS)
@@ -195,6 +197,7 @@ def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any
             latent.fitted(run, given, lane=lane)
 
 
+@pytest.mark.slow
 def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
     """At gamma = 0.03 with p = 0.5, of 16 lanes."""
     failed = {}
@@ -217,6 +220,7 @@ def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
     assert failed[0.0] >= 3 and failed[1e-3] == 0
 
 
+@pytest.mark.slow
 def test_one_coordinate_may_have_one_axis() -> None:
     one = Partition(CLIENTS.index, CLIENTS.counts)
     flat = latent.make_estimation(latent.GaussianMixture(2), IRIS[:, 2], one)
@@ -233,6 +237,7 @@ def test_one_coordinate_may_have_one_axis() -> None:
     np.testing.assert_array_equal(found.predict(IRIS[:, 2]), IRIS[:, 2] > 3)
 
 
+@pytest.mark.slow
 def test_k_means_plus_plus_draws_by_squared_distances() -> None:
     """Of the points 0, 1 and 3 with equal weights, the second is drawn in proportion to d^2."""
     points, weight = jnp.array([[0.0], [1.0], [3.0]]), jnp.full(3, 1 / 3)
@@ -250,6 +255,7 @@ def test_k_means_plus_plus_draws_by_squared_distances() -> None:
     assert np.isfinite(problem.init(jax.random.key(2))).all()
 
 
+@pytest.mark.slow
 def test_factor_analysis_is_rubin_and_thayers() -> None:
     """A step of EM equals the closed form, and the fit scikit-learn's."""
     centred = IRIS - IRIS.mean(axis=0)

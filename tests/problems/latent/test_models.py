@@ -140,6 +140,7 @@ def em_path(problem: Any, start: jax.Array) -> Any:
     return last, problem.objective(params), path
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
     """The objective never increases, and both spaces give the same statistics."""
@@ -343,6 +344,7 @@ def test_weights_of_clients() -> None:
         )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rank", "ridge", "shape"),
     [(2, 0.4, (7, 5)), (1, 0.0, (5, 7)), pytest.param(3, 1.5, (12, 4), marks=pytest.mark.slow)],
@@ -385,6 +387,7 @@ def test_the_low_rank_closed_form_is_a_minimum(
     np.testing.assert_allclose(model.natural(gram), model.natural(best), atol=1e-7)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 def test_alternating_steps_reach_a_stationary_point(family: str) -> None:
     """The gradient of the surrogate vanishes there.

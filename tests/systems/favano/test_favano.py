@@ -130,6 +130,7 @@ def test_three_clients_of_whom_two_are_contacted_at_a_time() -> None:
     assert run.curves.local_steps.values.tolist() == [0, 4, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reweight", "expected"),
     [
@@ -243,6 +244,7 @@ def theorem() -> Callable[[str, float | None], tuple[float, theory.FavanoSetup, 
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reweight", slow_but(["stochastic"], ["stochastic", "deterministic"]))
 def test_theorem_1(theorem: Callable, reweight: str) -> None:
     """The bound holds at the largest step size that meets the proof's conditions.

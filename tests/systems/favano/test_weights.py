@@ -82,6 +82,7 @@ def capped(counts: np.ndarray) -> np.ndarray:
     return np.minimum(counts, K).astype(float)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("law", ["runtime_geom", "runtime_exp"])
 @pytest.mark.parametrize("by_tick", [False, True])
 def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> None:

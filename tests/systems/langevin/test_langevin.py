@@ -120,6 +120,7 @@ def test_identical_clients_stay_together_under_shared_noise_alone() -> None:
     assert mixed.min() > 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rho", [0.0, 0.6])
 def test_with_one_step_it_is_sgld(rho: float) -> None:
     """theta moves by -eta grad f + sqrt(2 eta tau) xi with a standard normal vector xi.
@@ -258,6 +259,7 @@ def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("changed", "draws"),
     [

@@ -96,6 +96,7 @@ def assert_moments(samples: np.ndarray, mean: float, variances: tuple[float, ...
     assert (error < 0.05 * found).all() and (shift < 0.04 * np.sqrt(found)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("participation", "local_steps"),
     [
@@ -127,6 +128,7 @@ def test_unequal_hessians(participation: str, local_steps: int) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "case", slow_but([("full", 5, RISING), ("without_replacement", 2, EQUAL)], SHARED_HESSIAN)
 )
@@ -149,6 +151,7 @@ def test_shared_hessian(case: tuple[str, int, tuple[int, ...]]) -> None:
     assert_moments(samples, mean, variances)
 
 
+@pytest.mark.slow
 def test_one_long_round_averages_the_local_posteriors() -> None:
     """Client c alone samples from N(b_c, tau / (p_c H_c)), from any start.
 

@@ -100,6 +100,7 @@ def test_sparse_messages_at_rest() -> None:
     assert (run.curves.uplink_bits.isel(eval=-1) == ticks * 3 * 51).all()
 
 
+@pytest.mark.slow
 def test_memories_of_some_clients() -> None:
     """The server's memory is of all clients, whoever takes part; nothing is lost here (keep = 1).
 
@@ -117,6 +118,7 @@ def test_memories_of_some_clients() -> None:
     np.testing.assert_allclose(models[1].mean(axis=0), law.mean, atol=0.15)
 
 
+@pytest.mark.slow
 def test_nothing_lost_is_fald() -> None:
     """Bit for bit without a compressor; to rounding if every number of a message is kept."""
     how = {"local_steps": 3, "rho": 0.6, "num": 3}
@@ -128,6 +130,7 @@ def test_nothing_lost_is_fald() -> None:
     np.testing.assert_allclose(found, np.tile(expected, (2, 1)), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_sghmc_with_a_constant_preconditioner() -> None:
     """The preconditioner is 1 / (floor + |gradient of the mean loss|) at the start.
 
@@ -174,6 +177,7 @@ def test_global_control_variates() -> None:
     assert (run.curves.needed == ticks * (2 * 2 * 8 + 3)).all()
 
 
+@pytest.mark.slow
 def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
     """Nothing else changes: chains are those of exact gradients, with an anchor every 2 rounds."""
     how = {"local_steps": 3, "num": 3}
@@ -183,6 +187,7 @@ def test_client_control_variates_take_away_the_noise_of_gradients() -> None:
     assert (found.curves.needed == 5 * 2 * 3 * 3 + 3 * 3).all()
 
 
+@pytest.mark.slow
 def test_anchors_wait_for_a_round_with_reports() -> None:
     """Also the first: no round follows slopes that are not known yet, and none counts in vain."""
     how: dict[str, Any] = {"local_steps": 3, "num": 20, "drop_rate": 0.7}

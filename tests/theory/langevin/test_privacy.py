@@ -280,6 +280,7 @@ def released(setup: PrivacySetup, places: Numbers) -> Numbers:
     return total / len(draws)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scheme", ["without_replacement", "with_replacement"])
 @pytest.mark.parametrize(("num_clients", "num_selected"), [(3, 2), (6, 1)])
 def test_guarantee_of_a_round_by_enumeration(

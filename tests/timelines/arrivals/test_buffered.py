@@ -57,6 +57,7 @@ READINGS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("restart", "slow_fraction", "steps", "share", "stale_mean", "stale_max"), READINGS
 )
@@ -94,6 +95,7 @@ def test_server_steps_and_who_makes_them(
         close([each.max() for each in staleness], stale_max, 0.03 * stale_max)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("restart", ["after_interaction", "own_finish", "fresh"])
 def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
     """All clients wait for each other if each step takes a time unit and the buffer holds everyone.
@@ -161,6 +163,7 @@ def test_versions_are_those_that_clients_hold(
         np.testing.assert_array_equal(schedule.holds[0, t], held[clients])
 
 
+@pytest.mark.slow
 def test_free_clients_never_wait(draw: Callable) -> None:
     """In the long run updates arrive at the sum of the clients' rates over K.
 
@@ -195,6 +198,7 @@ def test_free_clients_may_fill_several_slots_and_take_what_is_current(draw: Call
     assert (schedule.version[0] <= np.arange(60)[:, None]).all()
 
 
+@pytest.mark.slow
 def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> None:
     """One client in forty is two thousand times faster than the others, and does most updates.
 
@@ -219,6 +223,7 @@ def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> Non
     assert 10 < 2400 - counts.max() < 100
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "restart",
     # The test above is one of "free".
@@ -243,6 +248,7 @@ def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
         check(Arrivals(restart="own_finish"))
 
 
+@pytest.mark.slow
 def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     """A worker fifty times slower than the other sees about fifty server steps per own step."""
     hyper = Arrivals(
@@ -342,6 +348,7 @@ def client_means(schedule: Timeline) -> np.ndarray:
 SIZES = [1, 3]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_mean_staleness_tells_shares_of_arrivals(five: Callable, size: int) -> None:
     """E[tau_i] = (sum_j r_j / r_i - 1) / b.
@@ -562,6 +569,7 @@ SIZED = [
 ] + [(4, "close times after long"), (4, "normal, some of no length")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", slow_but([each for each in SIZED if each[0] in (4, 6)], SIZED))
 def test_waiting_for_a_new_version(draw: Callable, case: tuple[int, str]) -> None:
     """The schedule equals an event-by-event simulation; times may differ in their last bits.

@@ -256,6 +256,7 @@ def test_many_clients_of_very_unlike_speeds(num: int, block: int) -> None:
     assert (counts == 0).any() and counts.max() > (100 if num > 300 else 1)
 
 
+@pytest.mark.slow
 def test_few_clients_and_very_many_arrivals() -> None:
     """The search works with small blocks and a long queue."""
     num = 150_000
@@ -520,6 +521,7 @@ def test_ties_are_uniform_over_clients(lossy: Callable) -> None:
     assert stats.chisquare(counts[~np.eye(6, dtype=bool)]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(
     lossy: Callable, draw: Callable
 ) -> None:
@@ -535,6 +537,7 @@ def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(
         np.testing.assert_array_equal(getattr(scaled, name), getattr(schedule, name))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "share"), [("exponential", 1.0), ("lost", 0.7), ("breaks", 2 / 3.5)]
 )

@@ -140,6 +140,7 @@ CLIENTS = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "case",
     slow_but(
@@ -285,6 +286,7 @@ def whole_array_operations(program: str, num: int, trips: int = FEW_TICKS) -> li
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("restart", "ties", "lanes"),
     [

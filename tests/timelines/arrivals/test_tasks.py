@@ -115,6 +115,7 @@ def test_successors_are_available(draw: Callable) -> None:
     np.testing.assert_allclose(np.diff(time[::2]), 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("schedule", "hyper", "trips"),
     [

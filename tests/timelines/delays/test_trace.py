@@ -248,6 +248,7 @@ def test_a_buffer_of_all_clients_is_never_stale(draw: Callable) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", slow_but(["quafl", "fedbuff"], ["fedavg", "quafl", "fedbuff", "favano"])
 )

@@ -213,6 +213,7 @@ def assert_mean(values: np.ndarray, expected: float, rounding: float) -> None:
     assert abs(values.mean() - expected) < 5 * error + rounding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", MOMENTS, ids=lambda row: f"{row[0]}, S = {row[1]}")
 def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> None:
     """Moments of iterations and lengths of rounds, which are independent between rounds.
@@ -230,6 +231,7 @@ def test_moments_of_the_paper_settings(table: dict, row: tuple[str, float]) -> N
     assert_mean(np.asarray(counts, float), num_rounds, 0.05 + 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", RELATIVE_ROUNDS, ids=lambda row: f"{row[0]}, S = {row[1]}")
 def test_rounds_for_one_of_the_baseline(table: dict, row: tuple[str, float]) -> None:
     """A ratio of mean lengths over pairs of independent rounds with the same delays.

@@ -45,6 +45,7 @@ def rounds(draw: Callable) -> Callable:
     return make
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("round_time", ["sum", "mean"])
 def test_by_default_they_are_the_rounds_of_uniform_cohorts(draw: Callable, round_time: str) -> None:
     """Bit for bit."""
@@ -75,6 +76,7 @@ def test_epochs_and_weights_follow_the_examples(rounds: Callable) -> None:
         np.testing.assert_array_equal(lengths, schedule.steps.max(axis=-1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("round_time", ["sum", "one_draw"])
 def test_a_round_of_epochs_lasts_as_long_as_its_steps(rounds: Callable, round_time: str) -> None:
     """With geometric times of mean 2, twice the steps on average, if one client is waited for."""

@@ -23,6 +23,7 @@ def mean_round_time(num_slow: int) -> float:
     return 3 + sum(cohort.pmf(j) * np.sum(1 - fast ** (20 - j) * slow**j) for j in range(21))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("slow_fraction", "num_slow", "expected"), [(1 / 3, 34, 418.89), (8 / 9, 89, 461.41)]
 )
@@ -53,6 +54,7 @@ COUNTS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("slow_fraction", "reading", "short", "long"), COUNTS)
 def test_rounds_in_a_budget(
     draw: Callable, slow_fraction: float, reading: str, short: float, long: float

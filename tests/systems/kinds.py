@@ -1,0 +1,30 @@
+"""Which systems meet a costly contract by default: one of each kind.
+
+A contract test marked `of_each_kind(number)` runs for one system of each kind below, and is slow
+for the others: for the systems of that number in their lists, counted around. Contracts that share
+fixtures have the same number. Contracts without the mark are cheap and run for all systems.
+"""
+
+KINDS = {
+    "synchronous": (
+        "fedavg",
+        "scaffold",
+        "feddyn",
+        "fedprox",
+        "fednova",
+        "mimelite",
+        "fedavgm",
+        "powerofchoice",
+    ),
+    "personal": ("ditto", "fedper"),
+    "periodic": ("favano", "quafl"),
+    "buffered": ("fedbuff", "fedasync", "fedstaleweight", "gen_async"),
+    "hierarchical": ("hierarchical", "async_hierarchical"),
+    "langevin": ("langevin",),
+    "expectation maximisation": ("fedem", "vr_fedem", "em"),
+}
+
+
+def systems_of(number: int) -> set[str]:
+    """Return the names of the systems that meet the contracts of this number."""
+    return {names[number % len(names)] for names in KINDS.values()}

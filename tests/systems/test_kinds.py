@@ -1,0 +1,57 @@
+"""Leaving costly contracts to one system of each kind leaves out no system."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import fedjax_sim
+from fedjax_sim import System
+from tests.systems import test_bound, test_changed_events, test_contract, test_contract_steps
+from tests.systems.conftest import LIKE_ANOTHER, LIKE_FEDAVGM
+from tests.systems.kinds import KINDS, systems_of
+
+MODULES = (test_bound, test_changed_events, test_contract, test_contract_steps)
+WITHOUT_THOSE_ALIKE = (test_contract,)
+"""Modules whose contracts leave out systems that are like another."""
+
+
+def numbers_of(*modules: object) -> dict[str, int]:
+    """Return the number of each contract that has one, of all its cases or of some."""
+    return {
+        name: mark.args[0]
+        for module in modules
+        for name, test in vars(module).items()
+        if name.startswith("test_")
+        for mark in marks(getattr(test, "pytestmark", []))
+        if mark.name == "of_each_kind"
+    }
+
+
+def marks(given: list[pytest.Mark]) -> Iterator[pytest.Mark]:
+    """Iterate over the marks of a test, and those of its parameters."""
+    for mark in given:
+        yield mark
+        if mark.name == "parametrize":
+            for value in mark.args[1]:
+                yield from getattr(value, "marks", ())
+
+
+def test_every_system_has_one_kind_and_meets_costly_contracts() -> None:
+    numbers = numbers_of(*MODULES)
+    assert len(numbers) >= 10
+    for name in {name for name in fedjax_sim.SYSTEMS if name not in LIKE_FEDAVGM}:
+        assert sum(name in names for names in KINDS.values()) == 1, name
+        assert any(name in systems_of(number) for number in numbers.values()), name
+
+
+def test_every_contract_is_met_by_every_kind() -> None:
+    """Also where systems that are like another are left out altogether."""
+    for contract, number in numbers_of(*WITHOUT_THOSE_ALIKE).items():
+        assert not systems_of(number) & LIKE_ANOTHER.keys(), contract
+
+
+@pytest.mark.of_each_kind(1)
+def test_others_of_a_kind_are_slow(system: System) -> None:
+    """A contract as the others, which shows that the mark works."""
+    assert system.name in systems_of(1) or os.environ.get("FEDJAX_SIM_SLOW_TESTS")
