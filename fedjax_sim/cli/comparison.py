@@ -1,4 +1,4 @@
-"""What one command compares: systems with their settings, and their schedules."""
+"""The contenders of a command: systems with their settings, and their schedules."""
 
 import argparse
 import hashlib
@@ -273,7 +273,7 @@ def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Fo
 def describe(
     contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float
 ) -> dict[str, Any]:
-    """Collect what config.json says about any command: systems with settings, seeds and time."""
+    """Collect config.json's entries for any command: systems with settings, seeds and time."""
     systems = {contender.system.name: contender.resolved() for contender in contenders}
     return {"systems": systems, "seeds": list(seeds), "time_budget": time_budget}
 

@@ -193,7 +193,7 @@ def _merge(leaf: Any) -> Any:
 
 
 class Places(NamedTuple):
-    """What lies where in the rows: `[K, W]`.
+    """The local step at each place of the rows: `[K, W]`.
 
     Attributes:
       slot: `i32`, the slot of each step; any where a row is idle.
@@ -240,7 +240,7 @@ def _run(
     of_slots: list[Any],
     shared: list[Any],
 ) -> tuple[list[Any], Array]:
-    """Run the steps of every slot, see `run_in_rows`. shared: what the steps of all slots read."""
+    """Run the steps of every slot, see `run_in_rows`. shared: read by the steps of all slots."""
     num = steps.shape[0]
     places = lay_in_rows(steps, num_rows, length)
     # Rows that write nothing write behind the end, each elsewhere.
@@ -289,7 +289,7 @@ def _join(leaves: list[Any]) -> list[Any]:
 
 
 def _split(joined: list[Any], like: list[Any]) -> list[Any]:
-    """Split what `_join` has joined into arrays like these, but for the first axis."""
+    """Split an array of `_join` into arrays like these, but for the first axis."""
     of_kind, at = {each.dtype: each for each in joined}, dict.fromkeys((x.dtype for x in joined), 0)
     leaves = []
     for leaf in like:

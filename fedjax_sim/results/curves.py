@@ -1,4 +1,4 @@
-"""Label what lanes returned: one dataset over settings, seeds and evaluations.
+"""Label the results of lanes: one dataset over settings, seeds and evaluations.
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Curves(NamedTuple):
-    """What a replay returns.
+    """Curves of a replay.
 
     Attributes:
       metrics: Each `[L, V + 1, ...]`, the initial evaluation included, by name; names tell further
@@ -66,7 +66,7 @@ class Grid(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Lanes that ran as one program, and what they returned.
+    """Results of lanes that ran as one program.
 
     Attributes:
       places: Positions of the lanes in the flattened grid.

@@ -86,7 +86,7 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
 
 class State(NamedTuple):
-    """What VR-FedEM carries from tick to tick.
+    """The state of VR-FedEM.
 
     Attributes:
       server: Expected statistics S_{t,k}, `f[q]`.

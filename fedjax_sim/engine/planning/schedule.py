@@ -30,7 +30,7 @@ SORTED_TOGETHER = 2**22
 
 
 class Ticks(NamedTuple):
-    """What a device keeps of schedules, to build the event of a tick.
+    """The arrays on a device from which the event of a tick is built.
 
     The leading axes of every leaf are schedules D, evaluations V and ticks between two evaluations
     E. An axis along which nothing changes has length 1: with full participation no leaf has a tick
@@ -56,7 +56,7 @@ class Ticks(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a program reads of the schedules of some evaluations.
+    """The part of the schedules that some evaluations read.
 
     Attributes:
       ticks: The ticks, leaves `[D, V, E, ...]`.
@@ -260,7 +260,7 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
 def as_happened(
     schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
 ) -> Schedule:
-    """Put who took part in place of who was drawn, where a step has changed that.
+    """Replace the clients drawn by those who took part, where a step has changed them.
 
     Args:
       schedule: The schedules that were drawn.
@@ -308,7 +308,7 @@ class _Reads(NamedTuple):
 
 
 class _Stores(NamedTuple):
-    """Where each schedule keeps its old server models.
+    """Rows of the store in which each schedule keeps its old server models.
 
     Attributes:
       row: `i32[D, T + 1]`, row of every version.

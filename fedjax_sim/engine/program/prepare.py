@@ -81,7 +81,7 @@ class Planned(NamedTuple):
     told: list[dict[str, np.ndarray]]
 
     def decided(self, replay: Replay) -> dict[str, Any]:
-        """Collect what planning decides, for `_plan_again` and to compare with a resumed run.
+        """Collect the decisions of planning, for `_plan_again` and to compare with a resumed run.
 
         Args:
           replay: The lanes on their devices, or described.
@@ -202,7 +202,7 @@ def plan_group(
 def _told(
     system: System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
 ) -> list[dict[str, np.ndarray]]:
-    """Ask what settings say about the ticks of each lane, once where both are the same."""
+    """Compute the system's facts of each lane, once for lanes of equal settings and ticks."""
     # Thousands of seeds may share one settings object, and have equally many ticks.
     same = row * 0 if (ticks == ticks[:1]).all() else row
     firsts, number = distinct_rows(distinct_objects(hypers)[1], same)
@@ -211,7 +211,7 @@ def _told(
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:
-    """Choose the ticks whose multiples are the lengths of stretches.
+    """Choose the block size; the length of a stretch is a multiple of it.
 
     An accelerator asks the host after each block whether to go on, a CPU asks nobody.
     """
@@ -236,7 +236,7 @@ def _plan_of(schedule: Schedule, placement: Placement) -> Plan:
 def _facts_of_events(
     schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool
 ) -> Facts:
-    """State what is known of all ticks before compiling.
+    """Collect the facts of the events that hold at every tick.
 
     Args:
       schedule: The schedules.

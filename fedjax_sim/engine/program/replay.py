@@ -99,12 +99,12 @@ class Program(NamedTuple):
 
     @property
     def machine(self) -> Machine:
-        """What the program is traced for."""
+        """The static arguments of the program."""
         return Machine(self.placement.platform, self.precision, self.begins_quickly)
 
 
 class _Carry(NamedTuple):
-    """What a lane carries from tick to tick.
+    """The state of a lane between two ticks.
 
     Attributes:
       state: The algorithm's state.
@@ -184,7 +184,7 @@ class Replay:
 
     @functools.cached_property
     def form(self) -> Hashable:
-        """What decides which programs are compiled: static arguments, and shapes of the others.
+        """The key of compiled programs: static arguments, and shapes of the others.
 
         The facts of the schedule, the layout and the users' code are among the static arguments.
         """
@@ -332,7 +332,7 @@ class Replay:
                 note_known(self.form)
 
     def sizes(self) -> tuple[Size, ...]:
-        """Return what the programs take; they are compiled unless that is known."""
+        """Return the memory of the programs; they are compiled unless it is known."""
         found = find_known(self.form)
         if not found:
             described = self.described()
@@ -377,7 +377,7 @@ class Replay:
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> Any:
-        """Replay the ticks from `begin` to `end`, a chunk, and fetch what evaluations return.
+        """Replay the ticks from `begin` to `end`, a chunk, and fetch the evaluations.
 
         The carries are given away. If the chunk ends between two evaluations, its metrics and
         models are zeros. If lanes can be stopped, those that do not run (`bool[L]`) keep their
@@ -580,7 +580,7 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
 
 
 def _summed(counts: dict[str, Array]) -> dict[str, Any]:
-    """Sum what ticks counted, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
+    """Sum the counts of ticks, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
 
     def total(count: Array) -> Any:
         if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:

@@ -65,7 +65,7 @@ class Ready(NamedTuple):
     is_drawn: bool = True
 
     def run(self) -> Returned:
-        """Replay the group and collect what its lanes return."""
+        """Replay the group and collect the results of its lanes."""
         planned, replay, options, saved, _ = self
         if saved is not None:
             drawn = pack_timelines(planned.timelines, planned.ticks) if self.is_drawn else None
@@ -76,7 +76,7 @@ class Ready(NamedTuple):
 def plan_or_load(
     system: System, group: list[Lane], options: Options, *, longest: Callable[[], int]
 ) -> Ready | Returned:
-    """Plan a group, or load what its replay returned if it is finished.
+    """Plan a group, or load the result of its replay if it is finished.
 
     Args:
       group: The lanes.
@@ -213,7 +213,7 @@ def _go_on(
 def replay_group(
     planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
 ) -> Returned:
-    """Replay a group and collect what its lanes return."""
+    """Replay a group and collect the results of its lanes."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
     row = planned.row
     plan = planned.program.plan
@@ -237,7 +237,7 @@ def replay_group(
 
 
 def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
-    """Add to what a replay returned what the schedules and the settings say of its lanes."""
+    """Add the curves that follow from schedules and settings to those of a replay."""
     group, schedule, row = planned.group, planned.schedule, planned.row
     num_evals, system = schedule.shape[1], planned.program.system
     metrics, samples = jax.tree.map(
@@ -287,7 +287,7 @@ def _changed(
 
 
 def _track_finished(system: System, group: list[Lane], part: Returned, options: Options) -> None:
-    """Give trackers what lanes returned that finished in an earlier process."""
+    """Give trackers the results of lanes that finished in an earlier process."""
     facts = part.facts
     # Nothing of this is new, so that nothing is shown and nobody is asked.
     watch = dataclasses.replace(options.watch, progress=False, on_evaluation=None)
@@ -297,7 +297,7 @@ def _track_finished(system: System, group: list[Lane], part: Returned, options: 
 
 
 def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
-    """Stack what lanes tell, NaN where one says nothing: `f64[L, length]` by name."""
+    """Stack the lanes' facts, NaN where a lane has none: `f64[L, length]` by name."""
     nothing = np.full(length, np.nan)
     distinct, number = distinct_objects(told)
     return {
@@ -395,7 +395,7 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
 def facts_of(
     schedule: Schedule, row: np.ndarray, bits: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Collect what the schedules say of each lane, as in `Returned`.
+    """Collect each lane's time, ticks, bits and staleness from its schedule.
 
     Args:
       schedule: The schedules.

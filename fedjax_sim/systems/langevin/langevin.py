@@ -208,7 +208,7 @@ class Hyper(WeightedRounds):
 
 
 class State(NamedTuple):
-    """What FA-LD carries from round to round; () for what is not used.
+    """The state of FA-LD; () for a part that is not used.
 
     Attributes:
       server: theta_k, leaves `[...]`.

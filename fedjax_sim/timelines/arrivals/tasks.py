@@ -40,7 +40,7 @@ ArrivedT = TypeVar("ArrivedT")
 
 
 class Work(NamedTuple):
-    """What clients do with tasks.
+    """Rules of the clients' tasks.
 
     Attributes:
       devices: The clients.
