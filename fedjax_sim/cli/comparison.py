@@ -92,6 +92,7 @@ def resolve_contenders(
     """
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
+    # Systems that learn the same kind of problem.
     systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
@@ -100,6 +101,7 @@ def resolve_contenders(
             " ".join(kinds.values()),
             "all of gradients or all of expectation maximisation, as they share a problem",
         )
+    # Names of settings: known to some system, and none given twice.
     known = [names_of(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in settings for settings in known):
@@ -110,6 +112,7 @@ def resolve_contenders(
             if (other := given.setdefault(settings[name], name)) != name:
                 allowed = f"left out with `{other}`, which is the same setting"
                 raise ConfigError("setting name", name, allowed)
+    # Settings that a system may not leave out in silence.
     for name, why in (("trace", "cannot follow one"), ("privacy", "cannot account for it")):
         without = [
             system.name

@@ -144,6 +144,8 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
             results, executed = _batchable(of_members, rows)(steps, carries, of_slots, shared)
             is_batched = [True] * len(results), False
             return ([jnp.swapaxes(leaf, 0, 1) for leaf in results], executed), is_batched
+        # Large shared arrays of each lane stay where they are: every lane has rows of
+        # its own.
         varying = [leaf for leaf, it in zip(shared, are_shared, strict=True) if it]
         if sum(leaf.nbytes for leaf in varying) > size * LARGEST_COPIED:
             axes = ([0 if it else None for it in each] for each in (are_of_slots, are_shared))
@@ -152,6 +154,8 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
             )
             results, executed = lanes(steps, carries, of_slots, shared)
         else:
+            # Otherwise the slots of all lanes share rows, with copies of what
+            # differs between lanes.
             num = steps.shape[1]
             pooled = jax.tree.map(
                 _merge, (steps, carries, _with_lanes(of_slots, are_of_slots, size))

@@ -132,6 +132,7 @@ def plan_group(
       drawn: The timelines and their ticks, if they are known.
       row: `i64[L]`, the number of each lane's timeline among these, if they are the caller's own.
     """
+    # The schedules, drawn once for lanes that share one.
     hypers = [lane.hyper for lane in group]
     firsts, row = schedules_of(system, group) if row is None else ([], row)
     timelines, ticks = drawn or request_timelines(
@@ -151,6 +152,8 @@ def plan_group(
         longest=longest,
         goes_on=options.folder is not None,
     )
+    # The lanes in the order of their families, with the problem's numbers in the model's
+    # type.
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
@@ -165,6 +168,7 @@ def plan_group(
         stack_settings(hypers, precision),
         stack_problems(problems),
     )
+    # The layout, chosen by the cost of a local step.
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
@@ -176,6 +180,8 @@ def plan_group(
         members=members,
         devices=options.devices,
     )
+    # The static arguments of the program. Who saves or watches comes back after each
+    # evaluation.
     num_evals, per_eval = schedule.shape[1:]
     is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
     is_stepwise = is_saved or options.watch.is_needed

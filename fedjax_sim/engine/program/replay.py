@@ -517,6 +517,7 @@ def _advance(
                 versions = write_version(versions, written, _received(algorithm, state))
             return _Carry(state, versions), (counts, happened)
 
+        # An evaluation: the ticks before it, and the metrics of the model after them.
         def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:
             return jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
 
@@ -531,6 +532,8 @@ def _advance(
         if not program.block:
             return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
 
+        # A stretch of ticks: block by block, with counts that add up until the
+        # evaluation.
         def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
             carry, totals = both
             ticks = ticks_of(jnp.int32(0), i * program.block, program.block)

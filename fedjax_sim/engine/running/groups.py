@@ -163,6 +163,7 @@ def _go_on(
       ConfigError: If the folder belongs to another run, or if the longer run begins differently.
     """
     decided = saved.decided()
+    # The shorter run as it was, and the longer one with its evaluations as far apart.
     before = _plan_again(system, group, earlier, decided)
     old = before.on_devices()
     known = checkpoint_of(system, group, earlier)
@@ -171,6 +172,8 @@ def _go_on(
     as_before = {**decided, "evaluations": (0, per_eval)}
     planned = _plan_again(system, group, options, as_before, longest=longest)
     new = planned.on_devices()
+    # The longer run must begin as the shorter one did: the same facts, schedule and
+    # program.
     reason = ""
     if planned.program.facts.all_filled != before.program.facts.all_filled:
         reason = (
@@ -244,6 +247,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
+    # Each lane's schedule, cut to its ticks.
     ends = planned.ticks.tolist()
     known = (leaf[:, : max(ends)] for leaf in planned.timelines)
     cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
@@ -252,6 +256,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
             Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
         ]
     timelines = [cut[i] for i in row.tolist()]
+    # Where steps changed who took part, the schedule becomes the one that happened.
     if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
         schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))
         timelines = [
@@ -262,6 +267,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
             num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
             each = Timeline(*(leaf[None] for leaf in timeline))
             check_values(each, len(timeline.time), num_clients)
+    # Bits follow from the messages of the schedule.
     bits = _count_bits(planned, schedule, row, timelines)
     part = Returned(
         places=[lane.place for lane in group],
