@@ -108,25 +108,6 @@ class StepCounts:
         """Compute E[X], `f[...]`: FAVANO's deterministic reweighting, eq. (3). Derived."""
         return jnp.sum(self.at_least(max_steps), axis=-1)
 
-    @partial(jax.jit, static_argnames="max_steps")
-    def mean_square(self, max_steps: int) -> Array:
-        """Compute E[X^2] as sum_k (2 k - 1) P(E >= k), `f[...]`. Derived."""
-        tails = self.at_least(max_steps)
-        k = jnp.arange(1, max_steps + 1, dtype=float)
-        return jnp.sum(tails * jnp.broadcast_to(2 * k - 1, tails.shape), axis=-1)
-
-    @partial(jax.jit, static_argnames="max_steps")
-    def mean_inverse(self, max_steps: int) -> Array:
-        """Compute E[1(E > 0) / X], `f[...]`: a window without steps counts as 0. Derived.
-
-        It is P(E >= 1) - sum_{k=2}^K P(E >= k) / (k (k - 1)).
-        """
-        tails = self.at_least(max_steps)
-        k = jnp.arange(2, max_steps + 1, dtype=float)
-        return tails[..., 0] - jnp.sum(
-            tails[..., 1:] * jnp.broadcast_to(1 / (k * (k - 1)), tails[..., 1:].shape), axis=-1
-        )
-
     @partial(jax.jit, static_argnames=("max_steps", "num_ticks"))
     def mean_by_tick(self, max_steps: int, num_ticks: int) -> Array:
         """Compute E[X] of a client contacted at server step t = 1, ..., T: `f[T, ...]`. Derived.
