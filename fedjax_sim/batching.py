@@ -195,7 +195,7 @@ def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
 
 
 def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable[[Array], Any]:
-    """Compute what a client's steps draw for all of them together, before the first.
+    """Draw a client's random numbers for all its steps together, before the first.
 
     One pass over the numbers of all steps is much cheaper than a pass in each step.
 

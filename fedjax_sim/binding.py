@@ -156,7 +156,7 @@ def bind_together(
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """Make a list of one of what is no list."""
+    """Wrap a single value in a list."""
     is_list = isinstance(value, list | tuple | range) and not isinstance(value, Timeline)
     return value if is_list else [value]
 

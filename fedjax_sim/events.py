@@ -1,4 +1,4 @@
-"""The event of one tick, and what is known of it before anything is traced.
+"""The event of one tick, and the facts of it that are known before tracing.
 
 An event carries the facts of the schedule that it comes from, such as that no slot is ever empty.
 Shared parts take shortcuts by them. Whoever replaces a field of an event gets an event without the
@@ -59,7 +59,7 @@ class Facts(NamedTuple):
     trace: int = 0
 
     def without(self, names: Collection[str]) -> "Facts":
-        """Return what still holds after fields of an event were replaced.
+        """Return the facts that still hold after fields of an event were replaced.
 
         Args:
           names: The fields.
@@ -83,7 +83,7 @@ class Facts(NamedTuple):
         return not {*names} & {*self.replaced}
 
     def unpacked(self) -> "Facts":
-        """Return what holds of other slots than those that were counted to be packed."""
+        """Return the facts without those that hold only for packed slots."""
         return self._replace(packed_rows=0, lane_rows=0)
 
     @property

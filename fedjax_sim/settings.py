@@ -388,7 +388,7 @@ class Checked:
         """Check combinations of settings; there are none here."""
 
     def completed(self, problem: Any) -> Any:
-        """Fill in what follows from the problem, None for a schedule alone; nothing here.
+        """Fill in settings that follow from the problem, None for a schedule alone; nothing here.
 
         Args:
           problem: What is learnt, or None.

@@ -95,7 +95,7 @@ Budget = Ticks | Time
 @checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What a run returns in addition to its metrics, final models and schedules.
+    """Further results of a run, beside its metrics, final models and schedules.
 
     Attributes:
       models: Whether the model of every evaluation is kept in host memory (a sampler's samples).
@@ -258,7 +258,7 @@ class Work(NamedTuple):
 
 
 class Losses(Protocol):
-    """What local training needs of a problem: see `Problem`."""
+    """The part of a problem that local training needs: see `Problem`."""
 
     @property
     def counts(self) -> Array:
@@ -270,7 +270,7 @@ class Losses(Protocol):
 
 @runtime_checkable
 class Problem(Protocol):
-    """What is learnt: clients' data and a loss.
+    """A problem to learn: clients' data and a loss.
 
     A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
     as an argument and never closed over.
@@ -384,7 +384,7 @@ class DescribedProblem(Protocol):
 
 @runtime_checkable
 class LatentProblem(Protocol):
-    """What expectation maximisation fits: clients' data and an exponential-family latent model.
+    """A problem of expectation maximisation: clients' data and an exponential-family latent model.
 
     Expected statistics s and natural parameters phi(theta) are vectors of q numbers, with
     p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)). The E-step of an example
@@ -594,7 +594,7 @@ class Tracker(Protocol):
         """
 
     def close(self) -> None:
-        """Write what is not written yet. The caller of `sweep` closes its trackers."""
+        """Write everything that is not written yet. The caller of `sweep` closes its trackers."""
 
 
 class Model(Protocol):

@@ -28,7 +28,7 @@ Lengths = dict[str, int]
 
 
 class Kind(NamedTuple):
-    """What an annotation allows.
+    """The values that an annotation allows.
 
     Attributes:
       accepts: Whether a value is allowed, given the lengths of dimensions seen so far in the call.
@@ -196,7 +196,7 @@ def _hints_of(source: Any) -> dict[str, Any]:
 
 
 def _kind_of(annotation: Any) -> Kind:
-    """Read what an annotation allows."""
+    """Read the values that an annotation allows."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in SIMPLE:
         return SIMPLE[annotation]
@@ -245,7 +245,7 @@ def _kind_of(annotation: Any) -> Kind:
 
 
 def _narrowed(kind: Kind, narrow: Any) -> Kind:
-    """Narrow a kind by what an annotation says in addition to the type."""
+    """Narrow a kind by an annotation's further conditions."""
     if isinstance(narrow, Limit):
         words = kind.words.replace("a number", "a finite number")
         if "array" in words:
@@ -299,7 +299,7 @@ def _kind_of_mapping(key: Any, value: Any) -> Kind:
 
 
 def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
-    """Describe a list, a tuple, an array of one dimension, or what else can be listed.
+    """Describe a list, a tuple, an array of one dimension, or another iterable.
 
     Elements are looked at only if this does not use them up.
     """

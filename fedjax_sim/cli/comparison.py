@@ -1,4 +1,4 @@
-"""What one command compares: systems with their settings, and their schedules."""
+"""The contenders of a command: systems with their settings, and their schedules."""
 
 import argparse
 import hashlib
@@ -92,6 +92,7 @@ def resolve_contenders(
     """
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
+    # Systems that learn the same kind of problem.
     systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
@@ -100,6 +101,7 @@ def resolve_contenders(
             " ".join(kinds.values()),
             "all of gradients or all of expectation maximisation, as they share a problem",
         )
+    # Names of settings: known to some system, and none given twice.
     known = [names_of(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in settings for settings in known):
@@ -110,6 +112,7 @@ def resolve_contenders(
             if (other := given.setdefault(settings[name], name)) != name:
                 allowed = f"left out with `{other}`, which is the same setting"
                 raise ConfigError("setting name", name, allowed)
+    # Settings that a system may not leave out in silence.
     for name, why in (("trace", "cannot follow one"), ("privacy", "cannot account for it")):
         without = [
             system.name
@@ -273,7 +276,7 @@ def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Fo
 def describe(
     contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float
 ) -> dict[str, Any]:
-    """Collect what config.json says about any command: systems with settings, seeds and time."""
+    """Collect config.json's entries for any command: systems with settings, seeds and time."""
     systems = {contender.system.name: contender.resolved() for contender in contenders}
     return {"systems": systems, "seeds": list(seeds), "time_budget": time_budget}
 

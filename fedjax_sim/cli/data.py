@@ -1,4 +1,4 @@
-"""What the contenders of one command learn from: a data set, its partitions, and problems."""
+"""The data of a command: a data set, its partitions, and problems."""
 
 import argparse
 import hashlib
@@ -35,7 +35,7 @@ from fedjax_sim.types import LatentProblem, Plan, Problem
 
 
 class Data(NamedTuple):
-    """What all contenders learn from.
+    """The data of all contenders.
 
     Attributes:
       dataset: The examples.

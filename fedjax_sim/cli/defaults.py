@@ -1,4 +1,4 @@
-"""What the command line fills in for each data set if the user does not say."""
+"""Defaults of the command line for each data set."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fedjax-sim list`: what can be named on the command line, and the settings of a system."""
+"""`fedjax-sim list`: the names that the command line knows, and a system's settings."""
 
 import argparse
 import ast
@@ -84,7 +84,7 @@ def settings_tables(names: Sequence[str]) -> list[Table]:
 
 
 def _settings(names: Sequence[str]) -> dict[str, Any]:
-    """Collect what is known of systems, their settings by full name, and their groups."""
+    """Describe systems, their settings by full name, and their groups."""
     found = {}
     for name in [check_name("system", name, SYSTEMS) for name in names]:
         system = SYSTEMS[name]

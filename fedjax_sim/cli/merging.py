@@ -9,7 +9,7 @@ from fedjax_sim.reporting import results
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write what the whole run would have written, and print its table.
+    """Write the files of the whole run, and print its table.
 
     How calibrated kept samples are is not drawn, because this needs the data of the study: a run
     with `--parts` has them, and draws it.

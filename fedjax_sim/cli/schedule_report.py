@@ -1,4 +1,4 @@
-"""What schedules tell without any learning: work, staleness, who is heard and how much it counts.
+"""Facts of schedules without any learning: work, staleness, participation and weights.
 
 Dimension letters: `N` clients (or groups), `T` ticks, `S` slots of a tick.
 """

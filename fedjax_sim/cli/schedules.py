@@ -12,7 +12,7 @@ from fedjax_sim.settings import ConfigError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print what the schedules of the systems named say, and write arrays and pictures.
+    """Print the facts of the systems' schedules, and write arrays and pictures.
 
     Args:
       arguments: The parsed words of `timeline`.

@@ -1,4 +1,4 @@
-"""What the command line prints after a run: the table of final values, and lanes that diverged."""
+"""The output after a run: the table of final values, and lanes that diverged."""
 
 import math
 import os
@@ -27,7 +27,7 @@ GAP = 2
 
 
 class _Console(Console):
-    """A console that leaves it to `fedjax_sim.lifecycle` what becomes of `| head`."""
+    """A console that leaves closed pipes to `fedjax_sim.lifecycle`."""
 
     def on_broken_pipe(self) -> None:
         """Raise the error again, where rich would exit.
@@ -141,7 +141,7 @@ def final_cells(
 
 
 def _accuracy_cells(lanes: xr.Dataset, final: Mapping[str, float | None] | None) -> list[str]:
-    """Lay out what the mean accuracy of one point hides; see `final_cells`."""
+    """Lay out the spread over clients at one point; see `final_cells`."""
     if final is None:
         return ["-"] * (4 + len(TARGETS))
     cells = ["-" if final[name] is None else f"{final[name]:.3f}" for name in ("median", "min")]

@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: For input that is not allowed.
     """
+    # The words that say how to run.
     _join(arguments)
     defaults = defaults_of(arguments.dataset or "digits")
     seeds = read_seeds(arguments.seeds)
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.any_jax and not arguments.resume and part is None:
         raise ConfigError("any_jax", True, "given together with --resume")
     tracker_names = _read_trackers(arguments)
+    # Systems with their settings, the folder, and the data that all of them learn from.
     contenders = comparison.resolve_contenders(
         arguments.systems, read_settings(arguments), defaults
     )
@@ -79,6 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = on_first(lambda: comparison.find_folder(arguments, "results", resume=arguments.resume))
     data = load_data(arguments, defaults, contenders, seeds)
     metrics = read_metrics(arguments, contenders, data)
+    # Everything that decides the results, for config.json and to compare with a resumed
+    # run.
     config = comparison.describe(contenders, seeds, time_budget) | {
         "dataset": {"name": data.dataset.name, "sha256": data.digest()},
         "partition": data.partition,
@@ -106,6 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
         and folder is not None
         and folder.check_resumable(identity, grows="time_budget")
     )
+    # Run: in processes of a launcher, or here.
     problems: dict[int, list[Any]] = {}
     if launcher is not None and folder is not None:
         runs, config = launch_parts(launcher, arguments, folder, identity)
@@ -176,6 +181,7 @@ def run(arguments: argparse.Namespace) -> None:
                     precision=precision,
                     lanes=None if lanes is None else lanes[name],
                 )
+    # Write and print.
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}

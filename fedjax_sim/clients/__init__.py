@@ -1,4 +1,4 @@
-"""What clients do between two messages: gradient steps, E-steps and Langevin noise.
+"""Local work of clients: gradient steps, E-steps and Langevin noise.
 
 `gradient_steps` runs optimizer steps on `mini_batches`, by `local_settings`, for every system that
 sends models; `packing` lays clients' steps end to end, and `turning` transposes narrow matrices.

@@ -109,6 +109,8 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         chex.assert_equal_shape((works, event.clients))
         clients = jnp.maximum(event.clients, 0)
         num_phi = 1 if subtracted is None else 2
+        # Known before tracing: only mini-batches, or only whole passes. Otherwise both
+        # are computed.
         if is_full is False:
             means, batches = over_batches(key, event, natural, works, subtracted)
             return means, Work(
@@ -118,6 +120,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         if is_full is True:
             means, pieces = over_all(clients, natural, works)
             return means, Work(size * pieces, of_all.sum(), event.changed)
+        # Clients that do the one have weight 0 in the other.
         of_batch, batches = over_batches(key, event, natural, works & ~is_full, subtracted)
         of_pass, pieces = over_all(clients, natural, works & is_full)
         needed = jnp.where(is_full, of_all.sum(), num_phi * size * works.sum())
@@ -146,6 +149,8 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
                 return batch(0, natural)
             return jax.lax.fori_loop(0, trips, batch, jnp.zeros_like(natural))
 
+        # In blocks or one by one, slots without work are skipped; all at once, they
+        # have one batch too.
         clients = jnp.maximum(event.clients, 0)
         skips = plan.slots_at_once < clients.shape[0]
         rows = subtracted if is_per_slot else None

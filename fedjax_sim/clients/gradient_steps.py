@@ -26,7 +26,7 @@ from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Direction = Callable[..., Params]
-"""What a local step follows in place of the gradient g, for each number of the model alone.
+"""An elementwise function from the gradient g to the direction of a local step.
 
 It is called as `direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the
 slot's start and the slot's extras, which are models too.
@@ -267,7 +267,7 @@ def lasting_steps(
     def begin(
         start: Params | None, client: Array, offset: Array, extras: Any, state: Any
     ) -> tuple["_Local", Callable[..., "_Local"]]:
-        """Return what a slot carries, and its step. start: None for the common one."""
+        """Return the state of a slot, and its step. start: None for the common one."""
         start = common if start is None else start
         given = training(start, client, offset, *extras)
         optimizer, direction = given.optimizer, given.direction
@@ -334,7 +334,7 @@ def lasting_steps(
 
 
 class _Local(pytrees.PyTreeNode):
-    """What a slot carries from step to step.
+    """The state of a slot between two local steps.
 
     Attributes:
       model: The model; matrices may be transposed.

@@ -1,4 +1,4 @@
-"""Settings of clients' local training, and what makes their optimizer."""
+"""Settings of clients' local training, and their optimizer."""
 
 import functools
 from collections.abc import Callable, Hashable

@@ -144,6 +144,8 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
             results, executed = _batchable(of_members, rows)(steps, carries, of_slots, shared)
             is_batched = [True] * len(results), False
             return ([jnp.swapaxes(leaf, 0, 1) for leaf in results], executed), is_batched
+        # Large shared arrays of each lane stay where they are: every lane has rows of
+        # its own.
         varying = [leaf for leaf, it in zip(shared, are_shared, strict=True) if it]
         if sum(leaf.nbytes for leaf in varying) > size * LARGEST_COPIED:
             axes = ([0 if it else None for it in each] for each in (are_of_slots, are_shared))
@@ -152,6 +154,8 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
             )
             results, executed = lanes(steps, carries, of_slots, shared)
         else:
+            # Otherwise the slots of all lanes share rows, with copies of what
+            # differs between lanes.
             num = steps.shape[1]
             pooled = jax.tree.map(
                 _merge, (steps, carries, _with_lanes(of_slots, are_of_slots, size))
@@ -193,7 +197,7 @@ def _merge(leaf: Any) -> Any:
 
 
 class Places(NamedTuple):
-    """What lies where in the rows: `[K, W]`.
+    """The local step at each place of the rows: `[K, W]`.
 
     Attributes:
       slot: `i32`, the slot of each step; any where a row is idle.
@@ -240,7 +244,7 @@ def _run(
     of_slots: list[Any],
     shared: list[Any],
 ) -> tuple[list[Any], Array]:
-    """Run the steps of every slot, see `run_in_rows`. shared: what the steps of all slots read."""
+    """Run the steps of every slot, see `run_in_rows`. shared: read by the steps of all slots."""
     num = steps.shape[0]
     places = lay_in_rows(steps, num_rows, length)
     # Rows that write nothing write behind the end, each elsewhere.
@@ -289,7 +293,7 @@ def _join(leaves: list[Any]) -> list[Any]:
 
 
 def _split(joined: list[Any], like: list[Any]) -> list[Any]:
-    """Split what `_join` has joined into arrays like these, but for the first axis."""
+    """Split an array of `_join` into arrays like these, but for the first axis."""
     of_kind, at = {each.dtype: each for each in joined}, dict.fromkeys((x.dtype for x in joined), 0)
     leaves = []
     for leaf in like:

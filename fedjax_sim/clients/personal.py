@@ -84,7 +84,7 @@ def _last_dense(paths: Sequence[str]) -> str:
 
 @checked
 def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[str, Array]:
-    """Report what the problem measures of each client's own model.
+    """Report the problem's metrics of each client's own model.
 
     Args:
       model_of: From the number of a client, `i32[]`, to its model.

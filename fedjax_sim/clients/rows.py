@@ -1,4 +1,4 @@
-"""Rows of what is kept for clients, read and written for the slots of a tick.
+"""Rows of arrays over clients, read and written for the slots of a tick.
 
 Dimension letters: those of `fedjax_sim.types`.
 """

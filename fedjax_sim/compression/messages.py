@@ -1,4 +1,4 @@
-"""Compressed models: what the receiver of a message decodes, and how many bits it takes.
+"""Compressed models: the decoded message, and its number of bits.
 
 Dimension letter: `S` slots of a tick.
 """

@@ -38,7 +38,7 @@ def names() -> dict[str, str]:
 
 @checked
 def what_to_fetch() -> list[dict[str, str]]:
-    """List what a user needs to fetch, or lets be downloaded, for the sets that are not bundled.
+    """List how to fetch or download the sets that are not bundled.
 
     Returns:
       For each set its name ("data set"), the size of its raw files ("to fetch"), "licence", "from"

@@ -1,4 +1,4 @@
-"""The engine: draw schedules, decide what runs where, replay the schedules through an algorithm.
+"""The engine: draw schedules, place lanes on devices, replay the schedules through an algorithm.
 
 It knows no system and no problem. Rooms, in the order of a call:
 

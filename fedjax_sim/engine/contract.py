@@ -1,4 +1,4 @@
-"""What users write, checked: timelines, problems, algorithms, and what these return.
+"""Checks of users' code: timelines, problems, algorithms, and their results.
 
 What shows without tracing is checked when a sweep begins; models, losses, metrics and steps are
 checked where they are traced anyway, before anything learns.
@@ -27,7 +27,7 @@ PIECE = 2**22
 
 
 def check_form(found: Any) -> None:
-    """Check what a timeline function returned when it was traced.
+    """Check the result of a timeline function that was traced.
 
     Whole numbers may be floats, as settings are while a timeline is traced.
 
@@ -131,7 +131,7 @@ STATISTICS = "batch_stats"
 
 
 def check_known(name: str, tree: Any) -> None:
-    """Check that nothing is traced of what schedules, programs and files are made from.
+    """Check that no input of schedules, programs and files is a tracer.
 
     Args:
       name: What it is.
@@ -262,7 +262,7 @@ def read_metrics(found: Any) -> dict[str, jax.Array]:
 
 
 def check_algorithm(found: Any) -> None:
-    """Check what a system's `algorithm` returned.
+    """Check the result of a system's `algorithm`.
 
     Args:
       found: What it returned.

@@ -1,4 +1,4 @@
-"""What a caller of the engine asks for, checked and listed as lanes.
+"""The request of a caller, checked and listed as lanes.
 
 Lanes may start from given models instead of drawn ones: from a model, or from the models of a run.
 A system draws its first model by `problem.init` and by nothing else, whatever else its state
@@ -372,7 +372,7 @@ def _model_of(start: Run | Params, lane: Lane) -> Params:
 
 
 def _fitted(model: Params, problem: AnyProblem) -> Params:
-    """Check a model against what a problem draws, and give it the same types."""
+    """Check that a model has the form of the problem's, and give it the same types."""
     drawn = jax.eval_shape(problem.init, jax.random.key(0))
     ours: Any = jax.tree.structure(drawn)
     theirs: Any = jax.tree.structure(model)

@@ -169,7 +169,7 @@ class Listed(NamedTuple):
         return units
 
     def identity(self) -> dict[str, Any]:
-        """Collect what identifies the sweep, whatever machines its parts run on.
+        """Collect the identity of the sweep, whatever machines its parts run on.
 
         Programs are therefore those of one lane and one tick on a CPU.
         """
@@ -230,7 +230,7 @@ class Sharing(Protocol):
     """Something that decides which lanes of a sweep run here, such as a `Part`."""
 
     def run(self, sweep: Listed, run_lanes: Callable[[Collection[int]], Run]) -> Run:
-        """Run some of the lanes, and return what `sweep` is to return.
+        """Run some of the lanes, and return the result of `sweep`.
 
         Args:
           sweep: All lanes.

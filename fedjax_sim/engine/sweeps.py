@@ -183,7 +183,7 @@ def _run(
     options: Options,
     numbers: Collection[int] | None,
 ) -> Run[HyperT]:
-    """Run lanes by number, or all, and label what they returned."""
+    """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()
     places = None if numbers is None else sorted({int(place) for place in numbers})

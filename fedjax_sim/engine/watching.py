@@ -170,7 +170,7 @@ def in_notebook() -> bool:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far the lanes that run together are: what `on_evaluation` receives.
+    """Progress of the lanes that run together, as `on_evaluation` receives it.
 
     All lanes of a sweep run together if they have equal static settings and fit in memory;
     otherwise `on_evaluation` is called for one part of the lanes after another. Lanes are in the
@@ -241,7 +241,7 @@ class Watch:
 
 
 class Watcher:
-    """Passes on what lanes that run together have reached, after each of their evaluations."""
+    """Passes on the progress of lanes that run together, after each of their evaluations."""
 
     def __init__(
         self,

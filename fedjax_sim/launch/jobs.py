@@ -1,4 +1,4 @@
-"""A part as a job: a command that is run again until it is done, and what all launchers share.
+"""A part as a job, a command that is run again until it is done; shared by all launchers.
 
 A launcher starts jobs and says how they ended; `fedjax_sim.launch.watch` waits for them, shows the
 progress of all, and names those that failed.
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """The file that takes what the command prints."""
+        """The file that takes the command's output."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
@@ -91,7 +91,7 @@ def jobs_of(
 
 
 def start_job(job: Job, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a job's command as a process of this machine; what it prints goes to the job's log.
+    """Start a job's command as a process of this machine; its output goes to the job's log.
 
     On Linux the process is killed when this one ends, however that happens.
 

@@ -93,7 +93,7 @@ def _check(paths: Sequence[str], parts: Sequence[Results]) -> None:
 
 
 def _common(part: Results) -> dict[str, Any]:
-    """Return what config.json says about the whole study."""
+    """Return config.json of the whole study."""
     config = {name: value for name, value in part.config.items() if name not in OWN}
     return config | {"commit": config["commit"] and config["commit"].removesuffix(CHANGED)}
 

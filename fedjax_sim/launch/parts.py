@@ -107,7 +107,7 @@ class KeptPart(Part):
 def count_parts(
     launcher: Launcher, asked: int | None, within: Path, num_lanes: int, *, resume: bool
 ) -> int:
-    """Choose the number of parts: if nobody asks for one, as before, or what suits the launcher.
+    """Choose the number of parts: the one asked for, the earlier one, or the launcher's.
 
     Args:
       launcher: What starts the parts.

@@ -145,7 +145,7 @@ class Slurm:
 
 
 class SlurmTask:
-    """What submitit runs for each part: the part's command, until it is done.
+    """The function that submitit runs for each part: the part's command, until it is done.
 
     submitit calls `checkpoint` when Slurm has signalled the job, and puts the job in the queue
     again with what it returns.

@@ -94,6 +94,7 @@ def sweep(
     from fedjax_sim.settings import ConfigError
     from fedjax_sim.types import Ticks, Time
 
+    # What cannot be done in several processes.
     launcher.check()
     where = Path(checkpoints.folder).absolute()
     watch = options.get("watch", Watch())
@@ -101,6 +102,7 @@ def sweep(
         raise ConfigError("trackers", watch.trackers, "left out in a sweep in parts")
     if isinstance(watch.shown, Path):
         raise ConfigError("progress", watch.progress, "true, false or None in a sweep in parts")
+    # The folder: a new one, or the record of the sweep that is resumed.
     grid = grid_of(seeds, settings)
     num_lanes, known = math.prod(grid.shape), None
     if checkpoints.resume:
@@ -113,6 +115,7 @@ def sweep(
             raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
+    # The budget, and all checks that `sweep` makes, before any process starts.
     first: Budget | None = None
     if known is not None:
         ticks = known.get("num_ticks")
@@ -124,6 +127,7 @@ def sweep(
     checked_options = Options(asked, **given)
     if not has_default_clients(system, hyper, grid):
         check_call(system, hyper, grid, checked_options)
+    # The parts, each a job with a folder of its own.
     num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))

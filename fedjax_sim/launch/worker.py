@@ -23,7 +23,7 @@ from fedjax_sim.results.runs import LaneWarning
 
 
 def main(words: Sequence[str]) -> int:
-    """Run a part, and write what its sweep returned into its folder.
+    """Run a part, and write the result of its sweep into its folder.
 
     Args:
       words: The file with the sweep's arguments, the part, its folder, and perhaps `--resume`.

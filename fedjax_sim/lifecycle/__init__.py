@@ -1,4 +1,4 @@
-"""What becomes of a process and of its files: exit codes, stops, and folders that stay readable.
+"""Life of a process and of its files: exit codes, stops, and folders that stay readable.
 
 `endings` turns every way in which a command ends into an exit code and at most one sentence, and
 lets a running sweep save before it stops. `folders` writes files that are either whole or absent,

@@ -64,7 +64,7 @@ def write_whole(
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove what killed processes left half written. The folder must be locked.
+    """Remove half-written files of killed processes. The folder must be locked.
 
     Args:
       folder: The results folder.
@@ -117,7 +117,7 @@ def _foreign(path: str | Path) -> InputError:
 
 
 def cache_folder(named: str | os.PathLike | None = None) -> Path | None:
-    """Return the folder of what is kept from one process to the next.
+    """Return the folder of files that outlast a process, such as compiled programs.
 
     Args:
       named: What the user calls it; by default `$FEDJAX_SIM_CACHE`, or else `~/.cache/fedjax_sim`.

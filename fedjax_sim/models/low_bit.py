@@ -36,7 +36,7 @@ from fedjax_sim.compression import luq
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params, full_precision_bits
+from fedjax_sim.types import Array, Key, Params
 
 SAWB = {3: (7.40, 6.66), 4: (12.1, 12.2)}
 """Coefficients (c_1, c_2) of SAWB's range by number of bits.
@@ -313,26 +313,3 @@ class LowBit:
         return straight_through(
             partial(SCALES[self.scale], bits=bits, signed=signed, levels=self.levels), x
         )
-
-
-def training_bits(params: Params, low: LowBit) -> dict[str, int]:
-    """Count the bits of the parameters with which a local step computes.
-
-    What is stored and sent stays in full precision. Levels "reference" are counted as the number of
-    bits after which they are named, although they have one level more than these bits can hold.
-
-    Args:
-      params: Parameters, or their shapes and dtypes.
-      low: The model.
-
-    Returns:
-      Bits in training as "low_bit", and bits without rounding as "full_precision".
-    """
-    leaves = jax.tree.leaves_with_path(params)
-    saved = sum(
-        (8 * leaf.dtype.itemsize - (low.weights or 0)) * leaf.size
-        for path, leaf in leaves
-        if low.rounds(path)
-    )
-    all_bits = full_precision_bits(params)
-    return {"low_bit": all_bits - saved, "full_precision": all_bits}

@@ -1,4 +1,4 @@
-"""What all partitions share: their result, their random numbers and the checks of their arguments.
+"""Shared by all partitions: their result, their random numbers and the checks of their arguments.
 
 Letters: `n` training examples, `N` clients, `M` examples of the client with the most, `C` classes.
 """

@@ -33,7 +33,7 @@ SELECTIONS = ("uniform", "poisson")
 
 
 class Accounted(Hashable, Protocol):
-    """What is done again and again, in a way that an accountant covers."""
+    """A mechanism that is repeated, in a form that an accountant covers."""
 
     @property
     def accountant(self) -> str:
@@ -116,7 +116,7 @@ class NoisySteps(NamedTuple):
 
 
 class Mechanism(NamedTuple):
-    """What is done in a round, as accountants see it.
+    """The mechanism of a round, as accountants see it.
 
     Attributes:
       selection: One of `SELECTIONS`.

@@ -1,4 +1,4 @@
-"""What is learnt: clients' data and a loss, as `fedjax_sim.types.Problem` asks for.
+"""Problems: clients' data and a loss, see `fedjax_sim.types.Problem`.
 
 `supervised` (in `building`) builds a problem from any network, loss and data, which `examples`
 reads and `checking` checks; `supervision` has the problem itself, `losses` the usual losses and

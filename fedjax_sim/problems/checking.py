@@ -125,7 +125,7 @@ def _outputs_for(problem: Supervised, inputs: Any) -> Any:
 def _refuse_idle_dropout(
     compute: Callable[..., Any], args: tuple, kwargs: dict[str, Any], context: Any
 ) -> Any:
-    """Compute what a method of a flax module does, unless it is a dropout that is switched off."""
+    """Call a method of a flax module, unless it is a dropout that is switched off."""
     module = context.module
     if isinstance(module, nn.Dropout | nn.MultiHeadDotProductAttention):
         rate = module.rate if isinstance(module, nn.Dropout) else module.dropout_rate
@@ -142,7 +142,7 @@ def _refuse_idle_dropout(
 def _check_values(
     name: str, metric: Metric, outputs: Any, targets: Any, counted: tuple[int, ...]
 ) -> None:
-    """Check the shape of what a loss or metric computes for two examples."""
+    """Check the shape of a loss or metric of two examples."""
     values = _traced(name, metric.values, outputs, targets)
     shape, whole = np.shape(values), (*counted, *metric.dims)
     rank = len(counted) + len(metric.dims)
@@ -162,7 +162,7 @@ def _check_values(
 
 
 def _traced(name: str, function: PerExample, outputs: Any, targets: Any) -> Any:
-    """Describe what a loss, a mask or a metric computes."""
+    """Describe the result of a loss, a mask or a metric."""
     try:
         return jax.eval_shape(function, outputs, targets)
     except ConfigError:
@@ -190,6 +190,6 @@ class _Text(str):
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says in its first line, or else its type."""
+    """Return the first line of an error's message, or else its type."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".")[:200]

@@ -16,7 +16,7 @@ CLIENTS_AT_ONCE = 50
 
 
 class ClientLosses:
-    """What problems with the method `client_loss` and the option `per_client` share.
+    """Shared by problems with the method `client_loss` and the option `per_client`.
 
     Their clients have no test examples, so that a client's loss is that of its training data.
     """

@@ -38,7 +38,7 @@ def evaluated_at_once(
 
 
 def _bytes_of(program: Any) -> int:
-    """Add up what a program's equations compute, those of inner programs instead of their calls."""
+    """Add up the results of a program's equations, entering inner programs."""
     total = 0
     for equation in program.eqns:
         inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]

@@ -25,7 +25,7 @@ from fedjax_sim.types import Array
 
 @checked
 class Examples(NamedTuple):
-    """Examples and whose they are.
+    """Examples, and the client of each.
 
     Attributes:
       inputs: What the network is given: a pytree of arrays `[n, ...]`.
@@ -167,7 +167,7 @@ def _read(name: str, leaf: Any) -> Any:
 
 
 def _read_tensor(name: str, tensor: Any) -> Any:
-    """Read a tensor of another library, without what it keeps for gradients."""
+    """Read a tensor of another library, detached from its gradients."""
     tensor, reasons = tensor.detach() if hasattr(tensor, "detach") else tensor, []
     for convert in (np.asarray, jnp.from_dlpack):  # NumPy knows no bfloat16 and no accelerator.
         try:

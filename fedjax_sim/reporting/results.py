@@ -1,4 +1,4 @@
-"""The results folder: what is in it, how it is written, and how it is read back.
+"""The results folder: its files, and how they are written and read.
 
     results.nc     all curves, one netCDF group per system: systems differ in evaluations, swept
                    settings and metrics, so that shared dimensions would be mostly padding;
@@ -153,7 +153,7 @@ class Folder:
     def check_resumable(self, identity: Mapping[str, Any], *, grows: str | None = None) -> bool:
         """Check that the run in the folder is the run that is about to resume it.
 
-        A damaged record of it is reported: every checkpoint has one more of its own.
+        If the record is damaged, this is reported; each checkpoint has a copy.
 
         Args:
           identity: What must be equal, as it was given to `open`.
@@ -185,7 +185,7 @@ class Folder:
         return saved == ours
 
     def recorded(self) -> dict[str, Any] | None:
-        """Read what the run in the folder gave to `open`; None if that is missing or damaged."""
+        """Read the identity that the folder's run gave to `open`; None if missing or damaged."""
         found = (read_record(self.path / name) for name in (UNFINISHED, ENDED))
         return next((known for known in found if known is not None), None)
 
@@ -264,7 +264,7 @@ class Folder:
             self._lock = None
 
     def withdraw(self, *also: str) -> None:
-        """Remove what `open` made if nothing has been written since.
+        """Remove the folder that `open` made if nothing has been written since.
 
         A run that is refused then leaves no trace. What was there before `open` stays.
 
@@ -311,7 +311,7 @@ class Folder:
         self._written[name] = write_arrays(self.path / name, groups)
 
     def write_runs(self, runs: Mapping[str, Kept]) -> None:
-        """Write what runs returned, for `fedjax_sim.load`.
+        """Write runs, for `fedjax_sim.load`.
 
         Args:
           runs: The runs, whole or of some lanes, by system.

@@ -1,4 +1,4 @@
-"""What a sweep returns: labelled curves, final models and schedules, and the files that keep them.
+"""Results of a sweep: labelled curves, final models and schedules, and the files that keep them.
 
 `curves` labels what lanes returned, with the `metric_names` that problems give; `runs` holds it
 with models and schedules; `run_files` writes and reads it, settings as `plain_values`; `summaries`

@@ -1,4 +1,4 @@
-"""Label what lanes returned: one dataset over settings, seeds and evaluations.
+"""Label the results of lanes: one dataset over settings, seeds and evaluations.
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Curves(NamedTuple):
-    """What a replay returns.
+    """Curves of a replay.
 
     Attributes:
       metrics: Each `[L, V + 1, ...]`, the initial evaluation included, by name; names tell further
@@ -66,7 +66,7 @@ class Grid(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """Lanes that ran as one program, and what they returned.
+    """Results of lanes that ran as one program.
 
     Attributes:
       places: Positions of the lanes in the flattened grid.
@@ -131,6 +131,7 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
             whole[part.places] = lengthen(value, num_evals)
         return (*lane_dims, "eval", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
 
+    # Metrics, and the lanes in which they are not finite.
     finite = [part.curves.metrics["finite"] for part in parts]
     data: dict[str, Any] = {}
     for named in ([part.curves.metrics for part in parts], [part.told for part in parts]):
@@ -144,12 +145,14 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     failed_at = [np.where(each.all(axis=1), NEVER, each.argmin(axis=1)) for each in finite]
     data["failed"] = per_lane([each != NEVER for each in failed_at])
     data["failed_at"] = per_lane(failed_at)
+    # Counts of the whole run, and facts of the schedule.
     for name in parts[0].curves.infos:
         totals = [part.curves.infos[name].sum(axis=1) for part in parts]
         data[name] = per_lane(totals)
     for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
         if name in parts[0].facts:
             data[name] = per_lane([part.facts[name] for part in parts])
+    # Facts of each evaluation, such as time and ticks, and the labels of the dimensions.
     coords: dict[str, Any] = {
         name: per_eval([part.facts[name] for part in parts])
         for name, values in parts[0].facts.items()
@@ -201,6 +204,7 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
     """
     import xarray as xr
 
+    # The lanes of all parts must be those of the grid, each once.
     first, sizes = parts[0], json.loads(parts[0].attrs["grid"])
     system, places = first.attrs["system"], np.concatenate([part["lane"].values for part in parts])
     num_lanes, order = int(np.prod(list(sizes.values()))), np.argsort(places)
@@ -232,6 +236,7 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         name: np.moveaxis(whole(name)[1], axis, -1).reshape(-1, size)[0]
         for axis, (name, size) in enumerate(sizes.items())
     }
+    # Coordinates with lanes go onto the grid, others are taken as they are.
     coords = dict.fromkeys(str(name) for part in richest_first for name in part.coords)
     others = {
         str(name): values

@@ -28,7 +28,7 @@ RESERVED = {
     *("stopped_at", "executed", "needed", "staleness_mean", "staleness_max", "client_variance"),
     *("epsilon", "client_uplink_bits", "client_downlink_bits"),
 }
-"""What curves call what is no metric of a problem."""
+"""Names in the curves that no metric may have."""
 
 
 def read_name(name: str) -> tuple[str, tuple[str, ...]]:

@@ -71,7 +71,7 @@ class Writer:
         self._held: list[Any] = []
 
     def plain(self, value: Any) -> Any:
-        """Turn a value into what `json` can write.
+        """Turn a value into a form that `json` can write.
 
         Args:
           value: Any value.
@@ -142,7 +142,7 @@ class Writer:
 
 
 class Reader:
-    """Reads what a `Writer` wrote."""
+    """Reads the values that a `Writer` wrote."""
 
     def __init__(self, tables: Mapping[str, Sequence[Any]], *, trust: bool):
         """Take the tables.

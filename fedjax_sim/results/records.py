@@ -1,4 +1,4 @@
-"""What files say about a run and about the machine, and values as text and JSON."""
+"""Records of a run and of the machine, and values as text and JSON."""
 
 import dataclasses
 import functools

@@ -59,7 +59,7 @@ TYPE = "jax_dtype"
 
 
 class Kept(Protocol):
-    """What is kept of a run; see `fedjax_sim.Run`."""
+    """The parts of a run that are saved; see `fedjax_sim.Run`."""
 
     @property
     def curves(self) -> "xr.Dataset":
@@ -136,7 +136,7 @@ def write_tables(
 
 
 def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
-    """List the files with what runs returned.
+    """List the files of runs.
 
     Args:
       runs: The runs, whole or of some lanes, by system.
@@ -330,7 +330,7 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
 
 
 def _arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
-    """Label what runs returned apart from their curves.
+    """Label models, schedules and samples.
 
     Args:
       runs: The runs by system.

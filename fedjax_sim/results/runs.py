@@ -1,4 +1,4 @@
-"""What a sweep returns, how it is saved and loaded, and warnings of lanes that did not learn."""
+"""The result of a sweep, how it is saved and loaded, and warnings of lanes that did not learn."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @checked
 @dataclasses.dataclass(frozen=True)
 class Run(Generic[HyperT]):
-    """What a sweep returns.
+    """The result of a sweep.
 
     Lanes are in the order of the flattened dimensions: settings as given, then seeds.
 
@@ -59,7 +59,7 @@ class Run(Generic[HyperT]):
 
     @property
     def lane_dims(self) -> tuple[str, ...]:
-        """The dimensions of lanes: swept settings, then the seed; none in what `simulate` gives."""
+        """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
         return tuple(str(dim) for dim in self.curves["failed"].dims)
 
     def model(self, i: int) -> Params:
@@ -141,7 +141,7 @@ class Run(Generic[HyperT]):
 
 @checked
 def load(folder: str | Path, system: str | None = None, *, trust: bool = False) -> Run:
-    """Read a run from a folder: what `sweep` or `simulate` returned.
+    """Read the result of `sweep` or `simulate` from a folder.
 
     Reading runs no code of the folder, unless it is trusted. Settings are data: functions and
     classes are named, and found among this package's and what is imported already.
@@ -197,7 +197,7 @@ def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:
 
 
 def join_runs(runs: Sequence[Run[HyperT]]) -> Run[HyperT]:
-    """Put together what `sweep` returned for the parts of one sweep.
+    """Join the results of the parts of one sweep.
 
     Args:
       runs: What each part returned, in any order.

@@ -1,4 +1,4 @@
-"""What a server does with the reports it receives.
+"""The server's use of reports.
 
 `aggregation` averages models, `reports` decodes clients' messages and makes their sum private
 (`report_settings` says how, `report_counts` counts their bits),

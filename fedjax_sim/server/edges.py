@@ -1,4 +1,4 @@
-"""Local servers (edges): what a group of clients learns in its local iterations.
+"""Local servers (edges): learning of a group of clients in its local iterations.
 
 In an iteration every client of a group does E local steps from the model of the group's server,
 which becomes the weighted mean of the models that they reach. That is a round of FedAvg within the
@@ -104,7 +104,7 @@ class EdgeMessages(ClientMessages):
 
 @struct
 class EdgeWork(Checked):
-    """Settings of what the clients of a group do together."""
+    """Settings of the common work of a group's clients."""
 
     proximal: float = real(
         0.0,

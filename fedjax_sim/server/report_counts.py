@@ -54,7 +54,7 @@ def report_messages(
 
 @checked
 def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
-    """Count the bits that the server sends at each tick, `i64[T]`. sent: what it sends.
+    """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
 
     Args:
       timeline: One lane's schedule.

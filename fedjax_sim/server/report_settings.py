@@ -74,7 +74,7 @@ class Reports(Checked):
             raise ConfigError("cohort.selection", "poisson", allowed)
 
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
-        """Compute what messages give away: nothing here. ticks: as in `PrivateReports`."""
+        """Compute the privacy spent: none without privacy. ticks: as in `PrivateReports`."""
         return {}
 
 

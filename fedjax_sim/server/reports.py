@@ -54,7 +54,7 @@ from fedjax_sim.types import EMPTY, Array, Event, Key, Losses, Params, Plan
 
 
 class Memo(NamedTuple):
-    """What both sides remember of earlier messages; () for what is not used.
+    """Memory of earlier messages on both sides; () for a part that is not used.
 
     Attributes:
       estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
@@ -70,7 +70,7 @@ class Memo(NamedTuple):
 
 
 class RoundState(NamedTuple):
-    """What a system of rounds carries from round to round.
+    """The state of a system of rounds.
 
     Attributes:
       server: The server's model, leaves `[...]`.
@@ -140,7 +140,7 @@ class Wire:
         )
 
     def start(self, memo: Memo, sent: Params) -> Params:
-        """Return what clients know of what the server sends, such as the model they start from.
+        """Return the model as clients receive it, after compression of what the server sends.
 
         Args:
           memo: What both sides remember.
@@ -149,7 +149,7 @@ class Wire:
         return memo.known if self.is_compressed_down else sent
 
     def received(self, state: Any) -> Params:
-        """Return what clients know of a state's server model, which is all that is sent to them.
+        """Return the server's model as clients hold it, after compression on the way down.
 
         Args:
           state: A state with the fields `memo` and `server`.
@@ -228,7 +228,7 @@ class Wire:
         return jax.tree.map(jnp.add, starts, sent), sent
 
     def total(self, event: Event, *, of_progress: bool = False) -> Total | None:
-        """Say what training is to sum, if the server needs no client's own message.
+        """Let training return a sum over clients where the server needs no client's own message.
 
         Training that is given it makes that sum itself, for `average` or `progress`, so that the
         models of a round need not be in memory together.
@@ -373,7 +373,7 @@ class Wire:
     def next_version(
         self, key: Key, event: Event, state: Keeper, memo: Memo, server: Params
     ) -> Versioned:
-        """Publish the server's new model, and keep what clients know of it for later starts.
+        """Publish the server's new model, and keep the version that clients receive.
 
         Args:
           state: The state before it.

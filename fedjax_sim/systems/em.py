@@ -44,7 +44,7 @@ class Hyper(CoinRounds, Expectation):
 
 
 class State(NamedTuple):
-    """What EM carries from round to round.
+    """The state of EM.
 
     Attributes:
       server: Expected statistics S_k, `f[q]`.

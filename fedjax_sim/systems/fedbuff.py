@@ -79,7 +79,7 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
 
 
 class State(NamedTuple):
-    """What FedBuff carries from tick to tick.
+    """The state of FedBuff.
 
     Attributes:
       server: The newest model, leaves `[...]`.

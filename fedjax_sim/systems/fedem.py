@@ -62,7 +62,7 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
 
 class State(NamedTuple):
-    """What FedEM carries from round to round.
+    """The state of FedEM.
 
     Attributes:
       server: Expected statistics S_k, `f[q]`.

@@ -130,7 +130,7 @@ class Hyper(EdgeTraining):
 
 
 class State(NamedTuple):
-    """What hierarchical learning carries from tick to tick. M groups.
+    """The state of hierarchical learning. M groups.
 
     Attributes:
       server: The global model, leaves `[...]`.

@@ -84,7 +84,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
 
 
 def message(params: Params, hyper: Hyper) -> Params:
-    """Return what the server sends: its model and the statistics."""
+    """Return the server's message: its model and the statistics."""
     return params, jax.eval_shape(hyper.local_optimizer().init, params)
 
 

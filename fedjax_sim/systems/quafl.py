@@ -54,7 +54,7 @@ class Hyper(Contacts, LocalTraining, Compression):
 
 
 class State(NamedTuple):
-    """What QuAFL carries from contact to contact.
+    """The state of QuAFL.
 
     Attributes:
       server: The server's model, leaves `[...]`.

@@ -86,7 +86,7 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
 
 class State(NamedTuple):
-    """What VR-FedEM carries from tick to tick.
+    """The state of VR-FedEM.
 
     Attributes:
       server: Expected statistics S_{t,k}, `f[q]`.
@@ -138,11 +138,15 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         return State(server, memory, oracle, seen, memory.server, server, passes, batches)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+        # Outer steps (k = 0) pass over all examples, except the first, which the
+        # initial oracle made.
         is_present, active = event.clients >= 0, event.weight > 0
         clients = jnp.maximum(event.clients, 0)
         is_first = event.tick % jnp.asarray(hyper.inner_steps).astype("int32") == 0  # k = 0
         is_pass = is_first & (event.tick > 0)
         computes = is_present & (active if freezes else True)
+        # The difference of two E-steps on one mini-batch, at this model and at the one
+        # seen before.
         seen = state.seen
         subtracted = jax.vmap(natural)(read_rows(seen, clients)) if freezes else natural(seen)
         change, work = expect(

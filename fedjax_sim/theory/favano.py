@@ -120,12 +120,9 @@ def step_law(
         `f64[N, K + 1]`, each row non-negative with sum 1.
     """
     with jax.enable_x64(True):
-        window = {"contact_probability": contact_probability, "round_time": round_time}
-        tails = np.asarray(
-            step_counts.tail_probabilities(
-                jnp.asarray(rate, float), max_steps=max_steps, law=law, **window
-            )
-        )
+        rates = jnp.asarray(rate, float)
+        counts = step_counts.StepCounts(rates, contact_probability, round_time, law)
+        tails = np.asarray(counts.at_least(max_steps))
     return -np.diff(tails, axis=-1, prepend=1.0, append=0.0)
 
 

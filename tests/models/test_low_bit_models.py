@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from fedjax_sim.models import MLP, low_bit
-from fedjax_sim.models.low_bit import LowBit, training_bits
+from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.settings import ConfigError
 from tests.models.low_bit_reference import luq, max_abs, sawb_in_numpy, uniform_in_numpy
 
@@ -319,18 +319,6 @@ def test_training_without_a_key_is_refused() -> None:
     case = perceptron()
     with pytest.raises(ValueError, match="quantize"):
         case.low.apply(case.params, case.x, train=True)
-
-
-def test_bits_of_the_weights_trained_with() -> None:
-    """A perceptron with 8, 6 and 4 units has 48 + 24 weights and 10 biases."""
-    case = perceptron()
-    bits = partial(training_bits, case.params)
-    make = partial(LowBit, case.low.model)
-    assert bits(make()) == {"low_bit": 72 * 3 + 10 * 32, "full_precision": 82 * 32}
-    assert bits(make(weights=4, full_precision=("Dense_0",)))["low_bit"] == 24 * 4 + 58 * 32
-    assert bits(make(weights=None))["low_bit"] == 82 * 32
-    shapes = jax.eval_shape(case.low.init, KEY, case.x)
-    assert training_bits(shapes, make()) == bits(make())
 
 
 def test_a_key_used_twice_is_noticed(

@@ -1,1 +1,1 @@
-"""The machine: its memory, its processes, and what compiling for it takes."""
+"""The machine: memory, processes and compiling."""

@@ -1,4 +1,4 @@
-"""Compile for this machine: its cores, what compiling takes, and which programs are kept.
+"""Compile for this machine: its cores, the cost of compiling, and the cache of programs.
 
 JAX keeps the programs themselves, and looks for them at every call. Here is noted which were
 compiled before and what they take, so that equal calls do not ask again. If JAX has dropped one
@@ -153,7 +153,7 @@ MOST_KNOWN = 128
 
 
 class Size(NamedTuple):
-    """What a compiled program takes on one device.
+    """Memory of a compiled program on one device.
 
     Attributes:
       arrays: Bytes of arguments, results and temporary arrays, without arguments that all lanes

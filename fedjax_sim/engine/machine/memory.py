@@ -71,13 +71,13 @@ class Needs(NamedTuple):
 
 
 def free_memory() -> Free:
-    """Measure what is free on the host and on each device, in the process that has the least."""
+    """Measure the free memory of the host and of each device, in the process that has the least."""
     here = free_here()
     return Free(processes.least(here.host), processes.least(here.device))
 
 
 def free_here() -> Free:
-    """Measure what is free on this process's host and on each of its devices."""
+    """Measure the free memory of this process's host and of each of its devices."""
     host = free_on_host()
     if jax.default_backend() == "cpu":
         return Free(host, host)
@@ -90,7 +90,7 @@ def free_here() -> Free:
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:
-    """Drop what JAX keeps compiled if the process has many memory maps.
+    """Drop JAX's compiled programs if the process has many memory maps.
 
     A program for a CPU takes about ten of them. A process that compiles thousands of programs, such
     as a comparison of many methods, would end at the limit (65,530 by default) without an
@@ -112,7 +112,7 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
 
 
 def measure_programs(programs: Sequence[jax.stages.Compiled], arguments: int) -> tuple[Size, ...]:
-    """Return what compiled programs take on one device, 0 where that is not known.
+    """Return the memory of compiled programs on one device, 0 where that is not known.
 
     Args:
       programs: The programs.
@@ -167,7 +167,7 @@ def bytes_to_share(tree: Any, devices: Sequence[Any]) -> int:
 
 
 def count_bytes(tree: Any) -> int:
-    """Count the bytes of arrays, or of what describes them. Repeated entries count once."""
+    """Count the bytes of arrays, or of their descriptions. Repeated entries count once."""
 
     def of_leaf(leaf: Any) -> int:
         if isinstance(leaf, np.ndarray):

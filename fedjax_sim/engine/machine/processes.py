@@ -3,7 +3,7 @@
 After `jax.distributed.initialize()` every process makes the same calls with the same inputs, and
 JAX runs each program on the devices of all processes. What a program returns is gathered, so that
 every process returns the same results; only the first one, number 0, should write files. With one
-process, everything here is what it would be without this module.
+process these functions do nothing special.
 """
 
 import hashlib
@@ -98,7 +98,7 @@ def put(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """Fetch the whole of all arrays, also what is on devices of other processes.
+    """Fetch the whole of all arrays, also from devices of other processes.
 
     All are asked for at once, and then waited for.
     """

@@ -1,4 +1,4 @@
-"""Phase one, on the host: what will happen when, and what runs where.
+"""Phase one, on the host: draw the schedules and place the lanes.
 
 `drawing` draws the schedules of `lanes`; `schedule` cuts them to their budgets and lays them out,
 with rows of a `store` for old server models; `placement` decides what runs together and on which

@@ -161,7 +161,7 @@ def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:
 
 
 class PlanSize(NamedTuple):
-    """What planning takes.
+    """Sizes of the schedules that are planned.
 
     Attributes:
       slots: Slots of all ticks of one schedule.
@@ -193,7 +193,7 @@ def measure_plan(
     hypers: Sequence[Any],
     budget: Budget,
 ) -> PlanSize:
-    """Work out what planning will take, without drawing anything.
+    """Measure the schedules without drawing them.
 
     Args:
       seeds: D seeds.
@@ -310,7 +310,7 @@ _drawn: dict[tuple, Timeline] = {}
 
 
 def _identity_of(system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int) -> tuple:
-    """Say what timelines depend on."""
+    """Return everything that timelines depend on."""
     leaves = [
         None if leaf is None else (leaf.shape, leaf.tobytes())
         for leaf in (seeds, *settings.varying, *settings.shared)
@@ -369,7 +369,7 @@ def _cpu() -> jax.Device:
 def _draw(
     timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
 ) -> tuple[Timeline, dict[str, tuple[Array, Array]]]:
-    """Draw timelines, and find what `check_whole` refuses in those fields that are floats."""
+    """Draw timelines, and find the fractions that `check_whole` refuses."""
 
     def lane(seed: Any, varying: list[Any]) -> Timeline:
         key = stream(jax.random.key(seed), "timeline")
@@ -428,7 +428,7 @@ def timeline_digest(system: System, hyper: Any) -> str:
 
 
 class _Traced(NamedTuple):
-    """What the program of a timeline shows.
+    """Facts read from the program of a timeline.
 
     Attributes:
       reads: Which leaves of the settings it reads.

@@ -141,7 +141,7 @@ class Placement(NamedTuple):
         return bool(self.devices)
 
     def layout(self) -> dict[str, Any]:
-        """Return what decides how a program computes, as text."""
+        """Return the layout as text, for a checkpoint's identity."""
         return {name: str(value) for name, value in self._asdict().items() if name != "devices"}
 
     def deal(self, work: np.ndarray) -> np.ndarray:
@@ -230,7 +230,7 @@ def choose(
     members: int = 1,
     devices: tuple[Any, ...] = (),
 ) -> Placement:
-    """Fill in what the caller left open.
+    """Choose the parts of the layout that the caller left open.
 
     Args:
       layout: The caller's layout.

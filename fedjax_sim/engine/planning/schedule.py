@@ -30,7 +30,7 @@ SORTED_TOGETHER = 2**22
 
 
 class Ticks(NamedTuple):
-    """What a device keeps of schedules, to build the event of a tick.
+    """The arrays on a device from which the event of a tick is built.
 
     The leading axes of every leaf are schedules D, evaluations V and ticks between two evaluations
     E. An axis along which nothing changes has length 1: with full participation no leaf has a tick
@@ -56,7 +56,7 @@ class Ticks(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a program reads of the schedules of some evaluations.
+    """The part of the schedules that some evaluations read.
 
     Attributes:
       ticks: The ticks, leaves `[D, V, E, ...]`.
@@ -171,6 +171,8 @@ def lay_out(
     Raises:
       ConfigError: If the local steps of a tick do not fit in 32 bits.
     """
+    # The grid: V evaluations after equal numbers of ticks, the last of which may be
+    # padding.
     num, longest = len(ticks), max(longest, int(ticks.max()))
     per_eval = per_eval or -(-longest // min(num_evals, longest))
     num_evals = -(-longest // per_eval)
@@ -189,6 +191,7 @@ def lay_out(
         np.copyto(result[:, :known], leaf[:, :known], where=is_within[:, :known, None])
         return result
 
+    # Slots: what is in them, how old, and nothing where they are empty.
     clients = cut(timelines.clients, EMPTY)
     present = clients != EMPTY
     is_filled = bool(present.all())
@@ -199,6 +202,8 @@ def lay_out(
         staleness = numbers - cut(timelines.version, 0)
     if not is_filled:
         steps, weight = np.where(present, steps, 0), np.where(present, weight, 0)
+    # Rows of the store: where each slot reads its old model, and where each tick writes its
+    # own.
     reads = _Reads(numbers, staleness, present)
     at_end = _needed_at_end(timelines, ends[:, -1], num_clients) if goes_on else None
     store = _assign_stores(reads, ends[:, -1], (num, total, num_slots), at_end)
@@ -207,6 +212,8 @@ def lay_out(
     if not is_whole:
         # Ticks that pad a schedule use the last row, which is a scratch row in all of them.
         read = np.where(is_within[..., None], read, rows - 1)
+    # Steps that each client did before, which number its random draws; none if all do
+    # equally many.
     offset = None
     if not _is_steady(clients, steps):
         offset = _steps_before_of_all(clients, steps, num_clients, (num, total, num_slots))
@@ -230,6 +237,7 @@ def lay_out(
     if num_slots * most_steps >= 2**31:
         allowed = f"fewer: of the {num_slots} slots of a tick, 2^31 or more would be counted"
         raise ConfigError("local_steps", most_steps, allowed)
+    # Versions that clients hold at evaluations, for the variance of their models.
     held = None
     if client_variance:
         whole = np.broadcast_to(clients, (num, total, num_slots))
@@ -260,7 +268,7 @@ def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarra
 def as_happened(
     schedule: Schedule, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
 ) -> Schedule:
-    """Put who took part in place of who was drawn, where a step has changed that.
+    """Replace the clients drawn by those who took part, where a step has changed them.
 
     Args:
       schedule: The schedules that were drawn.
@@ -308,7 +316,7 @@ class _Reads(NamedTuple):
 
 
 class _Stores(NamedTuple):
-    """Where each schedule keeps its old server models.
+    """Rows of the store in which each schedule keeps its old server models.
 
     Attributes:
       row: `i32[D, T + 1]`, row of every version.

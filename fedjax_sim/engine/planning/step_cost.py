@@ -1,4 +1,4 @@
-"""Estimate what a local step costs from its program."""
+"""Estimate the cost of a local step from its program."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from fedjax_sim.types import Params
 
 
 class StepCost(NamedTuple):
-    """What one local step of one slot costs.
+    """Cost of one local step of one slot.
 
     Attributes:
       operations: Arithmetic operations.

@@ -116,7 +116,7 @@ def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 class HeldVersions(NamedTuple):
-    """Where the versions that clients hold are kept.
+    """Places of the versions that clients hold.
 
     Attributes:
       write: `i32[L, V, E]`, row for the model that each tick makes; the last row is a scratch row.

@@ -37,7 +37,7 @@ LEAST_BLOCKS = 4
 
 
 class Static(NamedTuple):
-    """What is part of the program and no data; see `Bound`.
+    """The static part of a `Bound`, which decides the program.
 
     Attributes:
       system: The system.
@@ -124,7 +124,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         self.time, self._ticks, self._static = time, ticks, static
 
     def tree_flatten_with_keys(self) -> tuple[Any, Static]:
-        """Return what is data, with names, and what is part of the program."""
+        """Return the data, with names, and the static part."""
         names = ("problem", "hyper", "key", "start", "_ticks", "time")
         pairs = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
         return pairs, self._static

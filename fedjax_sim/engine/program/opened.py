@@ -32,7 +32,7 @@ from fedjax_sim.types import (
 
 
 class Machine(NamedTuple):
-    """What a program is traced for.
+    """The problem, settings and plan for which a program is traced.
 
     Attributes:
       platform: Kind of machine, such as "cpu".
@@ -55,7 +55,7 @@ class Machine(NamedTuple):
 
 
 class _Starting:
-    """A problem whose initial model is given. It is asked for everything else."""
+    """A problem with a given initial model; all else is the problem's."""
 
     def __init__(self, problem: AnyProblem, start: Params):
         self._problem, self._start = problem, start
@@ -123,7 +123,7 @@ class Opened(NamedTuple):
         return algorithm.init(stream(self.key, "init"))
 
     def step(self, state: Any, event: Event) -> tuple[Any, Any]:
-        """Take one tick, and check what it returned."""
+        """Take one tick, and check its result."""
         event = event.within(facts=event.facts._replace(trace=next_trace()))
         state, event = jax.lax.optimization_barrier((state, event))
         with noting_changes() as changes:

@@ -81,7 +81,7 @@ class Planned(NamedTuple):
     told: list[dict[str, np.ndarray]]
 
     def decided(self, replay: Replay) -> dict[str, Any]:
-        """Collect what planning decides, for `_plan_again` and to compare with a resumed run.
+        """Collect the decisions of planning, for `_plan_again` and to compare with a resumed run.
 
         Args:
           replay: The lanes on their devices, or described.
@@ -132,6 +132,7 @@ def plan_group(
       drawn: The timelines and their ticks, if they are known.
       row: `i64[L]`, the number of each lane's timeline among these, if they are the caller's own.
     """
+    # The schedules, drawn once for lanes that share one.
     hypers = [lane.hyper for lane in group]
     firsts, row = schedules_of(system, group) if row is None else ([], row)
     timelines, ticks = drawn or request_timelines(
@@ -151,6 +152,8 @@ def plan_group(
         longest=longest,
         goes_on=options.folder is not None,
     )
+    # The lanes in the order of their families, with the problem's numbers in the model's
+    # type.
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
@@ -165,6 +168,7 @@ def plan_group(
         stack_settings(hypers, precision),
         stack_problems(problems),
     )
+    # The layout, chosen by the cost of a local step.
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
@@ -176,6 +180,8 @@ def plan_group(
         members=members,
         devices=options.devices,
     )
+    # The static arguments of the program. Who saves or watches comes back after each
+    # evaluation.
     num_evals, per_eval = schedule.shape[1:]
     is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
     is_stepwise = is_saved or options.watch.is_needed
@@ -202,7 +208,7 @@ def plan_group(
 def _told(
     system: System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
 ) -> list[dict[str, np.ndarray]]:
-    """Ask what settings say about the ticks of each lane, once where both are the same."""
+    """Compute the system's facts of each lane, once for lanes of equal settings and ticks."""
     # Thousands of seeds may share one settings object, and have equally many ticks.
     same = row * 0 if (ticks == ticks[:1]).all() else row
     firsts, number = distinct_rows(distinct_objects(hypers)[1], same)
@@ -211,7 +217,7 @@ def _told(
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:
-    """Choose the ticks whose multiples are the lengths of stretches.
+    """Choose the block size; the length of a stretch is a multiple of it.
 
     An accelerator asks the host after each block whether to go on, a CPU asks nobody.
     """
@@ -236,7 +242,7 @@ def _plan_of(schedule: Schedule, placement: Placement) -> Plan:
 def _facts_of_events(
     schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool
 ) -> Facts:
-    """State what is known of all ticks before compiling.
+    """Collect the facts of the events that hold at every tick.
 
     Args:
       schedule: The schedules.

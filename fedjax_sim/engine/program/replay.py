@@ -99,12 +99,12 @@ class Program(NamedTuple):
 
     @property
     def machine(self) -> Machine:
-        """What the program is traced for."""
+        """The static arguments of the program."""
         return Machine(self.placement.platform, self.precision, self.begins_quickly)
 
 
 class _Carry(NamedTuple):
-    """What a lane carries from tick to tick.
+    """The state of a lane between two ticks.
 
     Attributes:
       state: The algorithm's state.
@@ -184,7 +184,7 @@ class Replay:
 
     @functools.cached_property
     def form(self) -> Hashable:
-        """What decides which programs are compiled: static arguments, and shapes of the others.
+        """The key of compiled programs: static arguments, and shapes of the others.
 
         The facts of the schedule, the layout and the users' code are among the static arguments.
         """
@@ -332,7 +332,7 @@ class Replay:
                 note_known(self.form)
 
     def sizes(self) -> tuple[Size, ...]:
-        """Return what the programs take; they are compiled unless that is known."""
+        """Return the memory of the programs; they are compiled unless it is known."""
         found = find_known(self.form)
         if not found:
             described = self.described()
@@ -377,7 +377,7 @@ class Replay:
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> Any:
-        """Replay the ticks from `begin` to `end`, a chunk, and fetch what evaluations return.
+        """Replay the ticks from `begin` to `end`, a chunk, and fetch the evaluations.
 
         The carries are given away. If the chunk ends between two evaluations, its metrics and
         models are zeros. If lanes can be stopped, those that do not run (`bool[L]`) keep their
@@ -517,6 +517,7 @@ def _advance(
                 versions = write_version(versions, written, _received(algorithm, state))
             return _Carry(state, versions), (counts, happened)
 
+        # An evaluation: the ticks before it, and the metrics of the model after them.
         def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:
             return jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
 
@@ -531,6 +532,8 @@ def _advance(
         if not program.block:
             return jax.lax.scan(evaluation, carry, jnp.arange(num_evals, dtype="int32"))
 
+        # A stretch of ticks: block by block, with counts that add up until the
+        # evaluation.
         def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
             carry, totals = both
             ticks = ticks_of(jnp.int32(0), i * program.block, program.block)
@@ -580,7 +583,7 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
 
 
 def _summed(counts: dict[str, Array]) -> dict[str, Any]:
-    """Sum what ticks counted, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
+    """Sum the counts of ticks, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
 
     def total(count: Array) -> Any:
         if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:

@@ -116,7 +116,7 @@ def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _inside(value: Any) -> Collection[Any]:
-    """List what a value that is no function may run."""
+    """List the functions that a value may run."""
     if isinstance(value, type):
         return _members(value)
     if isinstance(value, MethodType):

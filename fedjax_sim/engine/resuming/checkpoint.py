@@ -90,7 +90,7 @@ class Saved(NamedTuple):
 
 
 def checkpoint_of(system: System, group: list[Lane], options: Options) -> "Checkpoint":
-    """Describe the checkpoints of a group by what must not change until it is resumed.
+    """Describe the checkpoints of a group by its identity, which a resumed run must have too.
 
     The rest of it, such as the digest of the program, is known after planning only.
     """
@@ -174,11 +174,11 @@ class Checkpoint:
         self._all_run = 0
 
     def has_result(self) -> bool:
-        """Tell whether the folder has what a finished group returned, perhaps of another run."""
+        """Tell whether the folder has the result of a finished group, perhaps of another run."""
         return self._resume and bool(self._files("result"))
 
     def finished(self, planned: Mapping[str, Any]) -> Arrays | None:
-        """Read what the replay of the group returned, if it is finished.
+        """Read the result of the group's replay, if it is finished.
 
         Args:
           planned: As in `open`.
@@ -198,7 +198,7 @@ class Checkpoint:
         return next((arrays for _, arrays in drawn), None)
 
     def decided(self) -> Mapping[str, Any]:
-        """Read what planning decided for the run in the folder; empty if none is resumed."""
+        """Read the plan of the run in the folder; empty if none is resumed."""
         known = self._read_configuration() if self._resume else None
         return {} if known is None else known["planned"]
 
@@ -230,7 +230,7 @@ class Checkpoint:
         return None
 
     def _identify(self, planned: Mapping[str, Any]) -> str:
-        """Check that the folder belongs to this run, and return the digest of what identifies it.
+        """Check that the folder belongs to this run, and return the digest of its identity.
 
         Args:
           planned: As in `open`.
@@ -349,7 +349,7 @@ class Checkpoint:
         self._last = time.monotonic()
 
     def finish(self, arrays: Arrays) -> None:
-        """Write what the group returned. Of the states, only the one for a longer run is kept."""
+        """Write the group's result. Of the states, only the one for a longer run is kept."""
         written = self._write("result", 0, self._identity, arrays)
         kept = {written, *self._files("drawn"), *self._for_a_longer_run()}
         self._remove(path for path in self._files() if path not in kept)
@@ -517,7 +517,7 @@ def pack_timelines(timelines: Timeline, ticks: np.ndarray) -> dict[str, np.ndarr
 
 
 def unpack_timelines(arrays: Mapping[str, np.ndarray]) -> tuple[Timeline, np.ndarray]:
-    """Make timelines, leaves `[D, T, ...]`, and their ticks of what `pack_timelines` returned."""
+    """Make timelines, leaves `[D, T, ...]`, and their ticks of the arrays of `pack_timelines`."""
     length = int(arrays["length"])
     leaves = {name: arrays[f"timeline:{name}"] for name in Timeline._fields}
     whole = {
@@ -528,7 +528,7 @@ def unpack_timelines(arrays: Mapping[str, np.ndarray]) -> tuple[Timeline, np.nda
 
 
 def pack_curves(curves: Curves) -> dict[str, np.ndarray]:
-    """Turn what a replay returned into arrays by name, for a file; see `unpack_curves`."""
+    """Turn the curves of a replay into arrays by name, for a file; see `unpack_curves`."""
     trees = {"model": curves.models, "sample": curves.samples}
     kinds = {"metric": curves.metrics, "info": curves.infos} | {
         kind: {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
@@ -541,7 +541,7 @@ def pack_curves(curves: Curves) -> dict[str, np.ndarray]:
 
 
 def unpack_curves(arrays: Mapping[str, np.ndarray], model: Any) -> Curves:
-    """Make curves of what `pack_curves` returned.
+    """Make curves of the arrays of `pack_curves`.
 
     Args:
       arrays: The arrays.

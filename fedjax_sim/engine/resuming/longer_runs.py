@@ -16,7 +16,7 @@ from fedjax_sim.engine.planning.schedule import Schedule
 from fedjax_sim.types import EMPTY, AnyProblem, Plan, System
 
 OF_THE_STORE = ("read", "write")
-"""Leaves of a schedule that say where old server models are, and not which."""
+"""Fields that say in which row of the store an old server model is."""
 
 
 def begins_like(longer: Schedule, shorter: Schedule, ticks: int) -> bool:
@@ -111,7 +111,7 @@ def store_axes(
 def rearranged(
     leaf: np.ndarray, place: np.ndarray, rows: np.ndarray | None, axis: int | None
 ) -> np.ndarray:
-    """Put what lanes carry in the order of the longer run.
+    """Put the lanes' states in the order of the longer run.
 
     Args:
       leaf: `[L, ...]`, of the shorter run.

@@ -1,4 +1,4 @@
-"""Replay schedules chunk by chunk: what happens on the host between two calls of the program.
+"""Replay schedules chunk by chunk, with the work of the host between two calls of the program.
 
 Between chunks the host keeps what evaluations returned, passes it on to whoever watches, ends lanes
 that are to stop, writes checkpoints, and stops if it was asked to. Where checkpoints are written,
@@ -105,7 +105,7 @@ class _Pace:
 
 
 class _Seen:
-    """What evaluations returned so far, by kind and name.
+    """Values of the evaluations so far, by kind and name.
 
     Metrics and models are `[L, V + 1, ...]`, infos `[L, V]`. A lane that has stopped repeats its
     last metrics and models, and counts nothing more.
@@ -160,7 +160,7 @@ class _Seen:
                 into[running, at : at + value.shape[1]] = value[self._place_of][running]
 
     def add(self, infos: dict[str, Any], at: int) -> None:
-        """Add what evaluations have counted.
+        """Add the counts of evaluations.
 
         Args:
           infos: The counts on the host, leaves `[>= L, C, ...]`.

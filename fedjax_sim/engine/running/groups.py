@@ -65,7 +65,7 @@ class Ready(NamedTuple):
     is_drawn: bool = True
 
     def run(self) -> Returned:
-        """Replay the group and collect what its lanes return."""
+        """Replay the group and collect the results of its lanes."""
         planned, replay, options, saved, _ = self
         if saved is not None:
             drawn = pack_timelines(planned.timelines, planned.ticks) if self.is_drawn else None
@@ -76,7 +76,7 @@ class Ready(NamedTuple):
 def plan_or_load(
     system: System, group: list[Lane], options: Options, *, longest: Callable[[], int]
 ) -> Ready | Returned:
-    """Plan a group, or load what its replay returned if it is finished.
+    """Plan a group, or load the result of its replay if it is finished.
 
     Args:
       group: The lanes.
@@ -163,6 +163,7 @@ def _go_on(
       ConfigError: If the folder belongs to another run, or if the longer run begins differently.
     """
     decided = saved.decided()
+    # The shorter run as it was, and the longer one with its evaluations as far apart.
     before = _plan_again(system, group, earlier, decided)
     old = before.on_devices()
     known = checkpoint_of(system, group, earlier)
@@ -171,6 +172,8 @@ def _go_on(
     as_before = {**decided, "evaluations": (0, per_eval)}
     planned = _plan_again(system, group, options, as_before, longest=longest)
     new = planned.on_devices()
+    # The longer run must begin as the shorter one did: the same facts, schedule and
+    # program.
     reason = ""
     if planned.program.facts.all_filled != before.program.facts.all_filled:
         reason = (
@@ -213,7 +216,7 @@ def _go_on(
 def replay_group(
     planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
 ) -> Returned:
-    """Replay a group and collect what its lanes return."""
+    """Replay a group and collect the results of its lanes."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
     row = planned.row
     plan = planned.program.plan
@@ -237,13 +240,14 @@ def replay_group(
 
 
 def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
-    """Add to what a replay returned what the schedules and the settings say of its lanes."""
+    """Add the curves that follow from schedules and settings to those of a replay."""
     group, schedule, row = planned.group, planned.schedule, planned.row
     num_evals, system = schedule.shape[1], planned.program.system
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
     infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
+    # Each lane's schedule, cut to its ticks.
     ends = planned.ticks.tolist()
     known = (leaf[:, : max(ends)] for leaf in planned.timelines)
     cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
@@ -252,6 +256,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
             Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
         ]
     timelines = [cut[i] for i in row.tolist()]
+    # Where steps changed who took part, the schedule becomes the one that happened.
     if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
         schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))
         timelines = [
@@ -262,6 +267,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
             num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
             each = Timeline(*(leaf[None] for leaf in timeline))
             check_values(each, len(timeline.time), num_clients)
+    # Bits follow from the messages of the schedule.
     bits = _count_bits(planned, schedule, row, timelines)
     part = Returned(
         places=[lane.place for lane in group],
@@ -287,7 +293,7 @@ def _changed(
 
 
 def _track_finished(system: System, group: list[Lane], part: Returned, options: Options) -> None:
-    """Give trackers what lanes returned that finished in an earlier process."""
+    """Give trackers the results of lanes that finished in an earlier process."""
     facts = part.facts
     # Nothing of this is new, so that nothing is shown and nobody is asked.
     watch = dataclasses.replace(options.watch, progress=False, on_evaluation=None)
@@ -297,7 +303,7 @@ def _track_finished(system: System, group: list[Lane], part: Returned, options: 
 
 
 def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
-    """Stack what lanes tell, NaN where one says nothing: `f64[L, length]` by name."""
+    """Stack the lanes' facts, NaN where a lane has none: `f64[L, length]` by name."""
     nothing = np.full(length, np.nan)
     distinct, number = distinct_objects(told)
     return {
@@ -395,7 +401,7 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
 def facts_of(
     schedule: Schedule, row: np.ndarray, bits: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Collect what the schedules say of each lane, as in `Returned`.
+    """Collect each lane's time, ticks, bits and staleness from its schedule.
 
     Args:
       schedule: The schedules.

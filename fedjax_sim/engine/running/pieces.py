@@ -172,7 +172,7 @@ class _Pieces:
         return self._options.checkpoints is not None and has_states(self._folder())
 
     def _lanes_of_earlier_run(self) -> int | None:
-        """Count the lanes of this piece in the run that is resumed, whatever is free now."""
+        """Return how many lanes this piece had in the resumed run; None if none is resumed."""
         saved = self._options.checkpoints
         return count_lanes(self._folder()) if saved is not None and saved.resume else None
 
@@ -232,7 +232,7 @@ class _Pieces:
         return num
 
     def _bytes_to_keep(self, planned: Planned, num_left: int) -> float:
-        """Count what the sweep will keep on the host that is not there yet.
+        """Estimate the host memory that the results will still need.
 
         Final models and kept samples are put together at the end, when there are two of each.
         """

@@ -1,4 +1,4 @@
-"""What a statistician does with a fitted model: predict, score, compare, save and load.
+"""Use of a fitted model: predict, score, compare, save and load.
 
     run = fedjax_sim.sweep(em.system, problem, hyper, seeds=5, budget=fedjax_sim.Ticks(200))
     fit = latent.fitted(run, problem, tolerance=1e-6)

@@ -194,7 +194,7 @@ class MissingValues:
         return self._mean(self.natural(params).reshape(self.shape))
 
     def surrogate(self, statistics: Array, params: LowRank) -> Array:
-        """Compute what T minimises: the sum over cells of psi(theta) - s theta, plus R(theta).
+        """Compute the function that T minimises: the sum of psi(theta) - s theta, plus R(theta).
 
         Args:
           statistics: `f[q]`, s.

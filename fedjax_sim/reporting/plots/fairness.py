@@ -18,7 +18,7 @@ from fedjax_sim.results.summaries import label_of, settings_of
 
 @checked
 class ClientShares(NamedTuple):
-    """What each client of one system contributes.
+    """Contributions of the clients of one system.
 
     Attributes:
       share: `f64[N]`, each client's share of all updates received.

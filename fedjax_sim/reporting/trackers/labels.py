@@ -1,4 +1,4 @@
-"""What trackers share: the title of a lane, and loading a package that is an extra."""
+"""Shared by trackers: the title of a lane, and loading a package that is an extra."""
 
 import importlib
 from collections.abc import Mapping

@@ -199,18 +199,17 @@ def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array,
             [jnp.asarray(r, float) for r in (hyper.delays.rate_fast, hyper.delays.rate_slow)]
         )
         speed = (rate == speeds[1]).astype("int32")[clients]
-    law = {
-        "contact_probability": hyper.num_selected / hyper.num_clients,
-        "round_time": hyper.period,
-        "law": hyper.delays.runtime_law,
-    }
-    most = {"max_steps": hyper.local_steps}
+    law = step_counts.StepCounts(
+        speeds,
+        hyper.num_selected / hyper.num_clients,
+        hyper.period,
+        hyper.delays.runtime_law,
+    )
     if not hyper.alpha_by_tick:
-        any_step = step_counts.prob_any(speeds, **law)
-        return any_step[speed], step_counts.mean_steps(speeds, **most, **law)[speed]
-    tick, law = jnp.arange(num_ticks)[:, None], law | {"num_ticks": num_ticks}
-    any_step = step_counts.prob_any_by_tick(speeds, **law)
-    return any_step[tick, speed], step_counts.mean_steps_by_tick(speeds, **most, **law)[tick, speed]
+        return law.prob_any()[speed], law.mean(hyper.local_steps)[speed]
+    tick = jnp.arange(num_ticks)[:, None]
+    any_step, mean = law.prob_any_by_tick(num_ticks), law.mean_by_tick(hyper.local_steps, num_ticks)
+    return any_step[tick, speed], mean[tick, speed]
 
 
 def _estimates(schedule: Timeline) -> tuple[Array, Array]:

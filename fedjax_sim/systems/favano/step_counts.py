@@ -5,7 +5,8 @@ every `round_time` D and contacts each client with probability p = `contact_prob
 n), so the window between two contacts of a client lasts D R, where R is geometric. E counts the
 local steps that the client could have done in the window, and X = min(E, K), with K = `max_steps`,
 those that it did. The paper needs P(E > 0) and moments of X for its reweighting but gives no
-formulas: all of them are derived here.
+formulas: all of them are derived here. `StepCounts` has those over windows between contacts;
+`prob_any_given` and `mean_steps_given` are for a window of known length.
 
 Windows are stationary long after the start of a run, when R has its full geometric law. At server
 step t a window lasts min(R, t) rounds, because all clients start at time 0.
@@ -28,209 +29,115 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.scipy import special, stats
 
 from fedjax_sim.types import Array
 
 
-@partial(jax.jit, static_argnames=("num", "law"))
-def count_probabilities(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    num: int,
-    law: str,
-) -> Array:
-    """Compute P(E = k) for k = 0, ..., num - 1 over stationary windows. Derived.
+@struct.dataclass
+class StepCounts:
+    """The law of E, and of X, over windows between two contacts.
 
-    Let b_j be the probability of j steps in one round. The generating function of E,
-    p b(u) / (1 - (1 - p) b(u)), gives the probabilities
-    a_k = (p b_k + (1 - p) sum_{j=1}^k b_j a_{k-j}) / (1 - (1 - p) b_0).
-    With p = 1 these are the b_k.
+    Windows are stationary but for the methods whose names end with `by_tick`.
 
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      num: Number of probabilities.
-      law: A name from the list in this module's docstring.
-
-    Returns:
-      Probabilities, `f[..., num]`.
-    """
-
-    def one_client(rate: Array, p: Array, round_time: Array) -> Array:
-        counts = jnp.arange(num, dtype=float)
-        if law == "count_geom":
-            return jnp.where(counts == 0, 0.0, rate * (1 - rate) ** jnp.maximum(counts - 1, 0))
-        in_round = _count_in_window(counts, rate, round_time, law)
-
-        def next_probability(recent: Array, in_this_round: Array) -> tuple[Array, Array]:
-            """Compute a_k from `recent`, which holds a_{k-1}, a_{k-2}, ... and zeros before a_0."""
-            this = (p * in_this_round + (1 - p) * jnp.sum(in_round[1:] * recent)) / (
-                1 - (1 - p) * in_round[0]
-            )
-            return jnp.concatenate([this[None], recent])[: num - 1], this
-
-        return jax.lax.scan(next_probability, jnp.zeros(num - 1, counts.dtype), in_round)[1]
-
-    return _each_client(one_client, rate, contact_probability, round_time)
-
-
-@partial(jax.jit, static_argnames=("max_steps", "law"))
-def tail_probabilities(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    max_steps: int,
-    law: str,
-) -> Array:
-    """Compute P(E >= k) for k = 1, ..., K over stationary windows. Derived.
-
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      max_steps: Most local steps between two contacts, K.
-      law: A name from the list in this module's docstring.
-
-    Returns:
-      Probabilities, `f[..., K]`, whose sum is the mean of X.
-    """
-    above_zero = prob_any(
-        rate, contact_probability=contact_probability, round_time=round_time, law=law
-    )[..., None]
-    counts = count_probabilities(
-        rate, contact_probability=contact_probability, round_time=round_time, num=max_steps, law=law
-    )
-    between = jnp.cumsum(counts[..., 1:], axis=-1)
-    return jnp.concatenate([above_zero, jnp.maximum(above_zero - between, 0.0)], axis=-1)
-
-
-@partial(jax.jit, static_argnames="law")
-def prob_any(
-    rate: Array | float, *, contact_probability: Array | float, round_time: Array | float, law: str
-) -> Array:
-    """Compute P(E > 0) over stationary windows. Derived.
-
-    It is (1 - z) / (1 - (1 - p) z), where z is the probability of no step in a round.
-
-    Args:
+    Attributes:
       rate: Local steps per unit of virtual time, `f[...]`.
       contact_probability: Probability p that a round contacts the client, `f[...]`.
       round_time: Time D between two server actions, in units of virtual time, `f[...]`.
       law: A name from the list in this module's docstring.
-
-    Returns:
-      Probabilities, `f[...]`.
     """
 
-    def one_client(rate: Array, p: Array, round_time: Array) -> Array:
-        any_in_round = prob_any_given(rate, window=round_time, law=law)
-        return any_in_round / (p + (1 - p) * any_in_round)
+    rate: Array | float
+    contact_probability: Array | float
+    round_time: Array | float
+    law: str = struct.field(pytree_node=False)
 
-    return _each_client(one_client, rate, contact_probability, round_time)
+    @partial(jax.jit, static_argnames="num")
+    def probabilities(self, num: int) -> Array:
+        """Compute P(E = k) for k = 0, ..., num - 1. Derived.
 
+        Let b_j be the probability of j steps in one round. The generating function of E,
+        p b(u) / (1 - (1 - p) b(u)), gives the probabilities
+        a_k = (p b_k + (1 - p) sum_{j=1}^k b_j a_{k-j}) / (1 - (1 - p) b_0).
+        With p = 1 these are the b_k.
 
-@partial(jax.jit, static_argnames=("max_steps", "law"))
-def mean_steps(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    max_steps: int,
-    law: str,
-) -> Array:
-    """Compute E[X] over stationary windows: FAVANO's deterministic reweighting, eq. (3). Derived.
+        Returns:
+          Probabilities, `f[..., num]`.
+        """
 
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      max_steps: Most local steps between two contacts, K.
-      law: A name from the list in this module's docstring.
+        def one_client(rate: Array, p: Array, round_time: Array) -> Array:
+            counts = jnp.arange(num, dtype=float)
+            if self.law == "count_geom":
+                return jnp.where(counts == 0, 0.0, rate * (1 - rate) ** jnp.maximum(counts - 1, 0))
+            in_round = _count_in_window(counts, rate, round_time, self.law)
 
-    Returns:
-      Means, `f[...]`.
-    """
-    tails = tail_probabilities(
-        rate,
-        contact_probability=contact_probability,
-        round_time=round_time,
-        max_steps=max_steps,
-        law=law,
-    )
-    return jnp.sum(tails, axis=-1)
+            def next_probability(recent: Array, in_this_round: Array) -> tuple[Array, Array]:
+                """Compute a_k from `recent`: a_{k-1}, a_{k-2}, ... and zeros before a_0."""
+                this = (p * in_this_round + (1 - p) * jnp.sum(in_round[1:] * recent)) / (
+                    1 - (1 - p) * in_round[0]
+                )
+                return jnp.concatenate([this[None], recent])[: num - 1], this
 
+            return jax.lax.scan(next_probability, jnp.zeros(num - 1, counts.dtype), in_round)[1]
 
-@partial(jax.jit, static_argnames=("max_steps", "law"))
-def mean_square_steps(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    max_steps: int,
-    law: str,
-) -> Array:
-    """Compute E[X^2] over stationary windows as sum_k (2 k - 1) P(E >= k). Derived.
+        return self._each_client(one_client)
 
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      max_steps: Most local steps between two contacts, K.
-      law: A name from the list in this module's docstring.
+    @partial(jax.jit, static_argnames="max_steps")
+    def at_least(self, max_steps: int) -> Array:
+        """Compute P(E >= k) for k = 1, ..., K: `f[..., K]`, whose sum is the mean of X. Derived."""
+        above_zero = self.prob_any()[..., None]
+        between = jnp.cumsum(self.probabilities(max_steps)[..., 1:], axis=-1)
+        return jnp.concatenate([above_zero, jnp.maximum(above_zero - between, 0.0)], axis=-1)
 
-    Returns:
-      Mean squares, `f[...]`.
-    """
-    tails = tail_probabilities(
-        rate,
-        contact_probability=contact_probability,
-        round_time=round_time,
-        max_steps=max_steps,
-        law=law,
-    )
-    k = jnp.arange(1, max_steps + 1, dtype=float)
-    return jnp.sum(tails * jnp.broadcast_to(2 * k - 1, tails.shape), axis=-1)
+    @jax.jit
+    def prob_any(self) -> Array:
+        """Compute P(E > 0), `f[...]`. Derived.
 
+        It is (1 - z) / (1 - (1 - p) z), where z is the probability of no step in a round.
+        """
 
-@partial(jax.jit, static_argnames=("max_steps", "law"))
-def mean_inverse_steps(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    max_steps: int,
-    law: str,
-) -> Array:
-    """Compute E[1(E > 0) / X] over stationary windows. Derived.
+        def one_client(rate: Array, p: Array, round_time: Array) -> Array:
+            any_in_round = prob_any_given(rate, window=round_time, law=self.law)
+            return any_in_round / (p + (1 - p) * any_in_round)
 
-    It is P(E >= 1) - sum_{k=2}^K P(E >= k) / (k (k - 1)).
+        return self._each_client(one_client)
 
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      max_steps: Most local steps between two contacts, K.
-      law: A name from the list in this module's docstring.
+    @partial(jax.jit, static_argnames="max_steps")
+    def mean(self, max_steps: int) -> Array:
+        """Compute E[X], `f[...]`: FAVANO's deterministic reweighting, eq. (3). Derived."""
+        return jnp.sum(self.at_least(max_steps), axis=-1)
 
-    Returns:
-      Mean inverses, `f[...]`, where a window without steps counts as 0.
-    """
-    tails = tail_probabilities(
-        rate,
-        contact_probability=contact_probability,
-        round_time=round_time,
-        max_steps=max_steps,
-        law=law,
-    )
-    k = jnp.arange(2, max_steps + 1, dtype=float)
-    return tails[..., 0] - jnp.sum(
-        tails[..., 1:] * jnp.broadcast_to(1 / (k * (k - 1)), tails[..., 1:].shape), axis=-1
-    )
+    @partial(jax.jit, static_argnames=("max_steps", "num_ticks"))
+    def mean_by_tick(self, max_steps: int, num_ticks: int) -> Array:
+        """Compute E[X] of a client contacted at server step t = 1, ..., T: `f[T, ...]`. Derived.
+
+        All clients start at time 0, so a window lasts min(R, t) rounds. The means rise with t to
+        the stationary mean.
+        """
+        given = partial(mean_steps_given, max_steps=max_steps, law=self.law)
+        return self._by_tick(given, num_ticks)
+
+    @partial(jax.jit, static_argnames="num_ticks")
+    def prob_any_by_tick(self, num_ticks: int) -> Array:
+        """Compute P(E > 0) in the windows of `mean_by_tick`, `f[T, ...]`. Derived."""
+        return self._by_tick(partial(prob_any_given, law=self.law), num_ticks)
+
+    def _by_tick(self, given: Callable[..., Array], num_ticks: int) -> Array:
+        """Average g(r), the value given a window of r rounds, over the law of min(R, t).
+
+        The average is sum_{r=1}^t (1 - p)^(r-1) (g(r) - g(r-1)), where g(0) = 0.
+        """
+
+        def one_client(rate: Array, p: Array, round_time: Array) -> Array:
+            rounds = jnp.arange(1, num_ticks + 1, dtype=float)
+            gains = jnp.diff(given(rate, window=round_time * rounds), prepend=0.0)
+            return jnp.cumsum((1 - p) ** (rounds - 1) * gains)
+
+        return jnp.moveaxis(self._each_client(one_client), -1, 0)
+
+    def _each_client(self, formula: Callable[..., Array]) -> Array:
+        return _each_client(formula, self.rate, self.contact_probability, self.round_time)
 
 
 @partial(jax.jit, static_argnames="law")
@@ -294,87 +201,6 @@ def mean_steps_given(
         return jnp.where(is_capped, capped, rate * window)
 
     return _each_client(one_client, rate, window)
-
-
-@partial(jax.jit, static_argnames=("max_steps", "law", "num_ticks"))
-def mean_steps_by_tick(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    max_steps: int,
-    law: str,
-    num_ticks: int,
-) -> Array:
-    """Compute E[X] of a client contacted at server step t = 1, ..., T of a run. Derived.
-
-    All clients start at time 0, so a window lasts min(R, t) rounds. The means rise with t to the
-    stationary mean.
-
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      max_steps: Most local steps between two contacts, K.
-      law: A name from the list in this module's docstring.
-      num_ticks: Number of server steps T.
-
-    Returns:
-      Means, `f[T, ...]`.
-    """
-    return _by_tick(
-        lambda rate, window: mean_steps_given(rate, window=window, max_steps=max_steps, law=law),
-        *(rate, contact_probability, round_time, num_ticks),
-    )
-
-
-@partial(jax.jit, static_argnames=("law", "num_ticks"))
-def prob_any_by_tick(
-    rate: Array | float,
-    *,
-    contact_probability: Array | float,
-    round_time: Array | float,
-    law: str,
-    num_ticks: int,
-) -> Array:
-    """Compute P(E > 0) of a client contacted at server step t = 1, ..., T of a run. Derived.
-
-    Windows are those of `mean_steps_by_tick`.
-
-    Args:
-      rate: Local steps per unit of virtual time, `f[...]`.
-      contact_probability: Probability p that a round contacts the client, `f[...]`.
-      round_time: Time D between two server actions, in units of virtual time, `f[...]`.
-      law: A name from the list in this module's docstring.
-      num_ticks: Number of server steps T.
-
-    Returns:
-      Probabilities, `f[T, ...]`.
-    """
-    return _by_tick(
-        lambda rate, window: prob_any_given(rate, window=window, law=law),
-        *(rate, contact_probability, round_time, num_ticks),
-    )
-
-
-def _by_tick(
-    given: Callable[[Array, Array], Array],
-    rate: Array | float,
-    p: Array | float,
-    round_time: Array | float,
-    ticks: int,
-) -> Array:
-    """Average g(r), the value given a window of r rounds, over the law of min(R, t).
-
-    The average is sum_{r=1}^t (1 - p)^(r-1) (g(r) - g(r-1)), where g(0) = 0.
-    """
-
-    def one_client(rate: Array, p: Array, round_time: Array) -> Array:
-        rounds = jnp.arange(1, ticks + 1, dtype=float)
-        gains = jnp.diff(given(rate, round_time * rounds), prepend=0.0)
-        return jnp.cumsum((1 - p) ** (rounds - 1) * gains)
-
-    return jnp.moveaxis(_each_client(one_client, rate, p, round_time), -1, 0)
 
 
 def _count_in_window(counts: Array, rate: Array, window: Array, law: str) -> Array:

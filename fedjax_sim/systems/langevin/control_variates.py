@@ -43,7 +43,7 @@ class Controls(Checked):
 
 
 class Anchor(NamedTuple):
-    """Where control variates are computed, and what they are; () without control variates.
+    """The anchors of control variates, and their gradients; () without control variates.
 
     Attributes:
       model: The anchor, leaves `[...]`.

@@ -208,7 +208,7 @@ class Hyper(WeightedRounds):
 
 
 class State(NamedTuple):
-    """What FA-LD carries from round to round; () for what is not used.
+    """The state of FA-LD; () for a part that is not used.
 
     Attributes:
       server: theta_k, leaves `[...]`.
@@ -242,6 +242,8 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         return State(server, velocity, memory, variates.first(server), scaling.first(server))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+        # Before the steps: the anchor and the preconditioner of this round, and the
+        # noise of all clients.
         first = event.tick * jnp.asarray(hyper.local_steps, "int32")  # k of the round's first step
         anchor, work_at_anchor = variates.move(key, event, state.anchor, state.server)
         square, work_of_scaling = scaling.move(key, event, state.square, state.server, first)
@@ -266,6 +268,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
             moves = langevin_steps(hyper, first, root, [*shared, *private])
             return Training(of_pair(gradient) if has_momentum else gradient, moves)
 
+        # K local steps of every slot.
         start = (state.server, state.velocity) if has_momentum else state.server
         whole = variates.of_slots(anchor, jnp.maximum(event.clients, 0))
         local, work = local_steps(plan, event, training, start=start, extras=whole)
@@ -278,6 +281,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
             known = langevin_steps(hyper, first, root, shared)
             known = without_gradients(known, start, hyper.local_steps)
             mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
+        # The round's state; an empty round changes nothing.
         server, velocity = mean if has_momentum else (mean, ())
         after = State(server, velocity, memory, anchor, square)
         per_step = 1 if hyper.control_variates.anchor == "none" else 2  # gradients of a step

@@ -70,7 +70,7 @@ def decode_mean(
     reference: Params,
     models: Params,
 ) -> tuple[Params, Params]:
-    """Average what the server decodes, and move the memories h_c of those who send.
+    """Average the decoded messages, and move the memories h_c of those who send.
 
     Args:
       hyper: Settings of FA-LD.

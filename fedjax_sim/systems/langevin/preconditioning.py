@@ -47,7 +47,7 @@ class Preconditioning(Checked):
 
 
 class Square(NamedTuple):
-    """What the preconditioner follows; () without one.
+    """The statistics of the preconditioner; () without one.
 
     Attributes:
       value: V, leaves `[...]`.

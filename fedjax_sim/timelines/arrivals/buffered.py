@@ -381,7 +381,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _devices(key: Key, hyper: Arrivals) -> Devices:
-    """Draw what is known of the clients, and throttle client 0."""
+    """Draw the clients' speeds, and slow client 0 down by `throttle`."""
     devices = draw_devices(key, hyper)
     rate = devices.speeds.rate.at[0].multiply(hyper.clock.throttle)
     return devices._replace(speeds=devices.speeds._replace(rate=rate))

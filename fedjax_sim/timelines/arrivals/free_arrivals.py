@@ -100,6 +100,8 @@ def first_arrivals(
     Returns:
       The arrivals, in order.
     """
+    # A queue in the order in which updates are found, which begins with the first of every
+    # client.
     block = min(BLOCK, num_clients)
     capacity = num + max(num_clients, num // 4) + 2 * block
     everyone = jnp.arange(num_clients, dtype="int32")
@@ -118,6 +120,8 @@ def first_arrivals(
         followed = jax.lax.cond(
             read >= 0, lambda rows: rows, lambda rows: jax.tree.map(jnp.zeros_like, rows), followed
         )
+        # The next updates of a block's clients join the queue if they may be among the
+        # first `num`.
         attempt, start, finish = follow(followed.client, followed.attempt, followed.finish)
         lot = lots(followed.client, attempt)
         lot = jnp.where(finish == followed.finish, jnp.maximum(lot, followed.tie), lot)

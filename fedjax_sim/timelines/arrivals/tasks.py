@@ -40,7 +40,7 @@ ArrivedT = TypeVar("ArrivedT")
 
 
 class Work(NamedTuple):
-    """What clients do with tasks.
+    """Rules of the clients' tasks.
 
     Attributes:
       devices: The clients.
@@ -179,6 +179,8 @@ def replace_finished(
             _take(state.updates, client),
             _take(state.start, place),
         )
+        # The client joins the idle ones at the chosen place, and the other begins in
+        # its place.
         lost = is_lost(work.devices, client, update)
         order = _put(_put(state.order, chosen, client), place, other)
         updates = _put(state.updates, client, update + 1)
@@ -190,6 +192,7 @@ def replace_finished(
         starts = _put(state.start, place, start)
         return State(queue, order, updates, starts, state.event + 1), (arrived, lost)
 
+    # At time 0 the first M of a random order begin.
     order = jax.random.permutation(stream(key, "first tasks"), num_clients).astype("int32")
     first, updates = order[:num_tasks], jnp.zeros(num_clients, "int32")
     start, finish = follow(work.devices, first, updates[:num_tasks], jnp.zeros(num_tasks))
@@ -256,6 +259,7 @@ def route_finished(
                 _take(state.last, other),
             )
         )
+        # What arrived, and the task that begins next at the same client.
         lost = is_lost(work.devices, client, update)
         is_last = following == EMPTY
         report = Routed(now, client, before, jnp.where(is_last, EMPTY, after))
@@ -266,6 +270,8 @@ def route_finished(
         ahead = jnp.where(other == client, last, last_of_other)
         is_free = ahead == EMPTY
         updates = jnp.stack([update + 1, update_of_other + (other == client)])
+        # Keys of two tasks: the one behind, and the finished one, which waits unless
+        # its queue is empty.
         new = _new_keys(work, jnp.stack([client, other]), updates, jnp.full(2, now), now, lot)
         of_finished = jnp.where(is_free, new[1], jnp.inf)
         queue = replace_each(
@@ -287,6 +293,8 @@ def route_finished(
         )
         return state, (report, lost)
 
+    # At time 0 the tasks of a client stand in line by number, and the first of each line
+    # begins.
     tasks = jnp.arange(num_tasks, dtype="int32")
     client = jax.vmap(draw)(tasks)
     order = jnp.argsort(client, stable=True).astype("int32")

@@ -80,7 +80,7 @@ class ClientWindows(NamedTuple):
 
 @checked
 class ClientTable:
-    """What is known of individual clients, instead of two groups of fast and slow ones.
+    """Facts of individual clients, instead of two groups of fast and slow ones.
 
     Attributes:
       size: Number of clients N.

@@ -56,7 +56,7 @@ class Windows(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """What decides when the clients' updates arrive.
+    """Everything that decides when the clients' updates arrive.
 
     Attributes:
       speeds: Rates and spreads, `f64[N]` each.
@@ -77,7 +77,7 @@ class Devices(NamedTuple):
 
 
 def draw_devices(key: Key, hyper: Clients) -> Devices:
-    """Draw the clients' speeds and phases, and collect what else is known of them."""
+    """Draw the clients' speeds and phases, and collect their other facts."""
     return Devices(
         draw_client_speeds(key, hyper),
         transfer_times(hyper),

@@ -425,7 +425,7 @@ GroupsT = TypeVar("GroupsT", bound=Groups)
 
 @checked
 def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
-    """Fill in what follows from the clients' numbers of examples. Runs on the host.
+    """Fill in the values that follow from the clients' numbers of examples. Runs on the host.
 
     Without a problem all clients have equally many.
 

@@ -133,7 +133,7 @@ The number of the iteration `i[]`; and for every group the time passed `f64[M]`,
 
 
 class GroupWork(NamedTuple):
-    """What every group did in every round.
+    """Work of every group in every round.
 
     Attributes:
       steps: `i[U, J, M]`, iterations of the round done by the end of each of its ticks; at the last
