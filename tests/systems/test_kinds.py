@@ -7,11 +7,23 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import System
-from tests.systems import test_bound, test_changed_events, test_contract, test_contract_steps
+from tests.systems import (
+    test_bound,
+    test_changed_events,
+    test_contract,
+    test_contract_keys,
+    test_contract_steps,
+)
 from tests.systems.conftest import LIKE_ANOTHER, LIKE_FEDAVGM
 from tests.systems.kinds import KINDS, systems_of
 
-MODULES = (test_bound, test_changed_events, test_contract, test_contract_steps)
+MODULES = (
+    test_bound,
+    test_changed_events,
+    test_contract,
+    test_contract_keys,
+    test_contract_steps,
+)
 WITHOUT_THOSE_ALIKE = (test_contract,)
 """Modules whose contracts leave out systems that are like another."""
 
