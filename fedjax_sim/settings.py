@@ -27,7 +27,6 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import numpy as np
-from flax import struct as flax_struct
 
 from fedjax_sim.lifecycle import InputError, nearest
 
@@ -370,7 +369,7 @@ def fixed(value: Any) -> Any:
     Returns:
       A field for the inheriting class.
     """
-    return flax_struct.field(pytree_node=False, default=value)
+    return dataclasses.field(default=value, metadata={"pytree_node": False})
 
 
 def filled() -> Any:
@@ -378,7 +377,7 @@ def filled() -> Any:
 
     It is None until then, and may vary between lanes.
     """
-    return flax_struct.field(default=None, metadata={"is_filled": True})
+    return dataclasses.field(default=None, metadata={"is_filled": True})
 
 
 class Checked:
@@ -399,7 +398,7 @@ class Checked:
         return self
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(flax_struct.field,))
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def struct(cls: type[HyperT]) -> type[HyperT]:
     """Make a settings struct of a class: a frozen dataclass, a pytree, with documented fields.
 
@@ -407,9 +406,14 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     given by their full names, or by short ones. A name that there is not ends in a `ConfigError`
     with the nearest one. `replace` takes the same names.
     """
-    made = flax_struct.dataclass(cls, kw_only=True)
-    init = made.__init__
-    own = frozenset(field.name for field in dataclasses.fields(made))  # type: ignore[arg-type]
+    made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    made.replace = dataclasses.replace
+    init, all_fields = made.__init__, dataclasses.fields(made)
+    own = frozenset(field.name for field in all_fields)
+    traced, static = (
+        [field.name for field in all_fields if is_traced(field) == it] for it in (True, False)
+    )
+    jax.tree_util.register_dataclass(made, traced, static)
 
     @functools.wraps(init)
     def with_short_names(self: Any, *args: Any, **settings: Any) -> None:
@@ -417,7 +421,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
             settings = _in_groups(made, settings, own)
         init(self, *args, **settings)
 
-    made.__init__ = with_short_names  # type: ignore[method-assign]
+    made.__init__ = with_short_names
     lines = [f"  {line}" for line in describe(made)]
     if lines:
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])

@@ -158,7 +158,8 @@ def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
         issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
     )
     hints = _hints_of(owner if is_record else function)
-    for field in dataclasses.fields(owner) if hasattr(owner, "_flax_dataclass") else ():
+    is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
+    for field in dataclasses.fields(owner) if is_pytree else ():
         if field.metadata.get("pytree_node", True):
             hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
     parameters = inspect.signature(function).parameters.values()

@@ -7,6 +7,7 @@ A system binds it once, `train = local_training(problem, hyper, plan)`, and then
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +16,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
-from flax import struct as pytrees
 
 from fedjax_sim.batching import map_slots, replicate, split_over_devices, weighted_sum
 from fedjax_sim.checking import checked, unchecked
@@ -292,7 +292,8 @@ def lasting_steps(
                     after = jax.tree.map(
                         lambda new, old: jnp.where(is_asked, new, old), after, local.state
                     )
-            return local.replace(model=optax.apply_updates(local.model, update), state=after)
+            model = optax.apply_updates(local.model, update)
+            return dataclasses.replace(local, model=model, state=after)
 
         if states is None:
             return _Local(model, optimizer.init(model), are_turned), step
@@ -311,8 +312,10 @@ def lasting_steps(
             return step(q, local, q < steps if plan.is_masked(facts) else None)
 
         last = jax.lax.fori_loop(0, trips, trip, first)
-        last = last if states is not None else last.replace(state=())
-        return last if total is None else (summand(last.model, first.model), last.replace(model=()))
+        last = last if states is not None else dataclasses.replace(last, state=())
+        if total is None:
+            return last
+        return summand(last.model, first.model), dataclasses.replace(last, model=())
 
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if facts.all_filled else jnp.maximum(event.clients, 0)
@@ -321,19 +324,21 @@ def lasting_steps(
         ends, executed = _in_rows(begin, plan, facts, event.steps, *slots)
         if total is not None:
             each = summand(ends.model, turn(starts, ends.are_turned))
-            ends = ends.replace(model=weighted_sum(total.weights, each))
+            ends = dataclasses.replace(ends, model=weighted_sum(total.weights, each))
     else:
         weights = None if total is None else total.weights
         found, executed = map_slots(
             slot, plan, event.steps, event.steps, *slots, trips=plan.trips(facts), weights=weights
         )
-        ends = found if total is None else found[1].replace(model=found[0])
+        ends = found if total is None else dataclasses.replace(found[1], model=found[0])
     work = Work(executed, event.steps.sum(), event.changed)
     after = None if states is None else turn(ends.state, ends.are_states_turned)
     return turn(ends.model, ends.are_turned), after, work
 
 
-class _Local(pytrees.PyTreeNode):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Local:
     """The state of a slot between two local steps.
 
     Attributes:
@@ -345,8 +350,8 @@ class _Local(pytrees.PyTreeNode):
 
     model: Params
     state: Any
-    are_turned: tuple[bool, ...] = pytrees.field(pytree_node=False)
-    are_states_turned: tuple[bool, ...] = pytrees.field(pytree_node=False, default=())
+    are_turned: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
+    are_states_turned: tuple[bool, ...] = dataclasses.field(default=(), metadata={"static": True})
 
 
 def _in_rows(

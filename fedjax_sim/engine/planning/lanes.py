@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from fedjax_sim.settings import known_values
 from fedjax_sim.trees import TypedStructure, typed_structure
@@ -156,7 +155,9 @@ def distinct_rows(*numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return firsts, number
 
 
-class Stacked(struct.PyTreeNode):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stacked:
     """L trees of equal structure, one for each lane. Leaves that are equal in all are held once.
 
     Attributes:
@@ -169,8 +170,12 @@ class Stacked(struct.PyTreeNode):
 
     varying: list[Any]
     shared: list[Any]
-    structure: TypedStructure = struct.field(pytree_node=False)
-    known: tuple[tuple[str, float], ...] = struct.field(pytree_node=False, default=())
+    structure: TypedStructure = dataclasses.field(metadata={"static": True})
+    known: tuple[tuple[str, float], ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def replace(self, **changes: Any) -> "Stacked":
+        """Return the same trees but for some fields."""
+        return dataclasses.replace(self, **changes)
 
     def of_lane(self, varying: list[Any]) -> Any:
         """Build one lane's tree from the lane's entries of `varying`."""

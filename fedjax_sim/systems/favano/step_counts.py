@@ -24,18 +24,19 @@ Arguments that are numbers broadcast against each other, to the shape written `[
 traced. Results have JAX's default float type, which is 64-bit where that is enabled.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.scipy import special, stats
 
 from fedjax_sim.types import Array
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class StepCounts:
     """The law of E, and of X, over windows between two contacts.
 
@@ -51,7 +52,7 @@ class StepCounts:
     rate: Array | float
     contact_probability: Array | float
     round_time: Array | float
-    law: str = struct.field(pytree_node=False)
+    law: str = dataclasses.field(metadata={"static": True})
 
     @partial(jax.jit, static_argnames="num")
     def probabilities(self, num: int) -> Array:
