@@ -134,6 +134,7 @@ def map_slots(
             results = weighted_sum(weights, results[0]), results[1]
         return results, jnp.asarray(taken * steps.shape[0])
 
+    # All slots together, one after another, or block by block.
     if size >= num:
         return at_once((steps, weights, slots))
     if size == 1:

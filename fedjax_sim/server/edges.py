@@ -208,6 +208,8 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         def present(group: Array, draw: Array) -> tuple[Array, Array]:
             return present_clients(problem, hyper, key, group, draw)
 
+        # The members of every group, and the estimates of their progress if messages
+        # need these.
         clients, weight = jax.vmap(present)(jnp.maximum(event.clients, 0), draws)
         states = None
         if wire.has_estimates:
@@ -299,11 +301,15 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             of_clients = event.within(
                 facts=facts, clients=clients, steps=steps, weight=weight, offset=steps * turns
             )
+            # The members' local steps from the group's model, and what the local
+            # server decodes of them.
             reached, _ = train_clients(key, of_clients, start=edge)
             from_edge = replicate(edge, clients.shape[0])
             sent, estimates = wire.decode(
                 stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
+            # Their mean, over those heard; if nobody is heard the group keeps its
+            # model.
             mean = weighted_sum(weight, sent)
             if lost_shares is not None:
                 is_lost = draw_losses(stream(key, "members"), lost_shares, clients, turns)

@@ -98,9 +98,11 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         return State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+        # E-steps at the server's statistics.
         active = event.weight > 0  # B_{k+1,i}
         natural = problem.natural(problem.maximise(state.server))  # theta_k = T(S_k)
         oracle, work = expect(key, event, natural, is_full=is_full, works=active)  # S_{k+1,i}
+        # Compressed differences to the memories give the field H.
         target = oracle - state.server[None]
         field, memory = exchange(hyper, key, event, state.memory, target, active)
         counted = active if hyper.counted == "active" else event.clients >= 0

@@ -155,6 +155,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         num_slots = event.clients.shape[0]
+        # At the first tick of a round the groups take the server's model, later they go
+        # on.
         first_tick = event.version.max()  # of the round
         is_start = first_tick == event.tick
         is_last = event.tick == first_tick + hyper.clock.ticks_per_round - 1
@@ -170,6 +172,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
         server = jax.tree.map(jnp.add, state.server, weighted_sum(event.weight, progress))  # (12)
+        # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
         return State(server, write_clients(state.groups, event.clients, groups), memo), work

@@ -69,10 +69,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         return RoundState(x, c, replicate(c, problem.counts.shape[0]), wire.first((x, c)))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
+        # Local steps with the drift taken off.
         x, c = wire.start(state.memo, (state.server, state.memory))
         before = read_clients(state.clients, event.clients)  # c_i
         correction = jax.tree.map(lambda c, c_i: c[None] - c_i, c, before)
         local, work = train(key, event, start=x, extras=(correction,))
+        # New control variates of the clients.
         if hyper.control == "steps":  # c_i - c + (x - y_i) / (K eta_l)
             covered = hyper.lr * jnp.maximum(event.steps, 1)
             slope = jax.tree.map(lambda x, y: (x[None] - y) / expand(covered, y), x, local)
@@ -80,6 +82,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         else:
             after, more = gradient_at(key, event, x)
             work = work.and_more(more)
+        # What the server hears of both, and its new model and control variate.
         starts = (replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
         learns = jnp.where(event.steps > 0, event.clients, EMPTY)  # nothing without a step

@@ -120,6 +120,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
       The timeline, with all weights 1, and the length of the window of work behind each slot,
       `f64[T, S]`, in units of virtual time.
     """
+    # Who is contacted when, without those that are away or not reached.
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
     clock = (jnp.arange(num_ticks) + hyper.clock.first_contact) * period
     clients = draw_cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
@@ -138,6 +139,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
         (tick - previous) * period - delay,
         (tick + hyper.clock.first_contact) * period,
     )
+    # Time in which a client can work: without breaks and transfers.
     if devices.windows is not None:
         begin = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         end = jnp.broadcast_to(clock[:, None], begin.shape)
@@ -149,6 +151,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
         jnp.round(window),
         jnp.maximum(window, 0.0),
     )
+    # Local steps in the windows.
     if hyper.delays.trace is not None:
         start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
         steps = _trace_steps(clients, start, jnp.broadcast_to(clock[:, None], start.shape), hyper)

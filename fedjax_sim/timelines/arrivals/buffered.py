@@ -295,11 +295,14 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         carry: tuple[Array, _Lots, Queue, Array], t: Array
     ) -> tuple[tuple[Array, _Lots, Queue, Array], tuple[Array, Array, Array]]:
         clock, lots, queue, work = carry
+        # The Z earliest finishes fill the buffer, and the server acts when the last one
+        # is in.
         clients, keys, path = find_earliest(queue, size)
         version, update = take_rows(work, clients).T
         finish = keys[:, 0]
         lots = lots.after(keys[-1, 0], keys[-1, -1])
         acts = jnp.maximum(clock, finish[-1]) + hyper.clock.server_interact
+        # Their clients begin anew and go back into the queue.
         restart = jnp.maximum(clock, finish) if hyper.clock.restart == "own_finish" else acts
         next_keys, following = begin(lots, clients, update, restart)
         queue = replace_keys(queue, path, next_keys)
@@ -430,6 +433,7 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         carry: tuple[Queue, Array], t: Array
     ) -> tuple[tuple[Queue, Array], tuple[Array, Array, Array, Array]]:
         queue, work = carry
+        # The Z clients that finish first, and what each of them would send next.
         clients, keys, path = find_earliest(queue, size)
         version, update = take_rows(work, clients).T
         finish, is_current = keys[:, 0], version == t
@@ -447,6 +451,7 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         waited = arriving(
             clients, jnp.where(came_twice, second.attempt, update), jnp.full(size, acts)
         )
+        # Clients that came go back into the queue with their next update.
         following = jax.tree.map(lambda a, b: jnp.where(continues, a, b), second, waited)
         finish = jnp.where(came_once, following.finish, finish)
         update = jnp.where(came_once, following.attempt, update)

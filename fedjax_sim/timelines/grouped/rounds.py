@@ -210,6 +210,7 @@ def group_work(
         _, busy, steps, by_mark = jax.lax.while_loop(is_short, iterate, begin)
         return jnp.concatenate([by_mark, steps[None]]), busy
 
+    # Without breaks rounds do not depend on when they begin, and are computed together.
     numbers, syncs = jnp.arange(num_rounds), sync_times(groups, num_rounds)
     if groups.clock.delays_of == "group" or draw_devices(key, groups).windows is None:
         return GroupWork(*jax.vmap(one_round)(numbers, syncs))
