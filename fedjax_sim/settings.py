@@ -20,7 +20,7 @@ import inspect
 import math
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, dataclass_transform
@@ -35,6 +35,7 @@ Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
 _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
+_CHECKED: contextvars.ContextVar[set[Any] | None] = contextvars.ContextVar("_CHECKED", default=None)
 FORMER_NAMES = {
     "aggregation": "field_rule",
     "alpha": "regularization",
@@ -155,11 +156,18 @@ def real(
 def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
     """Iterate over full names and values of settings that make the program simpler."""
     if dataclasses.is_dataclass(hyper):
-        for name, field in fields(type(hyper)).items():
-            value = value_of(hyper, name)
-            for simple in field.metadata.get("simpler_at", ()):
-                if is_known(value, simple):
+        kind: Any = type(hyper)
+        for name, values in _simpler_at(kind).items():
+            for simple in values:
+                if is_known(value_of(hyper, name), simple):
                     yield name, simple
+
+
+@functools.lru_cache(maxsize=256)
+def _simpler_at(hyper_type: type) -> Mapping[str, tuple[float, ...]]:
+    """Return the values at which settings make the program simpler, by full name."""
+    found = {name: field.metadata.get("simpler_at") for name, field in fields(hyper_type).items()}
+    return MappingProxyType({name: values for name, values in found.items() if values})
 
 
 def is_known(value: Any, number: float) -> bool:
@@ -731,13 +739,37 @@ def check(hyper: Any) -> None:
         _CHECKING.reset(within)
 
 
+def check_all(hypers: Sequence[Any]) -> None:
+    """Check settings of one struct that have many values in common, each of these once.
+
+    Raises:
+      ConfigError: As `check`.
+    """
+    known = _CHECKED.set(set())
+    try:
+        for hyper in hypers:
+            check(hyper)
+    finally:
+        _CHECKED.reset(known)
+
+
+def _is_checked(hyper: Any, name: str) -> bool:
+    """Tell whether `check_all` has seen the very value of a field already, and note it."""
+    known, entry = _CHECKED.get(), (type(hyper), name, id(getattr(hyper, name)))
+    if known is None or entry in known:
+        return known is not None
+    known.add(entry)
+    return False
+
+
 def _check_fields(hyper: Any) -> None:
     """Check every field alone, and every group."""
     for owner in groups(type(hyper)):
-        _check_kind(type(hyper), owner, getattr(hyper, owner.name))
-        _check_group(owner, getattr(hyper, owner.name))
+        if not _is_checked(hyper, owner.name):
+            _check_kind(type(hyper), owner, getattr(hyper, owner.name))
+            _check_group(owner, getattr(hyper, owner.name))
     for name, field in fields(type(hyper)).items():
-        if "." in name:
+        if "." in name or _is_checked(hyper, name):
             continue
         value, allowed = getattr(hyper, name), field.metadata["allowed"]
         is_number = isinstance(value, int | float)

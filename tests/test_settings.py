@@ -23,6 +23,7 @@ from fedjax_sim.settings import (
     FORMER_NAMES,
     DefaultTime,
     check,
+    check_all,
     count,
     default_text,
     describe,
@@ -437,3 +438,15 @@ def test_values_swept_in_a_group_are_traced(
             assert len({float(each.time[-1]) for each in run.timelines}) == 2 * len(values)
             np.testing.assert_array_equal(run.curves.loss.sel({form: value}), alone.curves.loss)
             jax.tree.map(np.testing.assert_array_equal, run.timelines[2 * i], alone.timelines[0])
+
+
+def test_settings_of_many_points_are_checked_wherever_they_differ() -> None:
+    """What all points share is looked at once, and everything else at every point."""
+    good = fedjax_sim.SYSTEMS["fedavg"].Hyper(num_clients=20)
+    check_all([good.replace(lr=0.1 * i) for i in range(1, 4)])
+    for name, value in (("lr", -1.0), ("drop_rate", 2.0), ("num_selected", 30)):
+        with pytest.raises(ConfigError) as alone:
+            check(good.replace(**{name: value}))
+        with pytest.raises(ConfigError) as among:
+            check_all([good, good.replace(lr=0.2), good.replace(**{name: value})])
+        assert str(among.value) == str(alone.value)

@@ -28,7 +28,7 @@ from fedjax_sim.results.runs import Run, lane_labels
 from fedjax_sim.settings import (
     ConfigError,
     DefaultCount,
-    check,
+    check_all,
     full_name,
     names_of,
     plain,
@@ -316,8 +316,7 @@ def check_call(
         for values in itertools.product(*grid.settings.values())
     ]
     hypers = [dataclasses.replace(hyper, **point) for point in points]
-    for each in hypers:
-        check(each)
+    check_all(hypers)
     return points, hypers
 
 

@@ -348,10 +348,12 @@ class Clients(Checked):
                 raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
         if self.delays.trace is not None:
             self.recorded  # noqa: B018 - checks the clients
+        if not self.source_of_times:
+            return
         times = [x for x in fields(type(self)) if isinstance(value_of(self, x), DefaultTime)]
         idle = idle_of(self)
         left = [name for name in times if name not in idle]
-        if self.source_of_times and left:
+        if left:
             others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
             allowed = f"given in the unit of time of {self.source_of_times}{others}"
             allowed += ": defaults are in another unit"
