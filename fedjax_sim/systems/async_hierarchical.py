@@ -29,6 +29,7 @@ import numpy as np
 
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.presets import GROUPS, preset
 from fedjax_sim.server import (
     EdgeTraining,
     StalenessWeights,
@@ -139,6 +140,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     return up, count_downlink(hyper, timeline, model)
 
 
+paper = preset(Hyper, GROUPS)
 system = System(
     "async_hierarchical",
     Hyper,
@@ -153,4 +155,5 @@ system = System(
     ),
     hints=Hints(group_arrivals_within, iteration_examples),
     fit=Fit(complete=complete_groups),
+    presets={"paper": paper},
 )

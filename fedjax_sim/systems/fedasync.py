@@ -21,7 +21,8 @@ among the values of FedAsync's own experiments.
 
 import jax
 
-from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.presets import STALENESS, preset
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -47,11 +48,6 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
     buffer_size: int = fixed(1)
     staleness: StalenessWeights = redefault(
         StaleArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
-    )
-    lr: float = redefault(LocalTraining, "lr", 0.01)
-    batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    training: ClientTraining = redefault(
-        LocalTraining, "training", ClientTraining(sampling="reshuffled")
     )
     mixing: float = real(
         0.6,
@@ -99,6 +95,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, STALENESS)
 system = System(
     "fedasync",
     Hyper,
@@ -108,4 +105,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
+    presets={"paper": paper},
 )

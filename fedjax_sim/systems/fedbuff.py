@@ -42,6 +42,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.server import (
     Memo,
     Reports,
@@ -124,6 +125,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, FAVANO)
 system = System(
     "fedbuff",
     Hyper,
@@ -133,4 +135,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
+    presets={"paper": paper},
 )

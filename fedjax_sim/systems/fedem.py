@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
+from fedjax_sim.presets import EM, preset
 from fedjax_sim.server import (
     Approximation,
     Memories,
@@ -127,6 +128,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     return Algorithm(init, step, lambda state: state.random if is_random else state.server, metrics)
 
 
+paper = preset(Hyper, EM)
 system = System(
     "fedem",
     Hyper,
@@ -137,4 +139,5 @@ system = System(
     messages=Messages(per_tick=count_bits),
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
+    presets={"paper": paper},
 )

@@ -29,7 +29,8 @@ memory, here each version keeps its values.
 
 import jax
 
-from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.presets import STALENESS, preset
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -41,7 +42,7 @@ from fedjax_sim.server import (
     weigh_arrivals,
     weighted_sum,
 )
-from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import arrivals_within
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
@@ -50,11 +51,6 @@ from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System
 class Hyper(StaleArrivals, LocalTraining, Reports):
     """Settings of FedStaleWeight: its clock, weights, local training, and server learning rate."""
 
-    lr: float = redefault(LocalTraining, "lr", 0.01)
-    batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    training: ClientTraining = redefault(
-        LocalTraining, "training", ClientTraining(sampling="reshuffled")
-    )
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
 
 
@@ -78,6 +74,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, STALENESS)
 system = System(
     "fedstaleweight",
     Hyper,
@@ -87,4 +84,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
+    presets={"paper": paper},
 )

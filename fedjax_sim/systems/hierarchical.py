@@ -68,6 +68,7 @@ import optax
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.presets import GROUPS, preset
 from fedjax_sim.server import (
     EdgeTraining,
     Memo,
@@ -204,6 +205,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     return messages * count_message_bits(hyper.messages.edge_compression, model), messages * down
 
 
+paper = preset(Hyper, GROUPS)
 system = System(
     "hierarchical",
     Hyper,
@@ -218,4 +220,5 @@ system = System(
     ),
     hints=Hints(group_rounds_within, iteration_examples),
     fit=Fit(complete=complete_groups),
+    presets={"paper": paper},
 )

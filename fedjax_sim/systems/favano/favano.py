@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.server import (
     Reports,
     Versioned,
@@ -36,7 +37,7 @@ from fedjax_sim.server import (
     scaled_progress,
     stale_models,
 )
-from fedjax_sim.settings import ConfigError, choice, struct, switch
+from fedjax_sim.settings import ConfigError, choice, is_known, struct, switch
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import (
     STEP_COUNT_LAWS,
@@ -193,7 +194,7 @@ def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array,
     """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
     clients, num_ticks = schedule.clients, schedule.clients.shape[0]
     speeds, speed = rate, clients
-    if hyper.delays.client_table is None:
+    if hyper.delays.client_table is None and is_known(hyper.delays.rate_spread, 0):
         # Clients of one speed share one law.
         speeds = jnp.stack(
             [jnp.asarray(r, float) for r in (hyper.delays.rate_fast, hyper.delays.rate_slow)]
@@ -229,6 +230,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
     return running_mean((steps > 0).astype(dtype)), running_mean(steps.astype(dtype))
 
 
+paper = preset(Hyper, FAVANO)
 system = System(
     "favano",
     Hyper,
@@ -238,5 +240,6 @@ system = System(
     overshoot=False,
     messages=report_messages(),
     hints=Hints(lambda hyper, time: time / hyper.period),
+    presets={"paper": paper},
 )
 """FAVANO under its name."""

@@ -72,6 +72,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.presets import LOCK_STEP, preset
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.settings import (
     Checked,
@@ -168,7 +169,7 @@ class Hyper(WeightedRounds):
     gradient: str = choice(
         "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
     )
-    batch_size: int = count(200, "Examples of a mini-batch.")
+    batch_size: int = count(32, "Examples of a mini-batch.")
     training: ClientTraining = group(
         ClientTraining(sampling="without_replacement"),
         "clipping of the gradients of single examples",
@@ -392,6 +393,7 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
     return hyper.weighted(counts)
 
 
+paper = preset(Hyper, LOCK_STEP)
 system = System(
     "langevin",
     Hyper,
@@ -401,5 +403,6 @@ system = System(
     messages=Messages(message_bits, traffic),
     hints=Hints(rounds_within),
     fit=Fit(complete=complete),
+    presets={"paper": paper},
 )
 """FA-LD under its name."""

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -203,7 +204,7 @@ def cohort_system(
     *,
     messages: Messages = Messages(),
 ) -> System[HyperT, Any, Any]:
-    """Combine an algorithm with rounds of sampled clients.
+    """Combine an algorithm with rounds of sampled clients, and a preset `paper`: FAVANO's comparison.
 
     Args:
       name: Name on the command line.
@@ -223,6 +224,7 @@ def cohort_system(
         summary,
         messages=messages,
         hints=Hints(rounds_within),
+        presets={"paper": preset(hyper, FAVANO)},
         fit=Fit(complete=lambda hyper, problem: hyper.completed(problem)),
     )
 
