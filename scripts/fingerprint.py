@@ -392,7 +392,7 @@ def of_layouts(name: str) -> Hashes:
     fedjax_sim.use_cores(2)
     system = fedjax_sim.SYSTEMS[name]
     settings, swept, values = LAYOUT_SYSTEMS[name]
-    hyper = system.Hyper(num_clients=NUM_CLIENTS, batch_size=2, **settings)
+    hyper = system.presets["paper"](num_clients=NUM_CLIENTS, batch_size=2, **settings)
     is_x64 = os.environ.get("JAX_ENABLE_X64") == "1"
     problem = tiny_problem(is_em(name), "float64" if is_x64 else "float32")
     common: dict[str, Any] = {"seeds": 2, "settings": {swept: values}, "num_evals": 3}
@@ -436,7 +436,7 @@ def of_timelines(name: str) -> Hashes:
     found: Hashes = {}
     for what, settings in cases.items():
         try:
-            drawn = draw(system, system.Hyper(num_clients=10, **settings))
+            drawn = draw(system, system.presets["paper"](num_clients=10, **settings))
         except fedjax_sim.ConfigError:  # Some systems refuse some laws.
             found[what] = "refused"
             continue

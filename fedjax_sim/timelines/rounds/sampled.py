@@ -204,7 +204,7 @@ def cohort_system(
     *,
     messages: Messages = Messages(),
 ) -> System[HyperT, Any, Any]:
-    """Combine an algorithm with rounds of sampled clients, and a preset `paper`: FAVANO's comparison.
+    """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
     Args:
       name: Name on the command line.
