@@ -81,7 +81,7 @@ def resolve_contenders(
     Args:
       names: Names of systems; `MAIN_JOB` if empty.
       texts: One text per value, by name of the setting; several values are swept over.
-      defaults: Defaults of the data set.
+      defaults: Defaults of the data set, and the preset.
 
     Returns:
       One contender per system, in the order of the names.
@@ -100,6 +100,9 @@ def resolve_contenders(
             " ".join(kinds.values()),
             "all of gradients or all of expectation maximisation, as they share a problem",
         )
+    if defaults.preset is not None:
+        for system in systems:
+            check_name(f"preset of {system.name}", defaults.preset, system.presets)
     known = [names_of(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in settings for settings in known):
@@ -163,9 +166,10 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
+    make = system.presets[defaults.preset] if defaults.preset else system.Hyper
     return Contender(
         system,
-        system.Hyper(**fixed),
+        make(**fixed),
         {name: each for name, each in values.items() if len(each) > 1},
     )
 
