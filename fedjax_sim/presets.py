@@ -1,8 +1,8 @@
 """Presets: settings of papers under a name. Defaults are the field's usual values instead.
 
 `favano.paper(num_clients=50)` is `favano.Hyper(num_clients=50)` with the other settings as in the
-experiments of FAVANO's paper; every system has such a function, and `System.presets` has it by
-name. The values are of short names, of which each system takes those that it has, and `source`.
+experiments of FAVANO's paper; every system has such a function, and `System.paper` is the same. The
+values are of short names, of which each system takes those that it has, and `source`.
 """
 
 import contextlib

@@ -562,12 +562,11 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
       messages: Bits sent.
       hints: Estimates that size requests and choose layouts.
       fit: Which problems the system learns.
-      presets: Functions that make settings with other values than the defaults, by name, see
-        `fedjax_sim.presets`.
       weigh: From the settings, clients `i32[T, S]` and staleness `i32[T, S]` to the weights of
         slots, `f[T, S]`, if the timeline computes them by this function alone. Settings that
         nothing else of the timeline reads can then be changed and differentiated in a program
         that is bound.
+      paper: A function that makes settings with the values of a paper, see `fedjax_sim.presets`.
     """
 
     name: str
@@ -580,7 +579,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     hints: Hints = Hints()
     fit: Fit = Fit()
     weigh: Callable[[HyperT, Array, Array], Array] | None = None
-    presets: Mapping[str, Callable[..., HyperT]] = {}
+    paper: Any = None
 
 
 class Tracker(Protocol):

@@ -388,12 +388,12 @@ def preset() -> list[str]:
     """Return the flag for the papers' values, which were the defaults of checkouts without it."""
     import fedjax_sim
 
-    return ["--preset", "paper"] if hasattr(fedjax_sim.SYSTEMS["em"], "presets") else []
+    return ["--preset", "paper"] if hasattr(fedjax_sim.SYSTEMS["em"], "paper") else []
 
 
 def paper_of(system: Any) -> Callable[..., Any]:
     """Return what makes a system's settings with the papers' values."""
-    return system.presets["paper"] if preset() else system.Hyper
+    return system.paper if preset() else system.Hyper
 
 
 def of_layouts(name: str) -> Hashes:

@@ -37,7 +37,7 @@ def test_momentum_matters_and_without_it_the_system_is_fedavg() -> None:
     from fedjax_sim import Ticks, sweep
     from fedjax_sim.systems import fedavg
 
-    hyper = fedavg.Hyper(num_clients=30, num_selected=6, local_steps=10, batch_size=16, lr=0.1)
+    hyper = fedavg.paper(num_clients=30, num_selected=6, local_steps=10, batch_size=16, lr=0.1)
     plain = sweep(fedavg.system, scope["problem"], hyper, seeds=5, budget=Ticks(30)).curves
     np.testing.assert_allclose(swept.loss.sel(momentum=0.0).values, plain.loss.values, rtol=1e-4)
     assert not np.allclose(swept.loss.sel(momentum=0.9).values, plain.loss.values, rtol=1e-2)

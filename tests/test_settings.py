@@ -125,7 +125,7 @@ def test_one_name_means_one_thing_in_all_systems() -> None:
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
 def test_conditions_name_settings_and_values_that_there_are(name: str) -> None:
     """A setting says with which values of others it has an effect; at one value it has none."""
-    hyper = fedjax_sim.SYSTEMS[name].Hyper()
+    hyper = fedjax_sim.SYSTEMS[name].paper()
     for setting, field in fields(type(hyper)).items():
         owner = value_of(hyper, setting.rpartition(".")[0]) if "." in setting else hyper
         for other, values in field.metadata.get("only_with", {}).items():
@@ -156,7 +156,7 @@ class Derived(Base):
 def test_settings_are_given_by_name() -> None:
     """A number without a name is refused: it would set whichever setting comes first."""
     with pytest.raises(TypeError, match="takes 1 positional argument"):
-        fedjax_sim.SYSTEMS["fedavg"].Hyper(4)
+        fedjax_sim.SYSTEMS["fedavg"].paper(4)
 
 
 FEDAVG: Any = fedjax_sim.SYSTEMS["fedavg"].Hyper
@@ -209,7 +209,7 @@ def test_a_bad_value_gets_one_sentence(values: dict[str, Any], words: str) -> No
 def test_fixed_settings_are_refused() -> None:
     """They would have no effect, or one that no paper has."""
     with pytest.raises(ConfigError, match=r"second_decay is 0\.5, but must be left at 0\.0\."):
-        check(fedjax_sim.SYSTEMS["fedadagrad"].Hyper(second_decay=0.5))
+        check(fedjax_sim.SYSTEMS["fedadagrad"].paper(second_decay=0.5))
 
 
 @pytest.mark.parametrize("name", ["fednova", "scaffold"])
@@ -256,7 +256,7 @@ def test_a_group_given_whole_replaces_all_its_settings() -> None:
 
 def test_defaults_in_units_of_time_stay_recognisable_in_groups() -> None:
     """Also those that a system has set itself, and after another setting of the group is given."""
-    hyper: Any = fedjax_sim.SYSTEMS["fedstaleweight"].Hyper(drop_rate=0.1, rate_slow=1 / 10)
+    hyper: Any = fedjax_sim.SYSTEMS["fedstaleweight"].paper(drop_rate=0.1, rate_slow=1 / 10)
     assert isinstance(hyper.delays.rate_fast, DefaultTime)
     assert hyper.delays.rate_fast == 1 / 1.5
     # Given, although equal to the default.

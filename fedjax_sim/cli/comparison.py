@@ -24,6 +24,8 @@ from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
+PRESETS = ("paper",)
+"""Presets that every system has."""
 
 
 class Contender(NamedTuple):
@@ -101,8 +103,7 @@ def resolve_contenders(
             "all of gradients or all of expectation maximisation, as they share a problem",
         )
     if defaults.preset is not None:
-        for system in systems:
-            check_name(f"preset of {system.name}", defaults.preset, system.presets)
+        check_name("preset", defaults.preset, PRESETS)
     known = [names_of(system.Hyper) for system in systems]
     for name in texts:
         if not any(name in settings for settings in known):
@@ -166,7 +167,7 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
-    make = system.presets[defaults.preset] if defaults.preset else system.Hyper
+    make = system.paper if defaults.preset else system.Hyper
     return Contender(
         system,
         make(**fixed),

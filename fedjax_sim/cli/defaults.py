@@ -92,13 +92,12 @@ SYNTHETIC = Defaults(
 number of clients, the batches and the learning rate."""
 
 DEFAULTS: dict[str, Defaults] = {
-    # 1437 training images are too few for the papers' 100 clients: with two classes each, a
-    # client would hold 14 images. Kept from FAVANO's experiment are the time budget and the fifth of
-    # the clients that is selected; the sizes are smaller. With the preset "paper", learning rates,
-    # and FedBuff's server learning rate, are those that `baselines/digits` of the
-    # experiments chooses for each system on validation images. FA-LD's step size equals a learning
-    # rate of 0.07 divided by n; 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), larger ones
-    # sooner.
+    # 1437 training images are too few for the papers' 100 clients: with two classes each, a client
+    # would hold 14 images. Kept from FAVANO's experiment are the time budget and the fifth of the
+    # clients that is selected; sizes are smaller. With the preset "paper", learning rates, and
+    # FedBuff's server learning rate, are those that `baselines/digits` of the experiments chooses
+    # for each system on validation images. FA-LD's step size equals a learning rate of 0.07 divided
+    # by n; 2e-5, 5e-5, 1e-4 and 2e-4 all reach 0.96 (two seeds), larger ones sooner.
     "digits": Defaults(
         model="mlp32",
         time_budget=1000.0,

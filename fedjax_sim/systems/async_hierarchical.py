@@ -155,5 +155,5 @@ system = System(
     ),
     hints=Hints(group_arrivals_within, iteration_examples),
     fit=Fit(complete=complete_groups),
-    presets={"paper": paper},
+    paper=paper,
 )

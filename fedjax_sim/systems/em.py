@@ -90,5 +90,5 @@ system = System(
     messages=Messages(per_tick=count_bits),
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem),
-    presets={"paper": paper},
+    paper=paper,
 )

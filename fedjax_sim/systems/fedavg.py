@@ -57,4 +57,4 @@ system = cohort_system(
     "synchronous federated averaging: the server waits for the slowest client of its cohort",
     messages=report_messages(),
 )
-paper = system.presets["paper"]
+paper = system.paper

@@ -135,5 +135,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
-    presets={"paper": paper},
+    paper=paper,
 )

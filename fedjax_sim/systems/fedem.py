@@ -139,5 +139,5 @@ system = System(
     messages=Messages(per_tick=count_bits),
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
-    presets={"paper": paper},
+    paper=paper,
 )

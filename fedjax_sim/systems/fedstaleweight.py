@@ -84,5 +84,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
-    presets={"paper": paper},
+    paper=paper,
 )

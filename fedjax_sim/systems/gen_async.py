@@ -64,5 +64,5 @@ system = System(
     "clients with queues; each finished gradient is a server step, weighted by 1 / (n p_i)",
     messages=report_messages(),
     hints=Hints(client_queues_within),
-    presets={"paper": paper},
+    paper=paper,
 )

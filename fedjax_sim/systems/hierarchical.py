@@ -220,5 +220,5 @@ system = System(
     ),
     hints=Hints(group_rounds_within, iteration_examples),
     fit=Fit(complete=complete_groups),
-    presets={"paper": paper},
+    paper=paper,
 )

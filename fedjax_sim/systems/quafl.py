@@ -119,5 +119,5 @@ system = System(
     overshoot=False,
     messages=Messages(lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2),
     hints=Hints(lambda hyper, time: time / hyper.period),
-    presets={"paper": paper},
+    paper=paper,
 )

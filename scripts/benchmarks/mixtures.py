@@ -109,7 +109,7 @@ def compare(rounds: int) -> None:
                     (em.system, {}),
                     (fedem.system, FEDEM | {"batches": "full", "gamma": 0.02}),
                 ):
-                    hyper = system.presets["paper"](num_clients=CLIENTS, batch_size=50, **options)
+                    hyper = system.paper(num_clients=CLIENTS, batch_size=50, **options)
                     run = fedjax_sim.sweep(
                         system,
                         problem,

@@ -118,7 +118,7 @@ def test_list_names_everything(call):
 
 def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):
     text = " ".join(call("list", "favano").split())
-    idle = idle_of(fedjax_sim.SYSTEMS["favano"].Hyper())
+    idle = idle_of(fedjax_sim.SYSTEMS["favano"].paper())
     assert {"delays.on_time", "delays.spread_fast"} <= idle
     for name, field in fields(fedjax_sim.SYSTEMS["favano"].Hyper).items():
         meaning, allowed = field.metadata["meaning"], field.metadata["allowed"]

@@ -240,6 +240,6 @@ system = System(
     overshoot=False,
     messages=report_messages(),
     hints=Hints(lambda hyper, time: time / hyper.period),
-    presets={"paper": paper},
+    paper=paper,
 )
 """FAVANO under its name."""

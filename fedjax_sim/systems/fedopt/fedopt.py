@@ -92,7 +92,7 @@ def _named(name: str, settings: type, optimizer: str) -> System:
 
 system = _named("fedopt", Hyper, "any optax optimizer")
 """The one that takes any optimizer."""
-paper = system.presets["paper"]
+paper = system.paper
 systems = (
     system,
     _named("fedavgm", WithMomentum, "SGD with momentum"),

@@ -403,6 +403,6 @@ system = System(
     messages=Messages(message_bits, traffic),
     hints=Hints(rounds_within),
     fit=Fit(complete=complete),
-    presets={"paper": paper},
+    paper=paper,
 )
 """FA-LD under its name."""

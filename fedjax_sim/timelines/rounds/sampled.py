@@ -224,7 +224,7 @@ def cohort_system(
         summary,
         messages=messages,
         hints=Hints(rounds_within),
-        presets={"paper": preset(hyper, FAVANO)},
+        paper=preset(hyper, FAVANO),
         fit=Fit(complete=lambda hyper, problem: hyper.completed(problem)),
     )
 
