@@ -22,7 +22,7 @@ def test_the_first_sweep_learns() -> None:
     scope = run_blocks(README)
     assert str(scope["problem"][0]) == "Classification(30 clients, 1380 examples, MLP)"
     curves = scope["run"].curves
-    assert curves.accuracy.dims == ("lr", "rate_slow", "seed", "eval")
+    assert curves.accuracy.dims == ("lr", "rate_spread", "seed", "eval")
     assert (
         float(curves.accuracy.isel(eval=-1).mean())
         > float(curves.accuracy.isel(eval=0).mean()) + 0.2
@@ -37,7 +37,7 @@ def test_momentum_matters_and_without_it_the_system_is_fedavg() -> None:
     from fedjax_sim import Ticks, sweep
     from fedjax_sim.systems import fedavg
 
-    hyper = fedavg.paper(num_clients=30, num_selected=6, local_steps=10, batch_size=16, lr=0.1)
+    hyper = fedavg.Hyper(num_clients=30, num_selected=6, local_steps=10, batch_size=16, lr=0.1)
     plain = sweep(fedavg.system, scope["problem"], hyper, seeds=5, budget=Ticks(30)).curves
     np.testing.assert_allclose(swept.loss.sel(momentum=0.0).values, plain.loss.values, rtol=1e-4)
     assert not np.allclose(swept.loss.sel(momentum=0.9).values, plain.loss.values, rtol=1e-2)

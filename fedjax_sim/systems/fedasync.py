@@ -13,8 +13,8 @@ Deviation: in Algorithm 1 t is the number of the model that is being made, so th
 newest version has t - tau = 1 and is discounted too. Here its staleness is 0 and s = 1, because the
 paper wants s to be 1 without staleness, and so that the word means the same in all systems.
 
-Readings. Clients and their clock are those of the experiments of FedStaleWeight, whose paper only
-describes FedAsync: all clients are always at work. With `restart="replaced"` only `concurrency` of
+Readings. All clients are always at work, as in the experiments of FedStaleWeight, whose paper only
+describes FedAsync and whose clients `paper` has. With `restart="replaced"` only `concurrency` of
 them are, and mean staleness is that number less one. Mixing 0.6, exponent 0.5 and rho 0.005 are
 among the values of FedAsync's own experiments.
 """

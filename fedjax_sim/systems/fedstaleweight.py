@@ -21,9 +21,9 @@ should be used. A client takes the newest model as soon as its update is in, aft
 this update may have completed (`restart="free"`, which Eq. 6 needs); "before_aggregation" and
 "new_version" are alternatives. At most one update of each client in a buffer, the remedy that the
 paper names for its theorem's assumption, is `restart="after_interaction"` without an exchange time.
-Where the paper is silent the public code is followed: Q = 1, batches of 32 from a new shuffle for
+Where the paper is silent, `paper` follows the public code: Q = 1, batches of 32 from a new shuffle for
 each update, eta_l = 0.01, eta_g = 1, and updates that take U(1, 2) units of time for ten fast
-clients and U(8, 12) for the last five. In one point it is not followed: there server models share
+clients and U(8, 12) for the last five. In one point the code is not followed: there server models share
 memory, here each version keeps its values.
 """
 

@@ -17,7 +17,7 @@ law of E given the time since the client's last contact. "estimated_stochastic" 
 the client's own history up to and including this contact: all that a server can do that does not
 know the rates, and needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
 stationary law by the exact law at server step t, which differs in the first ten steps or so. The
-running time of a local step is geometric by default, see `timelines.ClientDelays`; the switches of
+running time of a local step is geometric in `paper`, see `timelines.ClientDelays`; the switches of
 `timelines.Contacts` give other clocks. The conditional alphas follow all of these except
 `carry_residual`; the stationary alphas follow only `runtime_law`, which is what the paper's server
 can know.

@@ -30,8 +30,8 @@ phi = 1 + (1 - rho^2) (N - 1) C_S / S times as much, where C_S is 1 for draws wi
 variance by 1 + (N - 1) C_S / S. Mini-batches are drawn without replacement for each step; with
 `gradient="exact"` they are all of a client's examples. A batch that is larger than a client's
 examples runs through them again, so that some count once more than others: unbiased, with more
-noise than necessary. Virtual time is the number of steps done, because clients act in lock-step;
-the settings of the clock can make it FedAvg's.
+noise than necessary. With `paper` virtual time is the number of steps done, because clients act in
+lock-step; by default their speeds differ, and a round lasts as long as its slowest client needs.
 
 Methods that share the kernel. Each is a setting, off by default, and they can be combined.
 
