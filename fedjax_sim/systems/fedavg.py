@@ -4,8 +4,8 @@
     E -> `hyper.local_epochs`    n_k / sum n_k over S_t -> `event.weight`
 
 By default everyone has the same weight and does K local steps, as in FAVANO's paper, whose values
-`paper` has. The original has `weighting="examples"` and `local_epochs`. Other ways to sample clients, over-selection with a
-deadline, and drop-outs are settings of `timelines.CohortRounds`.
+`paper` has. The original has `weighting="examples"` and `local_epochs`. Other ways to sample
+clients, over-selection with a deadline, and drop-outs are settings of `timelines.CohortRounds`.
 
 Deviation: Algorithm 1 cuts every epoch into batches of B, the last of which may be shorter, and so
 takes E ceil(n_k / B) steps. Here batches run on from one epoch into the next, ceil(E n_k / B) full

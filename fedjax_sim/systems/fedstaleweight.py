@@ -11,20 +11,20 @@ Delta_j. The weights follow from the schedule alone and are part of the timeline
 Deviation: Algorithm 1 prints the weight without b. It is then not the inverse of a client's share
 of arrivals (Eq. 7), so Eq. 8 is the default.
 
-Readings. The weight is that of Eq. 8, which the proof also uses. `rule` offers Algorithm 1's
-line ("alg1", without b), that of the authors' public code ("code", without + 1; "code_exact", which
-also averages as that code does, over a client's first four values and its latest), and the rules
-that the paper compares with; "mean" is the buffered baseline. Otherwise "moving average" is read as
-the mean of a client's last five values, the present one included; five is the public code's number.
-If buffers are as large as the number of clients that window is biased, and `average="cumulative"`
+Readings. The weight is that of Eq. 8, which the proof also uses. `rule` offers Algorithm 1's line
+("alg1", without b), that of the authors' public code ("code", without + 1; "code_exact", which also
+averages as that code does, over a client's first four values and its latest), and the rules that
+the paper compares with; "mean" is the buffered baseline. Otherwise "moving average" is read as the
+mean of a client's last five values, the present one included; five is the public code's number. If
+buffers are as large as the number of clients that window is biased, and `average="cumulative"`
 should be used. A client takes the newest model as soon as its update is in, after the step that
 this update may have completed (`restart="free"`, which Eq. 6 needs); "before_aggregation" and
 "new_version" are alternatives. At most one update of each client in a buffer, the remedy that the
 paper names for its theorem's assumption, is `restart="after_interaction"` without an exchange time.
-Where the paper is silent, `paper` follows the public code: Q = 1, batches of 32 from a new shuffle for
-each update, eta_l = 0.01, eta_g = 1, and updates that take U(1, 2) units of time for ten fast
-clients and U(8, 12) for the last five. In one point the code is not followed: there server models share
-memory, here each version keeps its values.
+Where the paper is silent, `paper` follows the public code: Q = 1, batches of 32 from a new shuffle
+for each update, eta_l = 0.01, eta_g = 1, and updates that take U(1, 2) units of time for ten fast
+clients and U(8, 12) for the last five. In one point the code is not followed: there server models
+share memory, here each version keeps its values.
 """
 
 import jax
