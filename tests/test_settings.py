@@ -156,7 +156,7 @@ class Derived(Base):
 def test_settings_are_given_by_name() -> None:
     """A number without a name is refused: it would set whichever setting comes first."""
     with pytest.raises(TypeError, match="takes 1 positional argument"):
-        fedjax_sim.SYSTEMS["fedavg"].paper(4)
+        fedjax_sim.SYSTEMS["fedavg"].Hyper(4)
 
 
 FEDAVG: Any = fedjax_sim.SYSTEMS["fedavg"].Hyper
@@ -245,7 +245,7 @@ def test_a_setting_given_twice_is_refused() -> None:
 
 def test_a_group_given_whole_replaces_all_its_settings() -> None:
     """Settings that it does not name have the group's defaults, not the system's."""
-    stale: Any = fedjax_sim.SYSTEMS["fedstaleweight"].Hyper
+    stale: Any = fedjax_sim.SYSTEMS["fedstaleweight"].paper
     assert stale(rate_slow=0.25).delays == stale().delays.replace(rate_slow=0.25)
     assert stale(delays=ClientDelays(rate_slow=0.25)).delays == ClientDelays(rate_slow=0.25)
     assert stale().delays.runtime_law == "runtime_uniform" != ClientDelays().runtime_law
@@ -431,7 +431,7 @@ def test_values_swept_in_a_group_are_traced(
     assert compiled.count("jit(_advance)") == 1
     assert compiled.count("jit(_draw)") == 1
     for i, value in enumerate(values[:2]):
-        hyper = small(system, delays=ClientDelays(rate_slow=value))
+        hyper = small(system).replace(rate_slow=value)
         alone = fedjax_sim.sweep(system, regression(), hyper, seeds=2, **options)
         for form, run in runs.items():
             assert len({float(each.time[-1]) for each in run.timelines}) == 2 * len(values)
