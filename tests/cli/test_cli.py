@@ -33,6 +33,7 @@ from fedjax_sim.settings import ConfigError, fields, idle_of
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
 SMALL = [
+    *("--preset", "paper"),
     *(word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")),
     "--seeds",
     "2",
@@ -372,8 +373,8 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
 
     table = tmp_path / "rates.csv"
     table.write_text("rate\n" + "0.5\n" * 30)
-    assert rates("fedavg", "hierarchical", rate_slow="0.1") == [0.1, 1 / 16]
-    assert rates("hierarchical", "fedavg", rate_slow="0.1,0.2") == [1 / 16, [0.1, 0.2]]
+    assert rates("fedavg", "hierarchical", rate_slow="0.1") == [0.1, 1 / 8]
+    assert rates("hierarchical", "fedavg", rate_slow="0.1,0.2") == [1 / 8, [0.1, 0.2]]
     assert rates("fedavg", "hierarchical", rate_slow="0.1", delays_of="client") == [0.1, 0.1]
     for systems, texts in (
         (["hierarchical"], {}),
@@ -381,7 +382,7 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
         (["fedavg", "hierarchical"], {"client_table": str(table)}),
     ):
         with pytest.raises(
-            ConfigError, match=r"^delays\.rate_slow is 0\.1, but must be left at 0\.0625 with "
+            ConfigError, match=r"^delays\.rate_slow is 0\.1, but must be left at 0\.125 with "
         ):
             rates(*systems, rate_slow="0.1", **texts)
 
