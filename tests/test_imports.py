@@ -25,6 +25,7 @@ from scripts.structure import (
 ALLOWED = {
     "lifecycle": "",
     "settings": "lifecycle",
+    "presets": "settings",
     "events": "settings",
     "checking": "settings",
     "types": "events checking",
@@ -33,7 +34,7 @@ ALLOWED = {
     "trees": "types",
     "streams": "types targets",
     "batching": "types checking",
-    "timelines": "types settings checking streams",
+    "timelines": "types settings presets checking streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
     "clients": "types settings checking trees streams batching privacy",
@@ -47,7 +48,7 @@ ALLOWED = {
         "compression "
         "diagnostics"
     ),
-    "systems": "types settings trees streams batching timelines compression clients server",
+    "systems": "types settings presets trees streams batching timelines compression clients server",
     "results": "types lifecycle settings checking diagnostics",
     "engine": (
         "types events lifecycle settings checking targets trees streams linear batching "
