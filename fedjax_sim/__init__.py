@@ -7,7 +7,6 @@ and for gradients through it. Where to look for the rest:
     types            the words used here (tick, slot, lane), and what the parts agree on
     events           the event of one tick, and what is known of it beforehand
     settings         typed, documented and checked settings of systems
-    presets          values of papers in place of the defaults
     streams          named streams of random numbers
     trees            parts of models, chosen by the paths of their leaves
     batching         one function for every slot of a tick or every lane, batched or in turn
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from fedjax_sim import linear as linear
     from fedjax_sim import models as models
     from fedjax_sim import partition as partition
-    from fedjax_sim import presets as presets
     from fedjax_sim import privacy as privacy
     from fedjax_sim import problems as problems
     from fedjax_sim import reporting as reporting
@@ -135,7 +133,6 @@ _ROOMS = (
     "linear",
     "models",
     "partition",
-    "presets",
     "privacy",
     "problems",
     "reporting",

@@ -844,6 +844,9 @@ def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
     Args:
       default: The default.
       metadata: What the field's maker says of it.
+
+    Returns:
+      The field.
     """
     if metadata.get("of_time") and default != 0:
         default = DefaultTime(default)

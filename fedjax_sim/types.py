@@ -566,7 +566,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
         slots, `f[T, S]`, if the timeline computes them by this function alone. Settings that
         nothing else of the timeline reads can then be changed and differentiated in a program
         that is bound.
-      paper: A function that makes settings with the values of a paper, see `fedjax_sim.presets`.
+      paper: A function that makes settings with values of a paper, see `timelines.presets`.
     """
 
     name: str

@@ -25,7 +25,6 @@ from scripts.structure import (
 ALLOWED = {
     "lifecycle": "",
     "settings": "lifecycle",
-    "presets": "settings",
     "events": "settings",
     "checking": "settings",
     "types": "events checking",
@@ -34,7 +33,7 @@ ALLOWED = {
     "trees": "types",
     "streams": "types targets",
     "batching": "types checking",
-    "timelines": "types settings presets checking streams",
+    "timelines": "types settings checking streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
     "clients": "types settings checking trees streams batching privacy",
@@ -48,7 +47,7 @@ ALLOWED = {
         "compression "
         "diagnostics"
     ),
-    "systems": "types settings presets trees streams batching timelines compression clients server",
+    "systems": "types settings trees streams batching timelines compression clients server",
     "results": "types lifecycle settings checking diagnostics",
     "engine": (
         "types events lifecycle settings checking targets trees streams linear batching "

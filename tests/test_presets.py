@@ -8,10 +8,10 @@ import pytest
 
 from fedjax_sim import SYSTEMS
 from fedjax_sim.__main__ import main
-from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.settings import check, fields, names_of, value_of
 from fedjax_sim.systems import favano, fedavg, fedopt, hierarchical, langevin
 from fedjax_sim.timelines import ClientDelays, Contacts, Trace
+from fedjax_sim.timelines.presets import FAVANO, preset
 
 EM = ("em", "fedem", "vr_fedem")
 FIELD = {"lr": 0.1, "batch_size": 32, "num_clients": 100, "local_steps": 10, "num_selected": 10}

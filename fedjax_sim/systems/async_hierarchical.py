@@ -29,7 +29,6 @@ import numpy as np
 
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.presets import GROUPS, preset
 from fedjax_sim.server import (
     EdgeTraining,
     StalenessWeights,
@@ -53,6 +52,7 @@ from fedjax_sim.timelines import (
     group_arrivals_within,
     schedule_group_arrivals,
 )
+from fedjax_sim.timelines.presets import GROUPS, preset
 from fedjax_sim.types import (
     Algorithm,
     Event,

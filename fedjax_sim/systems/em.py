@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients import Expectation, local_expectation
-from fedjax_sim.presets import EM, preset
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,

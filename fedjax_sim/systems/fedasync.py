@@ -22,7 +22,6 @@ among the values of FedAsync's own experiments.
 import jax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.presets import STALENESS, preset
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -36,6 +35,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.timelines.presets import STALENESS, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")

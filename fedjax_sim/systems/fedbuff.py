@@ -42,7 +42,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.server import (
     Memo,
     Reports,
@@ -58,6 +57,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import is_known, real, redefault, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 
 

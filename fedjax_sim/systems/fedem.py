@@ -22,7 +22,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
-from fedjax_sim.presets import EM, preset
 from fedjax_sim.server import (
     Approximation,
     Memories,
@@ -35,6 +34,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import choice, group, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,

@@ -30,7 +30,6 @@ share memory, here each version keeps its values.
 import jax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.presets import STALENESS, preset
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -44,6 +43,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.timelines.presets import STALENESS, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 

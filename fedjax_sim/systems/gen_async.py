@@ -21,10 +21,10 @@ probabilities; `routing` gives them one by one.
 import jax
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models, weighted_sum
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import ClientQueues, client_queues_within, schedule_client_queues
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 

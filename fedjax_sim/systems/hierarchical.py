@@ -68,7 +68,6 @@ import optax
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.presets import GROUPS, preset
 from fedjax_sim.server import (
     EdgeTraining,
     Memo,
@@ -87,6 +86,7 @@ from fedjax_sim.timelines import (
     list_members,
     schedule_group_rounds,
 )
+from fedjax_sim.timelines.presets import GROUPS, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,

@@ -29,10 +29,10 @@ from fedjax_sim.compression.messages import (
     count_parameters,
     decode_messages,
 )
-from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.server import mean_with_server
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, schedule_contacts
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,

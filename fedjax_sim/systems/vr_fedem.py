@@ -33,7 +33,6 @@ from fedjax_sim.clients import (
     read_rows,
     write_clients,
 )
-from fedjax_sim.presets import EM, preset
 from fedjax_sim.server import (
     Approximation,
     Memories,
@@ -46,6 +45,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import ConfigError, choice, group, real, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,

@@ -15,7 +15,8 @@ from fedjax_sim.cli.commands import main
 from fedjax_sim.diagnostics import to_arviz
 
 WORDS = "run langevin --model logistic --preset paper --seeds 2 --time-budget 40 --evals 10 --set"
-WORDS += " num_clients=3 --set local_steps=2 --set batch_size=8 --set step_size=1e-6 --set temperature=1,4"
+WORDS += " num_clients=3 --set local_steps=2 --set batch_size=8 --set step_size=1e-6"
+WORDS += " --set temperature=1,4"
 
 
 def test_samples_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.server import (
     Reports,
     Versioned,
@@ -46,6 +45,7 @@ from fedjax_sim.timelines import (
     schedule_contacts,
 )
 from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -231,6 +231,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
 
 
 paper = preset(Hyper, FAVANO)
+"""Its docstring names the experiments."""
 system = System(
     "favano",
     Hyper,

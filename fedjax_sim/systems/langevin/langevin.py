@@ -72,7 +72,6 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.presets import LOCK_STEP, preset
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.settings import (
     Checked,
@@ -101,6 +100,7 @@ from fedjax_sim.systems.langevin.preconditioning import (
     count_precondition_bits,
 )
 from fedjax_sim.timelines import WeightedRounds, rounds_within, schedule_weighted_rounds
+from fedjax_sim.timelines.presets import LOCK_STEP, preset
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -394,6 +394,7 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
 
 
 paper = preset(Hyper, LOCK_STEP)
+"""Its docstring names the experiments."""
 system = System(
     "langevin",
     Hyper,

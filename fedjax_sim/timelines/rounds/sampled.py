@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.presets import FAVANO, preset
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -40,6 +39,7 @@ from fedjax_sim.timelines.cohorts import (
     draw_with_replacement,
 )
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import RoundClock, Rounds, draw_work_times
 from fedjax_sim.types import (
     EMPTY,

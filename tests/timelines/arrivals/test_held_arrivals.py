@@ -15,9 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import presets
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, ClientTable, draw_client_speeds, schedule_arrivals
+from fedjax_sim.timelines import (
+    Arrivals,
+    ClientTable,
+    draw_client_speeds,
+    presets,
+    schedule_arrivals,
+)
 from fedjax_sim.timelines.delays.laws import BLOCK, update_time
 from tests.conftest import slow_but
 

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_sim import presets
 from fedjax_sim.settings import ConfigError, check, value_of
 from fedjax_sim.timelines import (
     ExchangeDelays,
@@ -14,6 +13,7 @@ from fedjax_sim.timelines import (
     GroupClock,
     Groups,
     group_arrivals_within,
+    presets,
     schedule_group_arrivals,
     schedule_group_rounds,
 )

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import presets
 from fedjax_sim.engine.planning.drawing import ticks_in_budget
 from fedjax_sim.server import EdgeTraining
 from fedjax_sim.settings import ConfigError, check, parse
@@ -28,6 +27,7 @@ from fedjax_sim.timelines import (
     group_rounds_within,
     list_members,
     paper_delays,
+    presets,
     schedule_group_rounds,
 )
 from fedjax_sim.timelines.grouped.groups import (

@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import presets
 from fedjax_sim.engine.planning.drawing import ticks_in_budget
-from fedjax_sim.timelines import Rounds, WeightedRounds, schedule_rounds, schedule_weighted_rounds
+from fedjax_sim.timelines import (
+    Rounds,
+    WeightedRounds,
+    presets,
+    schedule_rounds,
+    schedule_weighted_rounds,
+)
 from fedjax_sim.types import EMPTY
 
 ROUNDS = presets.preset(Rounds, presets.FAVANO)
