@@ -13,7 +13,7 @@ import fedjax_sim
 from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano
-from fedjax_sim.timelines import draw_client_rates, schedule_contacts
+from fedjax_sim.timelines import ClientTable, draw_client_rates, schedule_contacts
 
 SYSTEM = fedjax_sim.SYSTEMS["favano"]
 SMALL = {
@@ -203,3 +203,16 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
         error = sample.std() / np.sqrt(sample.size)
         assert error < 0.02
         assert abs(sample.mean() - 1) < 5 * error
+
+
+@pytest.mark.parametrize("by_tick", [False, True])
+def test_every_client_of_spread_rates_has_its_own_law(draw: Callable, by_tick: bool) -> None:
+    """Weights are those of a table of clients that has the same rates."""
+    hyper = favano.Hyper(num_clients=6, num_selected=2, local_steps=4, alpha_by_tick=by_tick)
+    with jax.enable_x64(True):
+        rate = draw_client_rates(stream(jax.random.key(0), "timeline"), hyper)
+    assert np.unique(rate).size == 6
+    table = hyper.replace(client_table=ClientTable(np.asarray(rate)))
+    found, known = (draw(favano.timeline, each, num_ticks=30) for each in (hyper, table))
+    np.testing.assert_array_equal(found.steps, known.steps)
+    np.testing.assert_allclose(found.weight, known.weight, rtol=1e-12)

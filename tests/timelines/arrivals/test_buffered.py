@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim import ConfigError, Timeline, presets
+from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.engine.planning.drawing import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
@@ -23,6 +23,7 @@ from fedjax_sim.timelines import (
     ClientTable,
     draw_client_rates,
     draw_client_speeds,
+    presets,
     schedule_arrivals,
 )
 from fedjax_sim.timelines.delays.laws import update_time

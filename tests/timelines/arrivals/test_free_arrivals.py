@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import Timeline, presets
+from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
     arrivals_within,
     draw_client_speeds,
+    presets,
     schedule_arrivals,
 )
 from fedjax_sim.timelines.arrivals import free_arrivals

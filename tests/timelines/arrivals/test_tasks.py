@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import ConfigError, Timeline, presets
+from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.settings import check
 from fedjax_sim.timelines import (
     Arrivals,
@@ -20,6 +20,7 @@ from fedjax_sim.timelines import (
     ClientTable,
     arrivals_within,
     client_queues_within,
+    presets,
     schedule_arrivals,
     schedule_client_queues,
 )

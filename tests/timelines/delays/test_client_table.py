@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_sim import ConfigError, presets
+from fedjax_sim import ConfigError
 from fedjax_sim.settings import check
 from fedjax_sim.timelines import (
     Arrivals,
     ClientTable,
     Contacts,
     Trace,
+    presets,
     read_client_table,
     read_trace,
 )

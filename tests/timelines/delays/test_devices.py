@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError, presets
+from fedjax_sim import ConfigError
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
@@ -25,6 +25,7 @@ from fedjax_sim.timelines import (
     GroupArrivals,
     Groups,
     Rounds,
+    presets,
     schedule_arrivals,
     schedule_client_queues,
     schedule_contacts,

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import fedjax_sim
-from fedjax_sim import ConfigError, presets
+from fedjax_sim import ConfigError
 from fedjax_sim.settings import check, parse
 from fedjax_sim.timelines import (
     RUNTIME_LAWS,
@@ -25,6 +25,7 @@ from fedjax_sim.timelines import (
     Speeds,
     draw_client_speeds,
     draw_runtimes,
+    presets,
     schedule_contacts,
     schedule_rounds,
 )
@@ -215,6 +216,17 @@ def speeds(clients: Clients, seed: int = 0) -> Speeds:
         return jax.tree.map(np.asarray, draw_client_speeds(jax.random.key(seed), clients))
 
 
+def test_rates_are_log_normal_around_those_of_their_kind() -> None:
+    """The means are kept, and so is the mean time of a step over clients, which is larger."""
+    many = Clients(num_clients=8000, slow_fraction=0.5, slow_clients="last", rate_slow=1 / 4)
+    rate = speeds(many).rate
+    for drawn, mean in ((rate[:4000], 1.0), (rate[4000:], 1 / 4)):
+        assert stats.kstest(np.log(drawn), stats.norm(np.log(mean) - 1 / 8, 0.5).cdf).pvalue > 1e-3
+    assert rate.mean() == pytest.approx(many.delays.mean_rate, rel=0.03)
+    assert (1 / rate).mean() == pytest.approx(many.delays.mean_time, rel=0.03)
+    np.testing.assert_array_equal(speeds(many.replace(rate_spread=0.0)).rate[::4000], [1, 1 / 4])
+
+
 def test_the_last_clients_are_slow() -> None:
     """A third of eight is three, rounded up; slow clients have the slow rate and spread."""
     hyper = CLIENTS(
@@ -387,6 +399,10 @@ REFUSED: list[tuple[Clients, str]] = [
     (
         CLIENTS(rate_slow=1.25, runtime_law="count_geom"),
         "delays.rate_slow is 1.25, but must be at most 1, a probability, under count_geom",
+    ),
+    (
+        Clients(runtime_law="runtime_geom"),
+        "delays.rate_spread is 0.5, but must be 0 under runtime_geom, whose rates are",
     ),
     (
         CLIENTS(runtime_law="runtime_gamma"),

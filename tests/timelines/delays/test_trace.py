@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError, presets
+from fedjax_sim import ConfigError
 from fedjax_sim.timelines import (
     Arrivals,
     Contacts,
     Rounds,
     Trace,
+    presets,
     read_trace,
     schedule_arrivals,
     schedule_contacts,

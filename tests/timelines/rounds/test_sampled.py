@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim import SYSTEMS, ConfigError, presets
+from fedjax_sim import SYSTEMS, ConfigError
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     CohortRounds,
     Rounds,
+    presets,
     schedule_cohort_rounds,
     schedule_rounds,
 )
