@@ -357,7 +357,7 @@ CASES = {
     ),
     "speeds of clients without use": (
         ["run", "hierarchical", "--out", "out", "--set", "rate_slow=0.1"],
-        ["rate_slow", "0.1", 'left at 0.0625 with clock.delays_of "group"'],
+        ["rate_slow", "0.1", 'left at 0.125 with clock.delays_of "group"'],
     ),
     "setting of none of several systems": (
         ["run", "fedavg", "hierarchical", "--out", "out", "--set", "buffer_size=3"],

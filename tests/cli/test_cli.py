@@ -119,14 +119,14 @@ def test_list_names_everything(call):
 
 def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):
     text = " ".join(call("list", "favano").split())
-    idle = idle_of(fedjax_sim.SYSTEMS["favano"].paper())
+    idle = idle_of(fedjax_sim.SYSTEMS["favano"].Hyper())
     assert {"delays.on_time", "delays.spread_fast"} <= idle
     for name, field in fields(fedjax_sim.SYSTEMS["favano"].Hyper).items():
         meaning, allowed = field.metadata["meaning"], field.metadata["allowed"]
         is_shown = " ".join(f"{meaning} Allowed: {allowed}.".split()) in text
         assert is_shown == (name not in idle), name
         assert re.search(rf" {name if name in idle else name.rpartition('.')[2]}[ ,]", f"{text} ")
-    assert " lr 0.5 " in text
+    assert " lr 0.1 " in text
     assert " carry_residual false " in text
     assert " reweight stochastic " in text
 
@@ -214,7 +214,7 @@ def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys)
     assert "favano/fig1" in named["experiments"]
     settings = json.loads(call("list", "favano", "--json"))["favano"]["settings"]
     assert settings.keys() == fields(fedjax_sim.SYSTEMS["favano"].Hyper).keys()
-    assert settings["lr"]["default"] == "0.5"
+    assert settings["lr"]["default"] == "0.1"
     assert experiments(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == named["experiments"]
 
