@@ -193,7 +193,7 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
     metadata = dict(real(default, meaning, **limits).metadata)
     allowed = metadata["allowed"] + ", or several"
     changed = {"allowed": allowed, "parse": _parse_reals, "is_single": False}
-    return _with_default(default, metadata | changed)
+    return with_default(default, metadata | changed)
 
 
 def count(
@@ -347,7 +347,7 @@ def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
       without: Names of settings of the group that the owner leaves at their defaults and hides.
     """
     defaults = {
-        name: _with_default(value_of(default, name), field.metadata).default
+        name: with_default(value_of(default, name), field.metadata).default
         for name, field in fields(type(default)).items()
     }
     metadata = {"group": meaning, "without": without, "pytree_node": True}
@@ -365,7 +365,7 @@ def redefault(owner: type, name: str, default: Any) -> Any:
     for held in groups(owner):
         if held.name == name:
             return group(default, held.metadata["group"], without=held.metadata["without"])
-    return _with_default(default, fields(owner)[name].metadata)
+    return with_default(default, fields(owner)[name].metadata)
 
 
 def fixed(value: Any) -> Any:
@@ -621,7 +621,7 @@ def _fields_of(
         for name, field in fields(type(owner.default)).items():
             if name not in owner.metadata["without"]:
                 full = f"{owner.name}.{name}"
-                inside[full] = _with_default(value_of(owner.default, name), field.metadata)
+                inside[full] = with_default(value_of(owner.default, name), field.metadata)
                 inside[full].name = full
     fixed = tuple(
         field
@@ -871,11 +871,19 @@ def _field(
     **further: Any,
 ) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse, "meaning": meaning}
-    return _with_default(default, {**metadata, **further, "pytree_node": is_traced})
+    return with_default(default, {**metadata, **further, "pytree_node": is_traced})
 
 
-def _with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
-    """Make a field of its metadata, and mark its default if it depends on what nobody has given."""
+def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
+    """Make a field of its metadata, and mark its default if it depends on what nobody has given.
+
+    Args:
+      default: The default.
+      metadata: What the field's maker says of it.
+
+    Returns:
+      The field.
+    """
     if metadata.get("of_time") and default != 0:
         default = DefaultTime(default)
     if metadata.get("of_problem"):

@@ -566,6 +566,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
         slots, `f[T, S]`, if the timeline computes them by this function alone. Settings that
         nothing else of the timeline reads can then be changed and differentiated in a program
         that is bound.
+      paper: A function that makes settings with values of a paper, see `timelines.presets`.
     """
 
     name: str
@@ -578,6 +579,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     hints: Hints = Hints()
     fit: Fit = Fit()
     weigh: Callable[[HyperT, Array, Array], Array] | None = None
+    paper: Any = None
 
 
 class Tracker(Protocol):

@@ -144,7 +144,7 @@ def run_systems(
         system = fedjax_sim.SYSTEMS[name]
         problem = make_problem(system)
         selected = {"num_selected": 5} if "num_selected" in fields(system.Hyper) else {}
-        hyper = system.Hyper(num_clients=NUM_CLIENTS, **SETTINGS.get(name, selected))
+        hyper = system.paper(num_clients=NUM_CLIENTS, **SETTINGS.get(name, selected))
         for num in lanes:
             run = fedjax_sim.sweep(
                 system,

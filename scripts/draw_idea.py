@@ -32,7 +32,7 @@ def run_sweep() -> fedjax_sim.Run:
     digits = datasets.load("digits")
     split = partition.make("classes", digits.train_labels, num_clients=NUM_CLIENTS, seed=0)
     problem = problems.make_classification(models.MLP((), 10), digits, split)
-    hyper = fedbuff.Hyper(
+    hyper = fedbuff.paper(
         num_clients=NUM_CLIENTS,
         concurrency=NUM_CLIENTS,
         buffer_size=3,

@@ -53,7 +53,7 @@ def main() -> None:
     """Run FedAvg and print the counts."""
     centres = jnp.linspace(-1.0, 1.0, 12).reshape(6, 2)
     problem = problems.Quadratic.of(centres)
-    hyper = fedavg.Hyper(num_clients=6, num_selected=3, batch_size=1)
+    hyper = fedavg.paper(num_clients=6, num_selected=3, batch_size=1)
     counter = Counter()
     sys.setprofile(counter)
     try:

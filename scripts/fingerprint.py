@@ -376,12 +376,24 @@ def of_experiment(name: str) -> Hashes:
 def of_system(name: str) -> Hashes:
     """Run a system on the digits by the command line and hash what was written."""
     budget = EM_TIME_BUDGET if is_em(name) else TIME_BUDGET
-    words = ["run", name, *SMALL_RUN, "--time-budget", str(budget), "--out", "results"]
+    words = ["run", name, *SMALL_RUN, *preset(), "--time-budget", str(budget), "--out", "results"]
     if not is_em(name):  # Whose clients hold no models.
         words.append("--client-variance")
     with pictures() as found:
         text = command("fedjax_sim", *words)
     return of_folder(Path("results")) | found | {"stdout": digest(steady(text).splitlines())}
+
+
+def preset() -> list[str]:
+    """Return the flag for the papers' values, which were the defaults of checkouts without it."""
+    import fedjax_sim
+
+    return ["--preset", "paper"] if hasattr(fedjax_sim.SYSTEMS["em"], "paper") else []
+
+
+def paper_of(system: Any) -> Callable[..., Any]:
+    """Return what makes a system's settings with the papers' values."""
+    return system.paper if preset() else system.Hyper
 
 
 def of_layouts(name: str) -> Hashes:
@@ -392,7 +404,7 @@ def of_layouts(name: str) -> Hashes:
     fedjax_sim.use_cores(2)
     system = fedjax_sim.SYSTEMS[name]
     settings, swept, values = LAYOUT_SYSTEMS[name]
-    hyper = system.Hyper(num_clients=NUM_CLIENTS, batch_size=2, **settings)
+    hyper = paper_of(system)(num_clients=NUM_CLIENTS, batch_size=2, **settings)
     is_x64 = os.environ.get("JAX_ENABLE_X64") == "1"
     problem = tiny_problem(is_em(name), "float64" if is_x64 else "float32")
     common: dict[str, Any] = {"seeds": 2, "settings": {swept: values}, "num_evals": 3}
@@ -436,15 +448,15 @@ def of_timelines(name: str) -> Hashes:
     found: Hashes = {}
     for what, settings in cases.items():
         try:
-            drawn = draw(system, system.Hyper(num_clients=10, **settings))
+            drawn = draw(system, paper_of(system)(num_clients=10, **settings))
         except fedjax_sim.ConfigError:  # Some systems refuse some laws.
             found[what] = "refused"
             continue
         found |= of_tree(what, drawn)
     budget = EM_TIME_BUDGET if is_em(name) else TIME_BUDGET
-    words = ["timeline", name, "--seeds", "2", "--time-budget", str(budget), "--out", "results"]
+    words = ["timeline", name, "--seeds", "2", *preset(), "--time-budget", str(budget)]
     with pictures() as shown:
-        text = command("fedjax_sim", *words)
+        text = command("fedjax_sim", *words, "--out", "results")
     return (
         found | of_folder(Path("results")) | shown | {"stdout": digest(steady(text).splitlines())}
     )

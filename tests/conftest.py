@@ -338,7 +338,7 @@ def small() -> Callable[..., Any]:
             # FA-LD follows the gradient of a sum over the about 30 examples of `regression`; the
             # other systems follow the gradient of a mean.
             chosen = {"step_size": chosen.pop("lr") / 30} | chosen
-        return system.Hyper(**chosen)
+        return system.paper(**chosen)
 
     return make
 

@@ -267,7 +267,7 @@ digits = datasets.load("digits")
 split = partition.make("iid", digits.train_labels, num_clients=10, seed=0)
 problem = problems.make_classification(models.MLP((4,), 10), digits, split)
 print([name for name in {USED_LATER!r} if name in sys.modules])
-hyper = fedavg.Hyper(num_clients=10, num_selected=2, local_steps=1, batch_size=4)
+hyper = fedavg.paper(num_clients=10, num_selected=2, local_steps=1, batch_size=4)
 fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(1), num_evals=1)
 print([name for name in {(set(USED_LATER) - {"xarray", "pandas"})!r} if name in sys.modules])
 """

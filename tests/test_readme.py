@@ -22,7 +22,7 @@ def test_the_first_sweep_learns() -> None:
     scope = run_blocks(README)
     assert str(scope["problem"][0]) == "Classification(30 clients, 1380 examples, MLP)"
     curves = scope["run"].curves
-    assert curves.accuracy.dims == ("lr", "rate_slow", "seed", "eval")
+    assert curves.accuracy.dims == ("lr", "rate_spread", "seed", "eval")
     assert (
         float(curves.accuracy.isel(eval=-1).mean())
         > float(curves.accuracy.isel(eval=0).mean()) + 0.2

@@ -126,7 +126,7 @@ def test_one_name_means_one_thing_in_all_systems() -> None:
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
 def test_conditions_name_settings_and_values_that_there_are(name: str) -> None:
     """A setting says with which values of others it has an effect; at one value it has none."""
-    hyper = fedjax_sim.SYSTEMS[name].Hyper()
+    hyper = fedjax_sim.SYSTEMS[name].paper()
     for setting, field in fields(type(hyper)).items():
         owner = value_of(hyper, setting.rpartition(".")[0]) if "." in setting else hyper
         for other, values in field.metadata.get("only_with", {}).items():
@@ -210,7 +210,7 @@ def test_a_bad_value_gets_one_sentence(values: dict[str, Any], words: str) -> No
 def test_fixed_settings_are_refused() -> None:
     """They would have no effect, or one that no paper has."""
     with pytest.raises(ConfigError, match=r"second_decay is 0\.5, but must be left at 0\.0\."):
-        check(fedjax_sim.SYSTEMS["fedadagrad"].Hyper(second_decay=0.5))
+        check(fedjax_sim.SYSTEMS["fedadagrad"].paper(second_decay=0.5))
 
 
 @pytest.mark.parametrize("name", ["fednova", "scaffold"])
@@ -246,7 +246,7 @@ def test_a_setting_given_twice_is_refused() -> None:
 
 def test_a_group_given_whole_replaces_all_its_settings() -> None:
     """Settings that it does not name have the group's defaults, not the system's."""
-    stale: Any = fedjax_sim.SYSTEMS["fedstaleweight"].Hyper
+    stale: Any = fedjax_sim.SYSTEMS["fedstaleweight"].paper
     assert stale(rate_slow=0.25).delays == stale().delays.replace(rate_slow=0.25)
     assert stale(delays=ClientDelays(rate_slow=0.25)).delays == ClientDelays(rate_slow=0.25)
     assert stale().delays.runtime_law == "runtime_uniform" != ClientDelays().runtime_law
@@ -257,7 +257,7 @@ def test_a_group_given_whole_replaces_all_its_settings() -> None:
 
 def test_defaults_in_units_of_time_stay_recognisable_in_groups() -> None:
     """Also those that a system has set itself, and after another setting of the group is given."""
-    hyper: Any = fedjax_sim.SYSTEMS["fedstaleweight"].Hyper(drop_rate=0.1, rate_slow=1 / 10)
+    hyper: Any = fedjax_sim.SYSTEMS["fedstaleweight"].paper(drop_rate=0.1, rate_slow=1 / 10)
     assert isinstance(hyper.delays.rate_fast, DefaultTime)
     assert hyper.delays.rate_fast == 1 / 1.5
     # Given, although equal to the default.
@@ -432,7 +432,7 @@ def test_values_swept_in_a_group_are_traced(
     assert compiled.count("jit(_advance)") == 1
     assert compiled.count("jit(_draw)") == 1
     for i, value in enumerate(values[:2]):
-        hyper = small(system, delays=ClientDelays(rate_slow=value))
+        hyper = small(system).replace(rate_slow=value)
         alone = fedjax_sim.sweep(system, regression(), hyper, seeds=2, **options)
         for form, run in runs.items():
             assert len({float(each.time[-1]) for each in run.timelines}) == 2 * len(values)

@@ -19,7 +19,7 @@ def correct(
     run = fedjax_sim.sweep(
         fedavg.system,
         problem,
-        fedavg.Hyper(num_clients=20, lr=0.1),
+        fedavg.paper(num_clients=20, lr=0.1),
         seeds=3,
         settings={"lr": [0.1, 0.2]},
         budget=fedjax_sim.Ticks(5),

@@ -16,7 +16,7 @@ problem = problems.supervised(
     per_client=True,
 )
 system = fedjax_sim.SYSTEMS["ditto"]
-hyper = system.Hyper(num_clients=20, num_selected=5, batch_size=16, lr=0.2)
+hyper = system.paper(num_clients=20, num_selected=5, batch_size=16, lr=0.2)
 run = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(60), num_evals=2)
 curves = {"ditto": run.curves}
 print(summary(curves)["systems"]["ditto"]["final"]["client_accuracy"])

@@ -21,6 +21,6 @@ problem = problems.supervised(
     metrics={"mae": problems.Metric(problems.absolute_error, less_is_better=True)},
     per_client=True,
 )
-hyper = fedavg.Hyper(num_clients=problem.num_clients, num_selected=3, batch_size=16, lr=0.02)
+hyper = fedavg.paper(num_clients=problem.num_clients, num_selected=3, batch_size=16, lr=0.02)
 run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20))
 print(run.curves.client_mae.isel(eval=-1).to_series())

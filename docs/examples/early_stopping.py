@@ -7,7 +7,7 @@ from fedjax_sim.systems import fedavg
 digits = datasets.load("digits")
 split = partition.make("classes", digits.train_labels, num_clients=10, seed=0)
 problem = problems.make_classification(models.MLP((), 10), digits, split)
-hyper = fedavg.Hyper(num_clients=10, num_selected=5, local_steps=5, batch_size=16)
+hyper = fedavg.paper(num_clients=10, num_selected=5, local_steps=5, batch_size=16)
 
 
 def is_behind(progress):  # One answer for each lane; metrics are [lanes, evaluations so far].

@@ -17,6 +17,6 @@ problem = problems.supervised(
     split,
     metrics={"accuracy": problems.is_right},
 )
-hyper = favano.Hyper(num_clients=10, num_selected=4, local_steps=5, batch_size=16, lr=0.5)
+hyper = favano.paper(num_clients=10, num_selected=4, local_steps=5, batch_size=16, lr=0.5)
 run = fedjax_sim.simulate(favano.system, problem, hyper, budget=fedjax_sim.Ticks(100))
 print(f"accuracy {float(run.curves.accuracy[-1]):.2f}")

@@ -20,7 +20,7 @@ posterior = problems.from_logdensity(
     lambda key: jax.random.normal(key, (5,)),
     probabilities=lambda w, inputs: jax.nn.softmax(jax.numpy.array([0.0, inputs @ w])),
 )
-hyper = langevin.Hyper(num_clients=4, step_size=1e-3, local_steps=5, gradient="exact")
+hyper = langevin.paper(num_clients=4, step_size=1e-3, local_steps=5, gradient="exact")
 how = {"budget": fedjax_sim.Ticks(4000), "num_evals": 500, "keep": fedjax_sim.Keep(models=True)}
 run = fedjax_sim.sweep(langevin.system, posterior, hyper, seeds=4, **how)
 samples = diagnostics.to_arviz(run, posterior, burn_in=100)

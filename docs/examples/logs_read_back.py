@@ -11,7 +11,7 @@ from fedjax_sim.systems import fedavg
 digits = datasets.load("digits")
 split = partition.make("iid", digits.train_labels, num_clients=10, seed=0)
 problem = problems.make_classification(models.MLP((), 10), digits, split)
-hyper = fedavg.Hyper(num_clients=10, num_selected=5, local_steps=5, batch_size=16)
+hyper = fedavg.paper(num_clients=10, num_selected=5, local_steps=5, batch_size=16)
 kept = [trackers.CSV("log.csv"), trackers.TensorBoard("logs")]  # tensorboard --logdir logs
 watch, rates = Watch(trackers=kept), {"lr": [0.1, 0.3]}
 run = fedjax_sim.sweep(fedavg.system, problem, hyper, settings=rates, budget=Ticks(50), watch=watch)

@@ -17,7 +17,7 @@ words = [" ".join(source.replace(":", ";").split()) for source in sources]
 text = datasets.from_text("\n\n".join(f"M{i}:\n{w}" for i, w in enumerate(words)), name="sources")
 split = partition.natural(text.train_speakers, client_ids=text.train_clients, num_clients=4, seed=0)
 sizes = {"num_clients": 4, "num_selected": 2, "local_steps": 8, "batch_size": 8}
-hyper = fedavg.Hyper(**sizes, lr=0.01, optimizer=optax.adam)
+hyper = fedavg.paper(**sizes, lr=0.01, optimizer=optax.adam)
 start = None
 for rank in (0, 4):
     model = models.CharacterTransformer(text.num_classes, width=32, blocks=1, rank=rank)

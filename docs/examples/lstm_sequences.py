@@ -22,6 +22,6 @@ problem = problems.supervised(
     clients=owners,
     mask=lambda targets: jnp.arange(30)[None] < targets["length"][:, None],
 )
-hyper = fedavg.Hyper(num_clients=4, num_selected=2, batch_size=16, lr=0.01, optimizer=optax.adam)
+hyper = fedavg.paper(num_clients=4, num_selected=2, batch_size=16, lr=0.01, optimizer=optax.adam)
 run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20), num_evals=4)
 print(run.curves.loss.values)

@@ -20,7 +20,7 @@ posterior = problems.from_logdensity(
     lambda key: net.init(key, x[:1]),
     probabilities=lambda w, inputs: jax.nn.softmax(net.apply(w, inputs[None])[0]),
 )
-hyper = langevin.Hyper(num_clients=2, step_size=1e-3, local_steps=4, gradient="exact")
+hyper = langevin.paper(num_clients=2, step_size=1e-3, local_steps=4, gradient="exact")
 how = {"budget": fedjax_sim.Ticks(8000), "num_evals": 500, "keep": fedjax_sim.Keep(models=True)}
 run = fedjax_sim.sweep(langevin.system, posterior, hyper, seeds=4, **how)
 samples = diagnostics.to_arviz(run, posterior, burn_in=100)

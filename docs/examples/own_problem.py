@@ -29,6 +29,6 @@ class Components:
 images = datasets.load("digits").train_images.reshape(-1, 64)[:1400] / 255
 images = jnp.asarray(images - images.mean(axis=0)).reshape(20, 70, 64)
 problem = Components(jnp.full(20, 70), images)
-hyper = fedavg.Hyper(num_clients=20, num_selected=5, batch_size=10, lr=0.02)
+hyper = fedavg.paper(num_clients=20, num_selected=5, batch_size=10, lr=0.02)
 run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(60), num_evals=4)
 print(run.curves.explained.to_series())

@@ -16,7 +16,7 @@ for name in ("fedavg", "scaffold", "favano"):
     system = fedjax_sim.SYSTEMS[name]
     rates = {"lr": np.geomspace(0.01, 3, 8).tolist()}
     run = fedjax_sim.sweep(
-        system, problem, system.Hyper(**sizes), settings=rates, seeds=5, budget=fedjax_sim.Time(500)
+        system, problem, system.paper(**sizes), settings=rates, seeds=5, budget=fedjax_sim.Time(500)
     )
     tables.append(run.to_dataframe())
 last = pd.concat(tables).groupby(["system", "lr", "seed"], as_index=False).last()

@@ -1,10 +1,10 @@
 """The demo's comparison, tuned: four systems on handwritten digits.
 
 30 clients with two classes each, a third of them slow, and a perceptron 64-32-10. Each method gets
-its best learning rate, FedBuff its best server learning rate too. `fedjax-sim run` uses what is
-chosen here (`fedjax_sim.cli.defaults`). FedBuff is run as published, with as many clients at work
-as FedAvg asks in a round, and, in this comparison alone, with everyone at work and no discount, as
-FAVANO's paper runs it. No claim of a paper is judged.
+its best learning rate, FedBuff its best server learning rate too. `fedjax-sim run --preset paper`
+uses what is chosen here (`fedjax_sim.cli.defaults`). FedBuff is run as published, with as many
+clients at work as FedAvg asks in a round, and, in this comparison alone, with everyone at work and
+no discount, as FAVANO's paper runs it. No claim of a paper is judged.
 """
 
 from functools import partial

@@ -216,7 +216,7 @@ def compare(given: Comparison, arguments: Arguments) -> Outcome:
             curves[key] = fedjax_sim.sweep(
                 each.system,
                 of_test,
-                each.system.Hyper(**{**each.settings, **found.choice}),
+                each.system.paper(**{**each.settings, **found.choice}),
                 seeds=sizes.seeds,
                 **options,
                 **arguments.kept(key),

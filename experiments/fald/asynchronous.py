@@ -250,7 +250,7 @@ def run(arguments: Arguments) -> Outcome:
             local_steps=LOCAL_STEPS,
             buffer_size=size,
             clock=ArrivalClock(restart="free"),
-            delays=ClientDelays(slow_fraction=0.0, rate_fast=1.0, runtime_law="runtime_exp"),
+            delays=ClientDelays(rate_spread=0.0),
         )
         ran = fedjax_sim.sweep(
             system,

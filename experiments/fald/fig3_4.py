@@ -233,7 +233,7 @@ def _run(
     Returns:
       Metrics with dimensions (step_size, seed, sample).
     """
-    hyper = langevin.system.Hyper(
+    hyper = langevin.paper(
         num_clients=sizes.num_clients,
         batch_size=sizes.batch_size,
         temperature=0.05,

@@ -169,7 +169,7 @@ def chains(
       options: Further options of `sweep`.
       **hyper: Settings of FA-LD.
     """
-    each = langevin.system.Hyper(
+    each = langevin.paper(
         num_clients=problems[0].centers.shape[0], gradient="exact", temperature=temperature, **hyper
     )
     run = fedjax_sim.sweep(

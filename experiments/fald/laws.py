@@ -145,9 +145,7 @@ def measure_noise(sizes: Sizes) -> Found:
         "keep": fedjax_sim.Keep(models=True),
         "seeds": sizes.seeds,
     }
-    hyper: Any = langevin.system.Hyper(
-        num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4
-    )
+    hyper: Any = langevin.paper(num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4)
     far = 0.0
     for who, num_selected in (("full", 1), ("with_replacement", 1)):
         run = fedjax_sim.sweep(
@@ -245,7 +243,7 @@ def measure_alone(sizes: Sizes) -> Found:
     At rho = 0 it has to sample that client's posterior.
     """
     problem, eta, num_steps = r1(), 0.01, 1000
-    hyper: Any = langevin.system.Hyper(
+    hyper: Any = langevin.paper(
         num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
     )
     hyper = hyper.replace(participants="with_replacement", num_selected=1)

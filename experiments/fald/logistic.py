@@ -254,7 +254,7 @@ def chains(
     run = fedjax_sim.sweep(
         langevin.system,
         problem,
-        langevin.Hyper(
+        langevin.paper(
             num_clients=NUM_CLIENTS, local_steps=local_steps, step_size=STEP_SIZE, gradient="exact"
         ),
         seeds=sizes.seeds,

@@ -48,7 +48,7 @@ RUN = PrivacySetup(
 )
 EXAMPLES = 1000
 """Examples of a client."""
-HYPER: Any = langevin.Hyper(
+HYPER: Any = langevin.paper(
     num_clients=RUN.num_clients,
     num_selected=RUN.num_selected,
     participants=RUN.scheme,

@@ -46,8 +46,8 @@ SHARES = (1 / 9, 1 / 3, 2 / 3, 8 / 9)
 """Shares of slow clients. The second and the last are the paper's, with 66 and 11 fast clients."""
 THIRD, MOST = 1, 3
 READINGS: dict[str, Any] = {
-    "blocked": fedbuff.system.Hyper(**BLOCKED),
-    "own finish": fedbuff.system.Hyper(**PUBLIC),
+    "blocked": fedbuff.paper(**BLOCKED),
+    "own finish": fedbuff.paper(**PUBLIC),
 }
 """When a FedBuff client continues after it has finished; see `fedjax_sim.systems.fedbuff`."""
 
@@ -126,7 +126,7 @@ def measure_contacts(timeline: Timeline) -> tuple[dict[str, Any], dict[str, Any]
     Returns:
       The numbers for claims 4 and 5, and a picture of the laws of steps and gaps.
     """
-    hyper, (_, lanes, ticks) = favano.system.Hyper(), timeline.time.shape
+    hyper, (_, lanes, ticks) = favano.paper(), timeline.time.shape
     is_fast = are_fast(hyper, lanes)
     everyone = timeline.clients[0]
     clients, steps, gap = (
@@ -251,12 +251,12 @@ def measure_step_time(
       favano_run: FAVANO's schedules, leaves `[shares, L, T, ...]`.
       fedbuff_runs: FedBuff's schedules by reading, with the same leaves.
     """
-    quafl_run = at_shares(quafl.system, quafl.system.Hyper(), 2, 200)
+    quafl_run = at_shares(quafl.system, quafl.paper(), 2, 200)
     is_constant = all(
         bool(np.all(np.diff(each.time, prepend=0.0) == PERIOD)) for each in (favano_run, quafl_run)
     )
     rounds = np.diff(
-        at_shares(fedavg.system, fedavg.system.Hyper(), sizes.seeds, FEDAVG_TICKS).time, prepend=0.0
+        at_shares(fedavg.system, fedavg.paper(), sizes.seeds, FEDAVG_TICKS).time, prepend=0.0
     )
     found = {"FedAvg": estimate(rounds.mean(-1).T)}
     for reading, timeline in fedbuff_runs.items():
@@ -409,7 +409,7 @@ def measure_two_workers(sizes: Sizes) -> dict[str, Any]:
     }
     fast, slow = np.arange(10 * UNITS), np.arange(10) * UNITS
     trace = Trace([0] * fast.size + [1] * slow.size, [*fast, *slow], [*(fast + 1), *(slow + UNITS)])
-    immediate: Any = fedbuff.system.Hyper(**pair, buffer_size=1)
+    immediate: Any = fedbuff.paper(**pair, buffer_size=1)
     exact = _slow_staleness(
         draw(fedbuff.system, [immediate.replace(trace=trace)], 1, fast.size),
         np.array([[True, False]]),
@@ -423,7 +423,7 @@ def measure_two_workers(sizes: Sizes) -> dict[str, Any]:
         sizes.slow_arrivals,
     )
     mean = estimate(drawn.mean(1))
-    contacts = favano.system.Hyper(**pair, num_selected=1)
+    contacts = favano.paper(**pair, num_selected=1)
     timeline = draw(favano.system, [contacts], PAIR_LANES, PAIR_TICKS)
     clients, gap = timeline.clients[0, :, WARM:], gaps_of(timeline.version)[0, :, WARM:]
     beyond = np.array([1, 2, 5])
@@ -534,7 +534,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     favano_run = at_shares(
         favano.system,
-        favano.system.Hyper(),
+        favano.paper(),
         sizes.seeds,
         BUDGET // PERIOD,
         (SHARES[THIRD], SHARES[MOST]),

@@ -98,9 +98,7 @@ def identity_error(
     """
     inputs, signs = random.normal(size=(n, 8, size)), random.choice([-1.0, 1.0], (n, 8))
     lr = float(random.uniform(0.05, 1))
-    hyper = favano.system.Hyper(
-        num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1
-    )
+    hyper = favano.paper(num_clients=n, num_selected=s, local_steps=most_steps, lr=lr, batch_size=1)
     server, held = random.normal(size=size), np.zeros(n, np.int32)
     state = Versioned(jnp.asarray(server), jnp.zeros((ticks + 1, size)).at[0].set(server))
     errors, moves = [], []
@@ -192,7 +190,7 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
     )
     measured, far = {}, []
     for reweighting in REWEIGHTINGS:
-        hyper = favano.system.Hyper(reweight=reweighting)
+        hyper = favano.paper(reweight=reweighting)
         timeline = draw(favano.system, [hyper], sizes.seeds, ticks)
         clients, steps, weight = (
             leaf[0, :, warm:] for leaf in (timeline.clients, timeline.steps, timeline.weight)
@@ -249,7 +247,7 @@ def after_contacts(server: Array, bases: Array, progress: Array, cohorts: Array)
       `[I, M, P]`.
     """
     n = bases.shape[1]
-    hyper = favano.system.Hyper(num_clients=n, num_selected=n, local_steps=1, lr=1.0, batch_size=1)
+    hyper = favano.paper(num_clients=n, num_selected=n, local_steps=1, lr=1.0, batch_size=1)
 
     def one(server: Array, bases: Array, progress: Array, cohort: Array) -> Array:
         row = jnp.maximum(cohort, 0)

@@ -454,7 +454,7 @@ def percent(data: xr.Dataset) -> tuple[float, float]:
 
 def _hyper(system: System, settings: Mapping[str, Any]) -> Any:
     known = names_of(system.Hyper)
-    hyper = system.Hyper(**{name: value for name, value in settings.items() if name in known})
+    hyper = system.paper(**{name: value for name, value in settings.items() if name in known})
     if settings.get("lr_scale") == "Z/n":
         hyper = hyper.replace(lr=hyper.lr * hyper.buffer_size / hyper.num_clients)
     return hyper

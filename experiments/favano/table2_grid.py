@@ -449,7 +449,7 @@ def _hyper(method: Method, sizes: Sizes, column: str) -> Any:
     """Complete a method's settings for a column."""
     settings = {**sizes.shared, **method.settings, "slow_fraction": COLUMNS[column].slow_fraction}
     known = names_of(method.system.Hyper)
-    return method.system.Hyper(**{name: settings[name] for name in settings if name in known})
+    return method.system.paper(**{name: settings[name] for name in settings if name in known})
 
 
 def _first_table(tested: xr.DataArray, best: xr.DataArray) -> str:

@@ -42,7 +42,6 @@ from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory
-from fedjax_sim.timelines import ClientDelays
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan
 
 REWEIGHTINGS = ("stochastic", "deterministic")
@@ -157,7 +156,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
     Returns:
       The numbers, the curves and a picture.
     """
-    hyper = favano.system.Hyper(**GROUPS)
+    hyper = favano.paper(**GROUPS)
     # Fast clients have their optimum at -1, whichever clients are fast in a seed's lane.
     centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
     settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
@@ -360,11 +359,11 @@ def measure_bound(
                 raise AssertionError(
                     f"conditions {unmet} of Theorem 1 do not hold at step size {step_size}"
                 )
-            hyper = favano.system.Hyper(
+            hyper = favano.paper(
                 num_clients=case.n,
                 num_selected=case.s,
                 local_steps=case.most_steps,
-                delays=ClientDelays(slow_fraction=case.slow_fraction),
+                slow_fraction=case.slow_fraction,
                 lr=step_size,
                 reweight=reweighting,
                 batch_size=1,
@@ -461,11 +460,11 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
     found = estimate(np.asarray(drawn, float))
     far = float(np.max(np.abs(found.mean - values) / np.maximum(found.error, 1e-9)))
     optimum = np.random.default_rng(5).permutation(np.linspace(-2, 2, OPTIMA)).astype("float32")
-    hyper = favano.system.Hyper(
+    hyper = favano.paper(
         num_clients=3,
         num_selected=2,
         local_steps=3,
-        delays=ClientDelays(slow_fraction=0.0),
+        slow_fraction=0.0,
         lr=0.01,
         batch_size=1,
         reweight="deterministic",

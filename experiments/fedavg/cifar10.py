@@ -37,7 +37,7 @@ def run(arguments: Arguments) -> Outcome:
     tasks = problems.make_classifications(
         models.SmallCNN(data.num_classes), data, shares, **scaling
     )
-    hyper = fedavg.system.Hyper(
+    hyper = fedavg.paper(
         num_clients=clients, num_selected=cohort, local_steps=EPOCH, batch_size=BATCH, lr=0.1
     )
     curves = fedjax_sim.sweep(

@@ -142,7 +142,7 @@ def floors(sizes: Sizes) -> Ablation:
             for way in ("fedem", "naive", "local_memory"):
                 if what == "compression" and way == "local_memory":
                     continue  # With p = 1 that is FedEM.
-                hyper = fedem.Hyper(
+                hyper = fedem.paper(
                     num_clients=N,
                     batch_size=M,
                     batches="full",
@@ -222,7 +222,7 @@ def participation_study(sizes: Sizes) -> Ablation:
         ("FedEM", SPARSE, "fedem"),
         ("dEM", parse_compressor("identity"), "naive"),
     ):
-        hyper = fedem.Hyper(
+        hyper = fedem.paper(
             num_clients=N,
             batch_size=BATCH,
             gamma=gamma,
@@ -331,7 +331,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
         omega = float(compression.omega(dim))
         setup = theory.FedEMSetup(toy.known.constants, num, omega)
         gamma = theory.largest_step_size(setup)
-        hyper = fedem.Hyper(
+        hyper = fedem.paper(
             num_clients=num,
             batch_size=4,
             batches="full",
@@ -455,7 +455,7 @@ def clients_study(sizes: Sizes) -> Ablation:
             float(moments.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
         )
         if num <= 2 * N:
-            hyper = fedem.Hyper(
+            hyper = fedem.paper(
                 num_clients=num,
                 batch_size=BATCH,
                 gamma=gamma,
@@ -517,7 +517,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
     """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     gamma = theory.largest_step_size(theory.FedEMSetup(toy.known.constants, N, 1.0))
-    hyper = fedem.Hyper(
+    hyper = fedem.paper(
         num_clients=N,
         batch_size=M,
         batches="full",
@@ -630,7 +630,7 @@ def inner_study(sizes: Sizes) -> Ablation:
         toy = Toy(clients_apart(N, 400, DIM, spread=2.0, seed=4)[:, :examples], kappa)
         # The constants are those of 400 examples, so that all runs have the same step size.
         gamma = theory.vr_step_size(reference.known.constants, num_clients=N, omega=1.0)
-        hyper = vr_fedem.Hyper(
+        hyper = vr_fedem.paper(
             num_clients=N,
             batch_size=variance_reduction.batch_size(inner, 1.0),
             inner_steps=inner,

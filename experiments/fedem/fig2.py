@@ -97,7 +97,7 @@ def fit(
 
     Epochs count cells; the start of the memories takes all of them.
     """
-    hyper = fedem.Hyper(
+    hyper = fedem.paper(
         num_clients=visits.num_servers,
         batches="full",
         batch_size=1,

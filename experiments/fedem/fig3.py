@@ -74,7 +74,7 @@ def run(arguments: Arguments) -> Outcome:
         "FedEM": curves_of(
             fedem.system,
             problem,
-            fedem.Hyper(**shared),
+            fedem.paper(**shared),
             budget=Ticks(ticks),
             **options,
             **arguments.kept("FedEM"),
@@ -82,7 +82,7 @@ def run(arguments: Arguments) -> Outcome:
         "VR-FedEM": curves_of(
             vr_fedem.system,
             problem,
-            vr_fedem.Hyper(inner_steps=INNER, **shared),
+            vr_fedem.paper(inner_steps=INNER, **shared),
             budget=Ticks(loops * INNER),
             **options,
             **arguments.kept("VR-FedEM"),

@@ -57,7 +57,7 @@ def mixture_problems(sizes: Sizes, *, is_sorted: bool) -> list[latent.Estimation
 
 def fedem_of_fig1(sizes: Sizes) -> tuple[fedem.Hyper, int]:
     """Return the settings of FedEM in Fig. 1, and the number of rounds in `sizes.epochs` epochs."""
-    hyper = fedem.Hyper(
+    hyper = fedem.paper(
         num_clients=sizes.num_clients, batch_size=sizes.examples // 5, gamma=0.01, **PAPER
     )
     return hyper, 5 * sizes.epochs
@@ -70,7 +70,7 @@ def vr_fedem_of_fig1(sizes: Sizes) -> tuple[vr_fedem.Hyper, int]:
     """
     batch = sizes.examples // 20
     inner = sizes.examples // batch
-    hyper = vr_fedem.Hyper(
+    hyper = vr_fedem.paper(
         num_clients=sizes.num_clients,
         batch_size=batch,
         inner_steps=float(inner),

@@ -119,8 +119,8 @@ def measure_fixed_points() -> FixedPoints:
         curves = {}
         last = {}
         for system, hyper in (
-            (em.system, em.Hyper(num_clients=6)),
-            (fedem.system, fedem.Hyper(num_clients=6, batches="full", batch_size=40, gamma=1.0)),
+            (em.system, em.paper(num_clients=6)),
+            (fedem.system, fedem.paper(num_clients=6, batches="full", batch_size=40, gamma=1.0)),
         ):
             data = curves_of(
                 system, problem.replace(start=start), hyper, budget=Ticks(50), num_evals=50
@@ -258,7 +258,7 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
 
     def step(key: Any, state: fedem.State, tick: Any, p: Any, coins: Any) -> fedem.State:
         """Take one round, in which clients take part by coin flips."""
-        hyper = fedem.Hyper(
+        hyper = fedem.paper(
             num_clients=N,
             batch_size=BATCH,
             gamma=0.2,
@@ -283,7 +283,7 @@ def measure_memories(sizes: Sizes) -> tuple[Found, Found]:
     @jax.jit
     def run(p: Any) -> Any:
         key, coins = jax.random.split(jax.random.key(7))
-        hyper = fedem.Hyper(
+        hyper = fedem.paper(
             num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=SPARSE)
         )
         first = fedem.system.algorithm(toy.problem, hyper, Plan()).init(key)
@@ -355,7 +355,7 @@ def measure_irrelevance() -> Found:
     There are three alphas, with memories that start at h_i(S_0) or at 0, and without memories.
     """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
-    hyper: Any = fedem.Hyper(num_clients=N, batch_size=BATCH, gamma=0.3)
+    hyper: Any = fedem.paper(num_clients=N, batch_size=BATCH, gamma=0.3)
     ways = [{"memory_start": "mean_field"}, {"memory_start": "zero"}, {"field_rule": "naive"}]
     settings = {"alpha": [0.01, 0.5, 1.0]}
     ran = [
@@ -414,7 +414,7 @@ def measure_theorems(sizes: Sizes) -> tuple[Found, dict[str, xr.Dataset]]:
     for p in (1.0, 0.5):
         setup = theory.FedEMSetup(known.constants, N, 1.0, p)
         gammas = [theory.largest_step_size(setup) / factor for factor in (1, 4)]
-        hyper = fedem.Hyper(
+        hyper = fedem.paper(
             num_clients=N, batch_size=BATCH, participation=p, memories=Memories(compression=BLOCKS)
         )
         options: dict[str, Any] = {
@@ -462,7 +462,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
         "budget": Ticks(inner * sizes.loops[-1]),
         "num_evals": inner * sizes.loops[-1],
     }
-    hyper = vr_fedem.Hyper(
+    hyper = vr_fedem.paper(
         num_clients=N,
         batch_size=variance_reduction.batch_size(inner, 1.0),
         inner_steps=inner,
@@ -473,7 +473,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
     plain = curves_of(
         fedem.system,
         toy.problem,
-        fedem.Hyper(
+        fedem.paper(
             num_clients=N, batch_size=20, gamma=gamma, memories=Memories(compression=BLOCKS)
         ),
         seeds=sizes.seeds // 2,
@@ -482,7 +482,7 @@ def measure_reduction(sizes: Sizes) -> tuple[Found, Found, dict[str, xr.Dataset]
     exact = curves_of(
         fedem.system,
         toy.problem,
-        fedem.Hyper(
+        fedem.paper(
             num_clients=N,
             batch_size=100,
             batches="full",
@@ -570,7 +570,7 @@ def measure_spider(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int 
     random = np.random.default_rng(4)
     y, kappa = random.normal(size=(1, 50, DIM)) + 1, 1 / (1 + random.uniform(0, 3, (1, 50)) ** 2)
     toy, gamma, num = Toy(y, kappa), 0.3, loops * inner
-    hyper = vr_fedem.Hyper(
+    hyper = vr_fedem.paper(
         num_clients=1,
         batch_size=batch,
         inner_steps=inner,

@@ -139,7 +139,7 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
         runs[name] = fedjax_sim.sweep(
             SYSTEM,
             tasks[:seeds],
-            SYSTEM.Hyper(**settings),
+            SYSTEM.paper(**settings),
             seeds=seeds,
             budget=fedjax_sim.Ticks(panel.num_ticks),
             num_evals=NUM_EVALS,

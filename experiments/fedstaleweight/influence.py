@@ -45,7 +45,7 @@ from fedjax_sim.theory import fedstaleweight as theory
 from fedjax_sim.types import Array, Params, Timeline
 
 SYSTEM = fedstaleweight.system
-HYPER: Any = SYSTEM.Hyper()
+HYPER: Any = SYSTEM.paper()
 NUM, NUM_FAST = 15, 10
 RATE = np.r_[np.full(NUM_FAST, 1 / 1.5), np.full(NUM - NUM_FAST, 1 / 10)]
 GROUPS = (np.arange(NUM) >= NUM_FAST).astype(int)

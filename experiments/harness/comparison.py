@@ -136,7 +136,7 @@ def tune(
         curves = fedjax_sim.sweep(
             contestant.system,
             problem,
-            contestant.system.Hyper(**contestant.settings),
+            contestant.system.paper(**contestant.settings),
             seeds=seeds,
             settings=grid,
             **options,
@@ -164,7 +164,7 @@ def _beyond(contestant: Contestant, tuned: Tuned) -> tuple[str, float] | None:
         value = next_value(values, above=tuned.choice[name] == values[-1])
         settings = {**contestant.settings, **tuned.choice, name: value}
         try:
-            check(contestant.system.Hyper(**settings))
+            check(contestant.system.paper(**settings))
         except ConfigError:
             continue
         return name, value

@@ -167,7 +167,7 @@ def play(
 ) -> xr.Dataset:
     """Sweep seeds on the fixed delays, evaluating at every tick."""
     common = {"num_clients": problem.counts.shape[0], "batch_size": 1, "group_sizes": SIZES}
-    hyper = hierarchical.Hyper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
+    hyper = hierarchical.paper(**{**common, **fixed_clock(SHIFTS, (0.0, 0.0), 4.0, 0.0), **changes})
     options: dict[str, Any] = {
         "budget": fedjax_sim.Ticks(num_ticks),
         "num_evals": num_ticks,
@@ -240,7 +240,7 @@ def judge_centralised(measured: Mapping[str, float]) -> Verdict:
 def measure_centralised(problem: Logistic) -> dict[str, float]:
     """Compare losses with those of FedAvg with one local step of every client, for claim 4."""
     common: dict[str, Any] = {"num_clients": 8, "batch_size": 1, "lr": 0.5}
-    flat = fedavg.Hyper(
+    flat = fedavg.paper(
         **{**common, "num_selected": 8, "local_steps": 1, "sampling": "with_replacement"}
     )
     options: dict[str, Any] = {"budget": fedjax_sim.Ticks(50), "num_evals": 50}
@@ -248,7 +248,7 @@ def measure_centralised(problem: Logistic) -> dict[str, float]:
     differences = []
     for sizes in ((8,), (3, 5), (1, 2, 5)):
         clock = fixed_clock([1.0] * len(sizes), [0.1] * len(sizes), 1.0, 0.1)
-        hyper = hierarchical.Hyper(**{**common, **clock, "sync_time": 0.0, "group_sizes": sizes})
+        hyper = hierarchical.paper(**{**common, **clock, "sync_time": 0.0, "group_sizes": sizes})
         found = fedjax_sim.simulate(
             hierarchical.system, problem, hyper, **options
         ).curves.loss.values

@@ -60,7 +60,7 @@ class DelaySetup(NamedTuple):
             exchange_shift=self.delays.global_shift,
             num_clients=len(self.sizes),
         )
-        return [hierarchical.Hyper(**{**changes, "sync_time": s}) for s in self.sync_times]
+        return [hierarchical.paper(**{**changes, "sync_time": s}) for s in self.sync_times]
 
 
 SETTINGS = {

@@ -107,7 +107,7 @@ def mirror_difference(num_ticks: int = 12) -> float:
         ):
             problem = Quadratic.of(centers[order])
             changes = setup.fixed_clock(shift, [0.0, 0.0], 10.0, 1.0)
-            hyper = hierarchical.Hyper(
+            hyper = hierarchical.paper(
                 num_clients=30,
                 batch_size=1,
                 lr=0.3,

@@ -436,7 +436,7 @@ def sweep(
       times: T by local steps.
       changes: Settings of the run, such as its delays.
     """
-    hyper = hierarchical.Hyper(
+    hyper = hierarchical.paper(
         num_clients=tasks[0].counts.shape[0],
         aggregation=point.rule,
         client_steps=point.steps,

@@ -101,7 +101,7 @@ def play(
     **options: Any,
 ) -> xr.Dataset:
     """Sweep seeds and settings as one program."""
-    hyper = hierarchical.Hyper(
+    hyper = hierarchical.paper(
         **{"num_clients": problem.centers.shape[0], "batch_size": 1, **changes}
     )
     return fedjax_sim.sweep(

@@ -232,7 +232,7 @@ def play(
     settings: Mapping[str, Sequence[Any]] | None = None,
 ) -> xr.Dataset:
     """Sweep learning rates, settings and seeds as one program, and evaluate after every tick."""
-    hyper = hierarchical.Hyper(**{"num_clients": tasks[0].counts.shape[0], **changes})
+    hyper = hierarchical.paper(**{"num_clients": tasks[0].counts.shape[0], **changes})
     swept = {"lr": list(size.lrs), **(settings or {})}
     how = {
         "budget": fedjax_sim.Time(size.time),

@@ -24,6 +24,8 @@ from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
+PRESETS = ("paper",)
+"""Presets that every system has."""
 
 
 class Contender(NamedTuple):
@@ -81,7 +83,7 @@ def resolve_contenders(
     Args:
       names: Names of systems; `MAIN_JOB` if empty.
       texts: One text per value, by name of the setting; several values are swept over.
-      defaults: Defaults of the data set.
+      defaults: Defaults of the data set, and the preset.
 
     Returns:
       One contender per system, in the order of the names.
@@ -101,6 +103,8 @@ def resolve_contenders(
             " ".join(kinds.values()),
             "all of gradients or all of expectation maximisation, as they share a problem",
         )
+    if defaults.preset is not None:
+        check_name("preset", defaults.preset, PRESETS)
     # Names of settings: known to some system, and none given twice.
     known = [names_of(system.Hyper) for system in systems]
     for name in texts:
@@ -166,9 +170,10 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: value for name, value in usual.items() if name in known}
     fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
+    make = system.paper if defaults.preset else system.Hyper
     return Contender(
         system,
-        system.Hyper(**fixed),
+        make(**fixed),
         {name: each for name, each in values.items() if len(each) > 1},
     )
 

@@ -44,6 +44,7 @@ FLAGS = {
         "--set NAME=VALUE,...": "give a setting a value, or several to sweep over, in every "
         "system that uses it; 2..5 stands for 2,3,4,5; several settings are joined by commas, or "
         "given by further --set",
+        "--preset NAME": "start from this preset of every system in place of its defaults: paper",
         "--time-budget T": "virtual time to simulate",
         "--trace FILE": "CSV file with columns client, start, finish that replaces the delay law",
     },

@@ -188,6 +188,7 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
         or isinstance(hyper, Groups)
         or hyper.delays.trace is not None
         or hyper.delays.client_table is not None
+        or hyper.delays.rate_spread > 0
     ):
         return None
     with jax.enable_x64(True):

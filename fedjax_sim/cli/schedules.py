@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: For input that is not allowed.
     """
-    defaults = defaults_of(arguments.dataset or "digits")
+    defaults = defaults_of(arguments.dataset or "digits", arguments.preset)
     name = arguments.dataset
     if name and not (name.endswith((".npz", ".txt")) or name.startswith("synthetic_")):
         check_name("dataset", name, datasets.names())

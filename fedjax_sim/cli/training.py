@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     # The words that say how to run.
     _join(arguments)
-    defaults = defaults_of(arguments.dataset or "digits")
+    defaults = defaults_of(arguments.dataset or "digits", arguments.preset)
     seeds = read_seeds(arguments.seeds)
     num_evals = read_whole("evals", arguments.evals, 25)
     max_lanes = None

@@ -22,7 +22,7 @@ class Expectation:
     """Settings of the clients' E-steps."""
 
     batch_size: int = count(
-        20, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
+        32, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
     )
     batches: str = choice(
         "with_replacement",

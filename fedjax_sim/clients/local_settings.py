@@ -95,8 +95,8 @@ ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
 class LocalTraining(Checked):
     """Settings of clients' local training, whose optimizers start afresh with each update."""
 
-    lr: float = real(0.5, "Learning rate of local steps.", above=0)
-    batch_size: int = count(128, "Examples of a mini-batch.")
+    lr: float = real(0.1, "Learning rate of local steps.", above=0)
+    batch_size: int = count(32, "Examples of a mini-batch.")
     training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING, without=("optimizer_state",))
 
     def local_optimizer(self) -> optax.GradientTransformation:

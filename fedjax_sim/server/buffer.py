@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.settings import group, redefault, struct
-from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays, schedule_arrivals
+from fedjax_sim.timelines import ArrivalClock, Arrivals, schedule_arrivals
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -23,32 +23,9 @@ class WeightedArrivals(Arrivals):
 
 @struct
 class StaleArrivals(WeightedArrivals):
-    """Settings of arrivals that are weighted by staleness, in FedStaleWeight's experiments.
+    """Settings of arrivals that are weighted by staleness, of clients that never wait."""
 
-    By default they describe the clients of FedStaleWeight's experiments (arXiv 2406.02877, Sec. 6),
-    which never wait for the server: ten fast clients whose updates take U(1, 2) units of time, and
-    five slow ones, the last, whose updates take U(8, 12).
-    """
-
-    num_clients: int = redefault(Arrivals, "num_clients", 15)
-    local_steps: int = redefault(Arrivals, "local_steps", 1)
-    delays: ClientDelays = redefault(
-        Arrivals,
-        "delays",
-        ClientDelays(
-            slow_clients="last",
-            rate_fast=1 / 1.5,
-            rate_slow=1 / 10,
-            runtime_law="runtime_uniform",
-            spread_fast=1 / 3,
-            spread_slow=1 / 5,
-            time_of="update",
-        ),
-    )
-    buffer_size: int = redefault(Arrivals, "buffer_size", 5)
-    clock: ArrivalClock = redefault(
-        Arrivals, "clock", ArrivalClock(server_interact=0.0, restart="free", ties="client")
-    )
+    clock: ArrivalClock = redefault(Arrivals, "clock", ArrivalClock(restart="free"))
 
 
 @checked

@@ -66,7 +66,6 @@ from fedjax_sim.settings import (
     is_known,
     part,
     real,
-    redefault,
     struct,
 )
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
@@ -126,7 +125,6 @@ class EdgeWork(Checked):
 class EdgeTraining(Groups, LocalTraining, Reports):
     """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
 
-    batch_size: int = redefault(LocalTraining, "batch_size", 32)
     training: ClientTraining = group(
         ClientTraining(sampling="with_replacement"),
         ABOUT_TRAINING,

@@ -52,6 +52,7 @@ from fedjax_sim.timelines import (
     group_arrivals_within,
     schedule_group_arrivals,
 )
+from fedjax_sim.timelines.presets import GROUPS, preset
 from fedjax_sim.types import (
     Algorithm,
     Event,
@@ -139,6 +140,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     return up, count_downlink(hyper, timeline, model)
 
 
+paper = preset(Hyper, GROUPS)
 system = System(
     "async_hierarchical",
     Hyper,
@@ -153,4 +155,5 @@ system = System(
     ),
     hints=Hints(group_arrivals_within, iteration_examples),
     fit=Fit(complete=complete_groups),
+    paper=paper,
 )

@@ -82,3 +82,4 @@ system = cohort_system(
     "federated averaging, and a personal model of every client that is pulled to the global one",
     messages=report_messages(),
 )
+paper = system.paper

@@ -16,6 +16,7 @@ from fedjax_sim.clients import Expectation, local_expectation
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -78,6 +79,7 @@ def count_bits(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tupl
     return up, broadcast_bits(problem, timeline)
 
 
+paper = preset(Hyper, {**EM, "batch_size": 200})
 system = System(
     "em",
     Hyper,
@@ -88,4 +90,5 @@ system = System(
     messages=Messages(per_tick=count_bits),
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem),
+    paper=paper,
 )

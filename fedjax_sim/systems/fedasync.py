@@ -13,15 +13,15 @@ Deviation: in Algorithm 1 t is the number of the model that is being made, so th
 newest version has t - tau = 1 and is discounted too. Here its staleness is 0 and s = 1, because the
 paper wants s to be 1 without staleness, and so that the word means the same in all systems.
 
-Readings. Clients and their clock are those of the experiments of FedStaleWeight, whose paper only
-describes FedAsync: all clients are always at work. With `restart="replaced"` only `concurrency` of
+Readings. All clients are always at work, as in the experiments of FedStaleWeight, whose paper only
+describes FedAsync and whose clients `paper` has. With `restart="replaced"` only `concurrency` of
 them are, and mean staleness is that number less one. Mixing 0.6, exponent 0.5 and rho 0.005 are
 among the values of FedAsync's own experiments.
 """
 
 import jax
 
-from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
+from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -35,6 +35,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
 from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.timelines.presets import STALENESS, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")
@@ -47,11 +48,6 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
     buffer_size: int = fixed(1)
     staleness: StalenessWeights = redefault(
         StaleArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
-    )
-    lr: float = redefault(LocalTraining, "lr", 0.01)
-    batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    training: ClientTraining = redefault(
-        LocalTraining, "training", ClientTraining(sampling="reshuffled")
     )
     mixing: float = real(
         0.6,
@@ -99,6 +95,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, STALENESS)
 system = System(
     "fedasync",
     Hyper,
@@ -108,4 +105,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
+    paper=paper,
 )

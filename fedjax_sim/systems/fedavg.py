@@ -1,11 +1,11 @@
-"""FedAvg (McMahan et al. 2017, arXiv 1602.05629, Algorithm 1), with the clock of FAVANO's paper.
+"""FedAvg (McMahan et al. 2017, arXiv 1602.05629, Algorithm 1), in rounds with a clock.
 
     w_t -> `state.server`    S_t -> `event.clients`    K -> `hyper.local_steps`    eta -> `hyper.lr`
     E -> `hyper.local_epochs`    n_k / sum n_k over S_t -> `event.weight`
 
-By default everyone has the same weight and does K local steps, as in FAVANO's paper. The original
-has `weighting="examples"` and `local_epochs`. Other ways to sample clients, over-selection with a
-deadline, and drop-outs are settings of `timelines.CohortRounds`.
+By default everyone has the same weight and does K local steps, as in FAVANO's paper, whose values
+`paper` has. The original has `weighting="examples"` and `local_epochs`. Other ways to sample
+clients, over-selection with a deadline, and drop-outs are settings of `timelines.CohortRounds`.
 
 Deviation: Algorithm 1 cuts every epoch into batches of B, the last of which may be shorter, and so
 takes E ceil(n_k / B) steps. Here batches run on from one epoch into the next, ceil(E n_k / B) full
@@ -57,3 +57,4 @@ system = cohort_system(
     "synchronous federated averaging: the server waits for the slowest client of its cohort",
     messages=report_messages(),
 )
+paper = system.paper

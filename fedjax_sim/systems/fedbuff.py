@@ -17,8 +17,8 @@ updates were tau steps old, it would be a server learning rate of (1 + tau)^-1/2
 bundled digits with all 30 clients at work, K = 5 and local learning rate 0.5, some of five seeds
 collapse without a discount (final accuracy 0.62 +- 0.43; which seeds do depends on rounding). With
 the discount it is 0.969 +- 0.003, and with a server learning rate of 0.3 instead 0.969 +- 0.005:
-what helps there is the shorter step, not the attention to stale updates. The runs are
-`fedjax-sim run fedbuff --set restart=after_interaction --set lr=0.5`, to which the others add
+what helps there is the shorter step, not the attention to stale updates. The runs are `fedjax-sim
+run fedbuff --preset paper --set restart=after_interaction --set lr=0.5`, to which the others add
 `--set rule=mean --set server_lr=1,0.3`.
 
 Deviation: in the paper's simulations clients arrive at a constant rate, so that the number at work
@@ -57,6 +57,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import is_known, real, redefault, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 
 
@@ -124,6 +125,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, FAVANO)
 system = System(
     "fedbuff",
     Hyper,
@@ -133,4 +135,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
+    paper=paper,
 )

@@ -87,3 +87,4 @@ system = cohort_system(
     "federated averaging whose local losses are regularised so that their minima agree",
     messages=report_messages(),
 )
+paper = system.paper

@@ -34,6 +34,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import choice, group, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -129,6 +130,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     return Algorithm(init, step, lambda state: state.random if is_random else state.server, metrics)
 
 
+paper = preset(Hyper, EM)
 system = System(
     "fedem",
     Hyper,
@@ -139,4 +141,5 @@ system = System(
     messages=Messages(per_tick=count_bits),
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
+    paper=paper,
 )

@@ -95,3 +95,4 @@ system = cohort_system(
     "federated averaging of progress per local step: right also if clients' steps differ",
     messages=report_messages(),
 )
+paper = system.paper

@@ -86,3 +86,4 @@ system = cohort_system(
     "federated averaging of a shared body; every client keeps a head of its own",
     messages=report_messages(lambda params, hyper: hyper.split(params)[0]),
 )
+paper = system.paper

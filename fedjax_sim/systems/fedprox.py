@@ -60,3 +60,4 @@ system = cohort_system(
     "federated averaging with a pull of local models to the server's",
     messages=report_messages(),
 )
+paper = system.paper

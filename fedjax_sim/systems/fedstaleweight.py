@@ -11,25 +11,25 @@ Delta_j. The weights follow from the schedule alone and are part of the timeline
 Deviation: Algorithm 1 prints the weight without b. It is then not the inverse of a client's share
 of arrivals (Eq. 7), so Eq. 8 is the default.
 
-Readings. The weight is that of Eq. 8, which the proof also uses. `rule` offers Algorithm 1's
-line ("alg1", without b), that of the authors' public code ("code", without + 1; "code_exact", which
-also averages as that code does, over a client's first four values and its latest), and the rules
-that the paper compares with; "mean" is the buffered baseline. Otherwise "moving average" is read as
-the mean of a client's last five values, the present one included; five is the public code's number.
-If buffers are as large as the number of clients that window is biased, and `average="cumulative"`
+Readings. The weight is that of Eq. 8, which the proof also uses. `rule` offers Algorithm 1's line
+("alg1", without b), that of the authors' public code ("code", without + 1; "code_exact", which also
+averages as that code does, over a client's first four values and its latest), and the rules that
+the paper compares with; "mean" is the buffered baseline. Otherwise "moving average" is read as the
+mean of a client's last five values, the present one included; five is the public code's number. If
+buffers are as large as the number of clients that window is biased, and `average="cumulative"`
 should be used. A client takes the newest model as soon as its update is in, after the step that
 this update may have completed (`restart="free"`, which Eq. 6 needs); "before_aggregation" and
 "new_version" are alternatives. At most one update of each client in a buffer, the remedy that the
 paper names for its theorem's assumption, is `restart="after_interaction"` without an exchange time.
-Where the paper is silent the public code is followed: Q = 1, batches of 32 from a new shuffle for
-each update, eta_l = 0.01, eta_g = 1, and updates that take U(1, 2) units of time for ten fast
-clients and U(8, 12) for the last five. In one point it is not followed: there server models share
-memory, here each version keeps its values.
+Where the paper is silent, `paper` follows the public code: Q = 1, batches of 32 from a new shuffle
+for each update, eta_l = 0.01, eta_g = 1, and updates that take U(1, 2) units of time for ten fast
+clients and U(8, 12) for the last five. In one point the code is not followed: there server models
+share memory, here each version keeps its values.
 """
 
 import jax
 
-from fedjax_sim.clients import ClientTraining, LocalTraining, local_training
+from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
     StaleArrivals,
@@ -41,8 +41,9 @@ from fedjax_sim.server import (
     weigh_arrivals,
     weighted_sum,
 )
-from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.timelines.presets import STALENESS, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 
@@ -50,11 +51,6 @@ from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System
 class Hyper(StaleArrivals, LocalTraining, Reports):
     """Settings of FedStaleWeight: its clock, weights, local training, and server learning rate."""
 
-    lr: float = redefault(LocalTraining, "lr", 0.01)
-    batch_size: int = redefault(LocalTraining, "batch_size", 32)
-    training: ClientTraining = redefault(
-        LocalTraining, "training", ClientTraining(sampling="reshuffled")
-    )
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
 
 
@@ -78,6 +74,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, STALENESS)
 system = System(
     "fedstaleweight",
     Hyper,
@@ -87,4 +84,5 @@ system = System(
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,
+    paper=paper,
 )

@@ -24,6 +24,7 @@ from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models, weighted_sum
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import ClientQueues, client_queues_within, schedule_client_queues
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 
@@ -54,6 +55,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return Algorithm(init, step, lambda state: state.server, received=wire.received)
 
 
+paper = preset(Hyper, {**FAVANO, "local_steps": 1})
 system = System(
     "gen_async",
     Hyper,
@@ -62,4 +64,5 @@ system = System(
     "clients with queues; each finished gradient is a server step, weighted by 1 / (n p_i)",
     messages=report_messages(),
     hints=Hints(client_queues_within),
+    paper=paper,
 )

@@ -46,12 +46,12 @@ Compressed messages, lost ones and clients' hours are explained in `fedjax_sim.s
 Readings. The local server's mean is unweighted, and the global server counts clients, not examples;
 `weighting` and `group_weights` offer the alternatives. Delays are drawn per group, whatever E is;
 `delays_of="client"` draws them per client and waits for the slowest, and `exchanges="group"` draws
-the exchange's delay per group, which the paper does not do. Growing sync times are
-min(S, u `sync_growth`); the paper says only that they grow "gradually" from 1 to 5. The round that
-crosses the time budget is completed and counted. The paper does not say how batches are drawn: they
-are drawn from the client's examples with replacement. Batch size 32 and all learning rates are our
-choice. Groups that never exchange are S = T, a single round; `ticks_per_round` and `group_metrics`
-evaluate them on the way.
+the exchange's delay per group, which the paper does not do. Growing sync times are min(S, u
+`sync_growth`); the paper says only that they grow "gradually" from 1 to 5. The round that crosses
+the time budget is completed and counted. The paper does not say how batches are drawn: they are
+drawn from the client's examples with replacement. Batch size 32 and all learning rates are our
+choice. Delays of exchanges, 0 by default, are those of Fig. 7(a) in `paper`. Groups that never
+exchange are S = T, a single round; `ticks_per_round` and `group_metrics` evaluate them on the way.
 
 There are two levels and no tree: servers in between would do several rounds between two global
 rounds, but here all groups have the same rounds. Groups that do not wait for each other are the
@@ -86,6 +86,7 @@ from fedjax_sim.timelines import (
     list_members,
     schedule_group_rounds,
 )
+from fedjax_sim.timelines.presets import GROUPS, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -207,6 +208,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     return messages * count_message_bits(hyper.messages.edge_compression, model), messages * down
 
 
+paper = preset(Hyper, GROUPS)
 system = System(
     "hierarchical",
     Hyper,
@@ -221,4 +223,5 @@ system = System(
     ),
     hints=Hints(group_rounds_within, iteration_examples),
     fit=Fit(complete=complete_groups),
+    paper=paper,
 )

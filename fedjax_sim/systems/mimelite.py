@@ -95,3 +95,4 @@ system = cohort_system(
     "federated averaging whose local steps use the server's momentum and do not change it",
     messages=report_messages(lambda params, hyper: (params, params), down=message),
 )
+paper = system.paper

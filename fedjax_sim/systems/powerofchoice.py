@@ -97,3 +97,4 @@ system = cohort_system(
     "federated averaging of the candidates with the largest losses",
     messages=report_messages()._replace(per_tick=count_bits),
 )
+paper = system.paper

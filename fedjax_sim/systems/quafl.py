@@ -32,6 +32,7 @@ from fedjax_sim.compression.messages import (
 from fedjax_sim.server import mean_with_server
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, schedule_contacts
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -108,6 +109,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return Algorithm(init, step, model=lambda state: state.server, client_models=client_models)
 
 
+paper = preset(Hyper, FAVANO)
 system = System(
     "quafl",
     Hyper,
@@ -117,4 +119,5 @@ system = System(
     overshoot=False,
     messages=Messages(lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2),
     hints=Hints(lambda hyper, time: time / hyper.period),
+    paper=paper,
 )

@@ -106,3 +106,4 @@ system = cohort_system(
     "federated averaging whose control variates correct the drift of local steps",
     messages=report_messages(lambda params, hyper: (params, params)),
 )
+paper = system.paper

@@ -43,8 +43,9 @@ from fedjax_sim.server import (
     keep_if_empty,
     keep_random,
 )
-from fedjax_sim.settings import ConfigError, choice, group, real, redefault, struct
+from fedjax_sim.settings import ConfigError, choice, group, real, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -67,7 +68,6 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
     memories: Memories = group(Memories(), "compression of messages, and its memories")
 
-    batch_size: int = redefault(Expectation, "batch_size", 5)
     inner_steps: float = real(20, "Inner steps of an outer loop, k_in; a whole number.", least=1)
     offline: str = choice(
         "compute",
@@ -191,6 +191,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     return Algorithm(init, step, lambda state: state.random if is_random else state.server, metrics)
 
 
+paper = preset(Hyper, {**EM, "batch_size": 5})
 system = System(
     "vr_fedem",
     Hyper,
@@ -201,4 +202,5 @@ system = System(
     messages=Messages(per_tick=count_bits),
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
+    paper=paper,
 )

@@ -16,6 +16,7 @@ What clocks are made of:
 
 - `delays`: how long work and messages take, when clients are available and what is lost: laws
   (`ClientDelays`), single clients (`ClientTable`), recorded work (`Trace`).
+- `presets`: values of papers for these, and for training, in place of the defaults.
 - `cohorts`: draws of the clients that take part, and how often they took part before.
 
 The four kinds of clocks do not import each other. To write a clock, start from `contacts.py`.

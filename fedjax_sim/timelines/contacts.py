@@ -19,16 +19,20 @@ from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 @struct
 class ContactClock(Checked):
-    """Settings of the time between two contacts, which is `server_wait + server_interact`."""
+    """Settings of the time between two contacts, which is `server_wait + server_interact`.
+
+    By default ten of 100 clients are contacted in every unit of time. A client of mean rate then
+    has time for ten steps between two of its contacts, on average, as many as it may do.
+    """
 
     server_wait: float = real(
-        4.0,
+        1.0,
         "Time that the server waits between two exchanges, in units of virtual time.",
         least=0,
         of_time=True,
     )
     server_interact: float = real(
-        3.0,
+        0.0,
         "Duration of the exchange with the contacted clients, in units of virtual time.",
         least=0,
         of_time=True,
@@ -60,7 +64,7 @@ class ContactClock(Checked):
 class Contacts(Clients):
     """Settings of a server that contacts a uniform cohort periodically."""
 
-    num_selected: int = count(20, "Clients contacted per tick, S, drawn without replacement.")
+    num_selected: int = count(10, "Clients contacted per tick, S, drawn without replacement.")
     clock: ContactClock = group(ContactClock(), "when the server contacts clients")
 
     @property

@@ -107,7 +107,7 @@ def _growth(name: str, num: int, turns: int) -> dict[str, Any]:
     name, settings = GROWTH_SETTINGS[name]
     system = fedjax_sim.SYSTEMS[name]
     problem = _two_images_each(num, (8, 8, 1))
-    hyper = system.Hyper(num_clients=num, local_steps=2, batch_size=2, **settings(num))
+    hyper = system.paper(num_clients=num, local_steps=2, batch_size=2, **settings(num))
 
     def draw(ticks: int) -> None:
         draw_timelines(system, [0], [hyper], ticks)
@@ -143,7 +143,7 @@ def _cpu(call: Callable[[], None]) -> float:
 
 def _ours(num: int, turns: int) -> dict[str, Any]:
     """Draw the schedule with the package."""
-    hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, rule="mean")
+    hyper = SYSTEM.paper(num_clients=num, buffer_size=BUFFER, rule="mean")
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
@@ -196,7 +196,7 @@ def _learn(num: int, turns: int) -> dict[str, Any]:
     The store holds as many old server models as the staleness requires.
     """
     problem = _two_images_each(num, (28, 28, 1))
-    hyper = SYSTEM.Hyper(num_clients=num, buffer_size=BUFFER, batch_size=2)
+    hyper = SYSTEM.paper(num_clients=num, buffer_size=BUFFER, batch_size=2)
     ticks = ARRIVALS_PER_CLIENT * num // BUFFER
     began = time.perf_counter()
     run = fedjax_sim.sweep(
@@ -219,7 +219,7 @@ def _script_schedule(ticks: int, turns: int) -> dict[str, Any]:
     seconds = []
     for _ in range(turns + 1):
         began = time.perf_counter()
-        drawn = draw_timelines(SYSTEM, [0], [SYSTEM.Hyper()], ticks)
+        drawn = draw_timelines(SYSTEM, [0], [SYSTEM.paper()], ticks)
         seconds.append(time.perf_counter() - began)
     virtual = float(drawn.time[0, -1])
     return {
@@ -237,7 +237,12 @@ def _script(ticks: int, turns: int) -> dict[str, Any]:
     )
     began = time.perf_counter()
     run = fedjax_sim.sweep(
-        SYSTEM, problem, SYSTEM.Hyper(), seeds=turns, budget=fedjax_sim.Ticks(ticks), num_evals=20
+        SYSTEM,
+        problem,
+        SYSTEM.paper(),
+        seeds=turns,
+        budget=fedjax_sim.Ticks(ticks),
+        num_evals=20,
     )
     seconds = time.perf_counter() - began
     virtual = float(run.timelines[0].time[-1])

@@ -51,16 +51,16 @@ def bench_calls(turns: int) -> dict[str, Any]:
     """
     quadratic = Quadratic.of(np.random.default_rng(0).normal(size=(6, 4)), noise=0.1)
     gaussian = make_gaussian_clients(0, alpha=0.0, dtype="float32")
-    chains = langevin.Hyper(num_clients=50, local_steps=1, gradient="exact")
+    chains = langevin.paper(num_clients=50, local_steps=1, gradient="exact")
     few: dict[str, Any] = {"budget": fedjax_sim.Ticks(40), "num_evals": 8}
     sizes = {"step_size": list(np.geomspace(1e-8, 1e-6, 5))}
 
     def fedavg_of(lanes: int) -> Callable[[], Any]:
-        hyper = fedavg.Hyper(**FEW)
+        hyper = fedavg.paper(**FEW)
         return lambda: fedjax_sim.sweep(fedavg.system, quadratic, hyper, seeds=lanes, **few)
 
     def favano_of(lanes: int) -> Callable[[], Any]:
-        hyper = favano.Hyper(**FEW)
+        hyper = favano.paper(**FEW)
         return lambda: fedjax_sim.sweep(favano.system, quadratic, hyper, seeds=lanes, **few)
 
     calls = {

@@ -107,7 +107,7 @@ def _engine(job: Any, data: Any, precision: str, **options: Any) -> Callable[[in
         Dataset(images, labels, images[:10], labels[:10], 10, "shared arrays"),
         Partition(data.index, np.full(clients, share, np.int32)),
     )
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=clients,
         num_selected=job.cohort,
         local_steps=job.steps,

@@ -77,7 +77,7 @@ def bench_em(turns: int) -> dict[str, Any]:
     np.testing.assert_allclose(
         reference.predict_proba(y).mean(axis=0), one_pass(problem, natural)[:COMPONENTS], atol=1e-4
     )
-    hyper = em.Hyper(num_clients=CLIENTS, batch_size=EXAMPLES // CLIENTS)
+    hyper = em.paper(num_clients=CLIENTS, batch_size=EXAMPLES // CLIENTS)
     contestants = {
         "one pass, ours": lambda: wall(lambda: one_pass(problem, natural)),
         "one pass, NumPy": lambda: wall(lambda: example_rows(natural, y[None])),
@@ -114,8 +114,8 @@ def bench_rounds(size: Size, turns: int) -> dict[str, Any]:
     start = np.asarray(problem.init(jax.random.key(0)))
     rounds = {"num_clients": CLIENTS, "batch_size": size.batch, "gamma": GAMMA}
     systems = {
-        "FedEM": (fedem.system, fedem.Hyper(**rounds), 0),
-        "VR-FedEM": (vr_fedem.system, vr_fedem.Hyper(**rounds, inner_steps=float(INNER)), INNER),
+        "FedEM": (fedem.system, fedem.paper(**rounds), 0),
+        "VR-FedEM": (vr_fedem.system, vr_fedem.paper(**rounds, inner_steps=float(INNER)), INNER),
     }
     contestants: dict[str, Callable[[], float]] = {}
     for name, (system, hyper, inner) in systems.items():

@@ -92,7 +92,7 @@ def bench_fedavg(turns: int) -> dict[str, Any]:
     """
     rounds = 60
     (problem,) = image_problems(128)
-    hyper = fedavg.Hyper(batch_size=32, lr=0.1, sampling="with_replacement")
+    hyper = fedavg.paper(batch_size=32, lr=0.1, sampling="with_replacement")
     plain = plain_fedavg(problem, rounds=rounds, cohort=20, steps=20, batch=32, lr=0.1)
     seconds = in_turns(
         {
@@ -165,7 +165,7 @@ def bench_sweep(turns: int) -> dict[str, Any]:
         "MLP 784-128-10": MLP((128,), 10),
     }.items():
         (problem,) = image_problems(0, examples=6000, network=network)
-        hyper, settings = fedavg.Hyper(batch_size=32), {"lr": list(np.geomspace(0.001, 0.1, 16))}
+        hyper, settings = fedavg.paper(batch_size=32), {"lr": list(np.geomspace(0.001, 0.1, 16))}
 
         def run(
             max_lanes: int | None,
@@ -216,7 +216,7 @@ def bench_layout(turns: int) -> dict[str, Any]:
         # One to three seconds of arithmetic: setting a call up takes a few percent of that.
         trips = int(np.clip(1e11 / cost.operations, 20, 200_000))
         steps = min(20, trips // 20)
-        hyper = fedavg.Hyper(batch_size=batch, lr=0.01, local_steps=steps)
+        hyper = fedavg.paper(batch_size=batch, lr=0.01, local_steps=steps)
 
         def run(
             slots: int,

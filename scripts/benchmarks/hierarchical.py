@@ -71,7 +71,7 @@ def sweep(
     problem: Classification, settings: dict[str, list[float]], layout: fedjax_sim.Layout
 ) -> xr.Dataset:
     """Run a sweep and return its curves."""
-    hyper = hierarchical.Hyper(
+    hyper = hierarchical.paper(
         num_clients=CLIENTS,
         exchange_shift_per_group=0.0,
         exchange_mean_per_group=0.0,

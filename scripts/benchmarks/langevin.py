@@ -95,7 +95,7 @@ def _programs_of(run: Callable[[], Any]) -> list[str]:
 
 def _engine(problem: GaussianClients, local_steps: int, rounds: int) -> None:
     """Run the sweep as a user would."""
-    hyper = langevin.Hyper(
+    hyper = langevin.paper(
         num_clients=problem.counts.shape[0], local_steps=local_steps, gradient="exact"
     )
     run = fedjax_sim.sweep(

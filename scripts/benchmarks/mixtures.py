@@ -109,7 +109,7 @@ def compare(rounds: int) -> None:
                     (em.system, {}),
                     (fedem.system, FEDEM | {"batches": "full", "gamma": 0.02}),
                 ):
-                    hyper = system.Hyper(num_clients=CLIENTS, batch_size=50, **options)
+                    hyper = system.paper(num_clients=CLIENTS, batch_size=50, **options)
                     run = fedjax_sim.sweep(
                         system,
                         problem,
@@ -144,7 +144,7 @@ def count_failures(rounds: int, lanes: int) -> None:
             ):
                 model = latent.GaussianMixture(components, covariance_type=kind, **options)
                 problem = latent.make_estimation(model, y.astype("float32"), part)
-                hyper = fedem.Hyper(num_clients=CLIENTS, batch_size=5, **FEDEM)
+                hyper = fedem.paper(num_clients=CLIENTS, batch_size=5, **FEDEM)
                 run = fedjax_sim.sweep(
                     fedem.system,
                     problem,

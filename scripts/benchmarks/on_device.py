@@ -170,7 +170,7 @@ def sweep(
     described = fedjax_sim.SYSTEMS[system]
     given = {name: value for name, value in problem.items() if name != "make"}
     made, (operations, least_bytes) = PROBLEMS[problem["make"]](**given)
-    bound = described.Hyper(**hyper)
+    bound = described.paper(**hyper)
     run = partial(
         fedjax_sim.sweep,
         described,
@@ -330,7 +330,7 @@ def _tiny(name: str) -> dict[str, Any]:
     if name in fingerprint.LAYOUT_SYSTEMS:
         settings |= fingerprint.LAYOUT_SYSTEMS[name][0]
     problem = fingerprint.tiny_problem(fingerprint.is_em(name), "float32")
-    return {"system": system, "problem": problem, "hyper": system.Hyper(**settings)}
+    return {"system": system, "problem": problem, "hyper": system.paper(**settings)}
 
 
 def systems(names: Sequence[str], file: str) -> Measure:
@@ -398,7 +398,7 @@ def calls(system: str, lanes: int, ticks: int = 40) -> Measure:
     if system == "langevin":
         few = {"num_clients": 50, "local_steps": 1, "gradient": "exact"}
         problem = make_gaussian_clients(0, alpha=0.0, dtype="float32")
-    hyper, swept = described.Hyper(**few), None
+    hyper, swept = described.paper(**few), None
     if system == "langevin":
         swept, lanes = {"step_size": list(np.geomspace(1e-8, 1e-6, 5))}, lanes // 5
 
@@ -460,7 +460,7 @@ def launches(program: str, ticks: int | None = None, seeds: int | None = None) -
 
     work = programs.WORKLOADS[program]
     system = fedjax_sim.SYSTEMS[work.system]
-    hyper = system.Hyper(**work.changes)
+    hyper = system.paper(**work.changes)
     ticks = ticks or programs.TICKS
     run = partial(
         fedjax_sim.sweep,

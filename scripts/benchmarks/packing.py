@@ -39,7 +39,7 @@ def bench_packing(turns: int) -> dict[str, Any]:
     """Count for 1, 8, 32 and 128 lanes. turns: not used."""
     del turns
     lanes = (1, 8, 32, 128)
-    hyper = favano.Hyper()
+    hyper = favano.paper()
     timelines, _ = request_timelines(
         favano.system,
         list(range(max(lanes))),

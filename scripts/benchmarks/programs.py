@@ -205,7 +205,7 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
     for name in names:
         work = WORKLOADS[name]
         system = fedjax_sim.SYSTEMS[work.system]
-        hyper = system.Hyper(**work.changes)
+        hyper = system.paper(**work.changes)
         (lowered[name],) = listed(
             system,
             work.problem(hyper),

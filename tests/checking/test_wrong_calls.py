@@ -52,7 +52,7 @@ OBJECT = [3, "abc"]
 MAPPING = [3, "abc", [("lr", [0.1])]]
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
-HYPER = FEDAVG.Hyper(num_clients=4, num_selected=2, local_steps=1, batch_size=1)
+HYPER = FEDAVG.paper(num_clients=4, num_selected=2, local_steps=1, batch_size=1)
 QUADRATIC = problems.Quadratic.of(np.eye(4, 2))
 LABELS = np.arange(12) % 3
 IMAGES = np.zeros((12, 2, 2, 1), np.uint8)

@@ -17,7 +17,8 @@ import fedjax_sim
 from fedjax_sim.lifecycle import write_record
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
-RUN = ["run", "fedbuff", "--seeds", "1", "--out", "out"]
+PAPER = ["--preset", "paper"]
+RUN = ["run", "fedbuff", "--seeds", "1", "--out", "out", *PAPER]
 MIXTURE = ["run", "fedem", "--seeds", "1", "--out", "out"]
 COORDINATOR = ["--coordinator", "localhost:9"]
 TWO = ["--set", "num_clients=2", "--set", "num_selected=1"]
@@ -108,7 +109,7 @@ CASES = {
     ),
     "empty data set": ([*RUN, "--dataset", ""], ["--dataset", "''", "leave the flag out"]),
     "hours of planning": (
-        ["run", "favano", "--seeds", "1000", "--out", "out", "--time-budget", "1e7"],
+        ["run", "favano", "--seeds", "1000", "--out", "out", "--time-budget", "1e7", *PAPER],
         ["time_budget", "10000000.0", "1000 schedules", "hours"],
     ),
     "no lanes": ([*RUN, "--max-lanes", "0"], ["max_lanes", "'0'", "at least 1"]),
@@ -165,7 +166,7 @@ CASES = {
         ["num_selected", "31", "30"],
     ),
     "period not whole": (
-        ["run", "favano", "--out", "out", "--set", "server_wait=0.5"],
+        ["run", "favano", "--out", "out", "--set", "server_wait=0.5", *PAPER],
         ["server_wait", "3.5", "whole"],
     ),
     "period of 0": (
@@ -223,7 +224,7 @@ CASES = {
     "time budget negative": ([*RUN, "--time-budget", "-5"], ["time_budget", "'-5'", "above 0"]),
     "time budget nan": ([*RUN, "--time-budget", "nan"], ["time_budget", "'nan'", "finite"]),
     "time budget too short for a tick": (
-        ["run", "favano", "--out", "out", "--time-budget", "3"],
+        ["run", "favano", "--out", "out", "--time-budget", "3", *PAPER],
         ["time_budget", "3.0", "at least 7"],
     ),
     "time budget too long": (
@@ -290,7 +291,7 @@ CASES = {
         ["trace client", "30", "29"],
     ),
     "times in another unit than the trace": (
-        ["run", "quafl", "--out", "out", "--trace", "good.csv"],
+        ["run", "quafl", "--out", "out", "--trace", "good.csv", *PAPER],
         ["server_wait", "4.0", "given in the unit of time of the trace", "server_interact"],
     ),
     "time budget in another unit than the trace": (
@@ -356,7 +357,7 @@ CASES = {
     ),
     "speeds of clients without use": (
         ["run", "hierarchical", "--out", "out", "--set", "rate_slow=0.1"],
-        ["rate_slow", "0.1", 'left at 0.0625 with clock.delays_of "group"'],
+        ["rate_slow", "0.1", 'left at 0.125 with clock.delays_of "group"'],
     ),
     "setting of none of several systems": (
         ["run", "fedavg", "hierarchical", "--out", "out", "--set", "buffer_size=3"],

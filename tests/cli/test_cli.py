@@ -33,6 +33,7 @@ from fedjax_sim.settings import ConfigError, fields, idle_of
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
 SMALL = [
+    *("--preset", "paper"),
     *(word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")),
     "--seeds",
     "2",
@@ -125,7 +126,7 @@ def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):
         is_shown = " ".join(f"{meaning} Allowed: {allowed}.".split()) in text
         assert is_shown == (name not in idle), name
         assert re.search(rf" {name if name in idle else name.rpartition('.')[2]}[ ,]", f"{text} ")
-    assert " lr 0.5 " in text
+    assert " lr 0.1 " in text
     assert " carry_residual false " in text
     assert " reweight stochastic " in text
 
@@ -213,7 +214,7 @@ def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys)
     assert "favano/fig1" in named["experiments"]
     settings = json.loads(call("list", "favano", "--json"))["favano"]["settings"]
     assert settings.keys() == fields(fedjax_sim.SYSTEMS["favano"].Hyper).keys()
-    assert settings["lr"]["default"] == "0.5"
+    assert settings["lr"]["default"] == "0.1"
     assert experiments(["list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == named["experiments"]
 
@@ -373,8 +374,8 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
 
     table = tmp_path / "rates.csv"
     table.write_text("rate\n" + "0.5\n" * 30)
-    assert rates("fedavg", "hierarchical", rate_slow="0.1") == [0.1, 1 / 16]
-    assert rates("hierarchical", "fedavg", rate_slow="0.1,0.2") == [1 / 16, [0.1, 0.2]]
+    assert rates("fedavg", "hierarchical", rate_slow="0.1") == [0.1, 1 / 8]
+    assert rates("hierarchical", "fedavg", rate_slow="0.1,0.2") == [1 / 8, [0.1, 0.2]]
     assert rates("fedavg", "hierarchical", rate_slow="0.1", delays_of="client") == [0.1, 0.1]
     for systems, texts in (
         (["hierarchical"], {}),
@@ -382,7 +383,7 @@ def test_a_setting_without_use_is_left_to_other_systems(tmp_path):
         (["fedavg", "hierarchical"], {"client_table": str(table)}),
     ):
         with pytest.raises(
-            ConfigError, match=r"^delays\.rate_slow is 0\.1, but must be left at 0\.0625 with "
+            ConfigError, match=r"^delays\.rate_slow is 0\.1, but must be left at 0\.125 with "
         ):
             rates(*systems, rate_slow="0.1", **texts)
 

@@ -14,8 +14,9 @@ import fedjax_sim
 from fedjax_sim.cli.commands import main
 from fedjax_sim.diagnostics import to_arviz
 
-WORDS = "run langevin --model logistic --seeds 2 --time-budget 40 --evals 10 --set num_clients=3"
-WORDS += " --set local_steps=2 --set batch_size=8 --set step_size=1e-6 --set temperature=1,4"
+WORDS = "run langevin --model logistic --preset paper --seeds 2 --time-budget 40 --evals 10 --set"
+WORDS += " num_clients=3 --set local_steps=2 --set batch_size=8 --set step_size=1e-6"
+WORDS += " --set temperature=1,4"
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_without_clipping_it_is_the_gradient_of_the_mean(found: dict[str, Any]) 
 def test_an_update_is_no_longer_than_its_steps_allow(found: dict[str, Any]) -> None:
     """K steps with gradients of norm c cover at most lr K c, the bound that noise is scaled by."""
     assert np.linalg.norm(found["path"][-1] - found["path"][0]) <= LR * STEPS * CLIP * (1 + 1e-6)
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=4,
         num_selected=2,
         local_steps=STEPS,
@@ -83,7 +83,7 @@ def test_an_update_is_no_longer_than_its_steps_allow(found: dict[str, Any]) -> N
 
 def test_what_goes_further_is_clipped(regression: Callable) -> None:
     """Another optimizer may leave the bound; the sum still has it."""
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=7,
         num_selected=2,
         local_steps=STEPS,

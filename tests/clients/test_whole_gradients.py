@@ -57,7 +57,7 @@ def test_exact_gradients_need_a_problem_that_has_them(
     regression: Callable, whole: Any, name: str, setting: str
 ) -> None:
     system = fedjax_sim.SYSTEMS[name]
-    hyper = system.Hyper(num_clients=7, **{setting: "exact"})
+    hyper = system.paper(num_clients=7, **{setting: "exact"})
     assert system.fit.complete(hyper, whole) is hyper
     with pytest.raises(ConfigError, match=f"{setting} is 'exact', but must be .*has no client_los"):
         system.fit.complete(hyper, regression())

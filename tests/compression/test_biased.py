@@ -115,7 +115,7 @@ def test_systems_that_need_unbiased_messages_refuse_others() -> None:
     biased: Compressor = parse_compressor("top_k:kept=3")
     for system in (quafl, fedem):
         with pytest.raises(ConfigError, match="compression is 'top_k:kept=3', but must be an unb"):
-            check(system.Hyper(compression=biased))
+            check(system.paper(compression=biased))
     with pytest.raises(ConfigError, match="must be an unbiased compressor"):
         biased.omega(9)
     assert math.isclose(biased.contraction(12), 0.25)

@@ -63,7 +63,7 @@ PROBLEM = Quadratic.of(np.random.default_rng(1).normal(size=(5, DIM)).astype("fl
 def after(request: pytest.FixtureRequest) -> After:
     """Run two ticks for many keys. Gradients have no noise, so only the compressor draws."""
     system = request.param
-    hyper = system.Hyper(num_clients=5, num_selected=SLOTS, local_steps=3, batch_size=1, lr=0.2)
+    hyper = system.paper(num_clients=5, num_selected=SLOTS, local_steps=3, batch_size=1, lr=0.2)
 
     def run(hyper: Any, key: jax.Array) -> Any:
         algorithm = system.algorithm(PROBLEM, hyper, Plan(rows=3))
@@ -210,8 +210,8 @@ def test_bits_of_messages() -> None:
     mixed = {"a": jnp.ones(4, "bfloat16"), "b": jnp.ones(2)}
     assert count_message_bits(Identity(), mixed) == full_precision_bits(mixed) == 128
     for system, bits in ((fedavg.system, (114, 288)), (quafl.system, (114, 114))):
-        assert system.messages.bits(tree(), system.Hyper(compression=COMPRESSOR)) == bits
-        assert system.messages.bits(tree(), system.Hyper()) == (288, 288)
+        assert system.messages.bits(tree(), system.paper(compression=COMPRESSOR)) == bits
+        assert system.messages.bits(tree(), system.paper()) == (288, 288)
 
 
 def test_on_the_command_line() -> None:
@@ -231,9 +231,9 @@ def test_on_the_command_line() -> None:
             ["fedavg"], {"compression": ["block:norm=0.2"]}, defaults_of("digits")
         )
     with pytest.raises(ConfigError, match="compression is 'block'"):
-        check(fedavg.Hyper(compression="block"))
+        check(fedavg.paper(compression="block"))
     with pytest.raises(ConfigError, match=r"messages\.compression\.keep is 2"):
-        check(fedavg.Hyper(compression=parse_compressor("sparsification").replace(keep=2.0)))
+        check(fedavg.paper(compression=parse_compressor("sparsification").replace(keep=2.0)))
 
 
 def test_models_and_references_must_have_an_entry_per_slot() -> None:

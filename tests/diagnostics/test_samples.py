@@ -58,7 +58,7 @@ def problem() -> LogDensity:
 
 @pytest.fixture(scope="module")
 def run(problem: LogDensity) -> Any:
-    hyper = langevin.Hyper(num_clients=2, step_size=5e-3, local_steps=3, gradient="exact")
+    hyper = langevin.paper(num_clients=2, step_size=5e-3, local_steps=3, gradient="exact")
     return fedjax_sim.sweep(
         langevin.system,
         problem,

@@ -44,7 +44,7 @@ class Bowl:
 def main() -> None:
     """Run it once without a limit, to start everything up, and then with one."""
     system = fedjax_sim.SYSTEMS["fedbuff"]
-    hyper = system.Hyper(
+    hyper = system.paper(
         num_clients=2000, restart="after_interaction", batch_size=1, local_steps=3, lr=0.01
     )
     problem = Bowl(jnp.ones(2000, "int32"), 10_000)

@@ -63,7 +63,7 @@ class Drawn:
     def evaluate(self, params):
         return {"loss": jnp.square(params - self.target).mean()}
 
-hyper = fedavg.Hyper(num_clients=3, num_selected=2)
+hyper = fedavg.paper(num_clients=3, num_selected=2)
 layout = fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
 two = fedjax_sim.Ticks(2)
 for size in (33, 200_000):
@@ -264,7 +264,7 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
     with pytest.raises(ConfigError, match=r"batch_size.* part of the program"):
         bound.replace(hyper=bound.hyper.replace(batch_size=1))
     with pytest.raises(ConfigError, match=r"^hyper is '.*quafl\.Hyper', but must be as they were"):
-        bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].Hyper())
+        bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
 
 
 def test_numbers_that_simplify_a_program_may_be_changed(

@@ -257,7 +257,7 @@ from fedjax_sim.problems import Quadratic
 def run(folder, resume=False):
     system = fedjax_sim.SYSTEMS["fedavg"]
     problem = Quadratic.of([[0.0, 1.0], [2.0, 3.0], [4.0, 7.0]], noise=0.1)
-    hyper = system.Hyper(
+    hyper = system.paper(
         num_clients=3, num_selected=2, local_steps=2, optimizer=lambda lr: optax.adam(lr)
     )
     return fedjax_sim.sweep(

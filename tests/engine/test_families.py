@@ -160,7 +160,7 @@ def test_trips_that_depend_on_a_setting_are_those_of_the_longest_member(
     Evaluations are counted as they are run, for the longest member.
     """
     system = fedjax_sim.SYSTEMS["vr_fedem"]
-    hyper = system.Hyper(num_clients=7, batch_size=2)
+    hyper = system.paper(num_clients=7, batch_size=2)
     options: dict[str, Any] = {
         "settings": {"inner_steps": [2, 3]},
         "budget": fedjax_sim.Ticks(6),

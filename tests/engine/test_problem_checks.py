@@ -15,7 +15,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import em, fedavg
 
-HYPER = fedavg.Hyper(num_clients=5, num_selected=2, local_steps=2, batch_size=2)
+HYPER = fedavg.paper(num_clients=5, num_selected=2, local_steps=2, batch_size=2)
 
 
 @struct.dataclass
@@ -158,6 +158,6 @@ def test_what_a_users_method_raises_is_left_alone() -> None:
 
 
 def test_systems_of_latent_models_say_what_they_learn() -> None:
-    hyper = em.Hyper(num_clients=5)
+    hyper = em.paper(num_clients=5)
     with pytest.raises(ConfigError, match=r"a LatentProblem .* for em; it lacks .*maximise"):
         fedjax_sim.simulate(em.system, OWN, hyper, budget=fedjax_sim.Ticks(2))

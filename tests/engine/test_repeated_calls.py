@@ -60,7 +60,7 @@ def distances(kind: Any = Distances, shift: float = 0.0) -> Any:
 
 def hyper(**settings: Any) -> Any:
     given = {"num_clients": 6, "num_selected": 3, "batch_size": 1, "local_steps": 2}
-    return FEDAVG.Hyper(**given | settings)
+    return FEDAVG.paper(**given | settings)
 
 
 def sweep(problem: Any, settings: Any = None, **options: Any) -> fedjax_sim.Run:
@@ -171,7 +171,11 @@ def test_other_rows_and_steps_of_an_asynchronous_schedule() -> None:
     def run(**settings: Any) -> fedjax_sim.Run:
         few = {"num_clients": 6, "buffer_size": 2, "batch_size": 1, "local_steps": 2} | settings
         return fedjax_sim.sweep(
-            system, distances(), system.Hyper(**few), budget=fedjax_sim.Ticks(20), num_evals=2
+            system,
+            distances(),
+            system.paper(**few),
+            budget=fedjax_sim.Ticks(20),
+            num_evals=2,
         )
 
     run()

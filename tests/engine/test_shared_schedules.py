@@ -35,7 +35,7 @@ SYSTEMS = fedjax_sim.SYSTEMS
 )
 def test_settings_that_a_timeline_reads(name: str, is_read: tuple, is_not_read: tuple) -> None:
     system = SYSTEMS[name]
-    hyper = system.Hyper()
+    hyper = system.paper()
     reads = jax.tree.unflatten(jax.tree.structure(hyper), settings_read(system, hyper))
     found = {
         name: value_of(reads, full_name(system.Hyper, name)) for name in (*is_read, *is_not_read)
@@ -82,7 +82,7 @@ def test_schedules_drawn_in_several_calls_are_the_same(
 def test_full_participation_stores_nothing_per_tick_and_slot() -> None:
     """FA-LD with all of 50 clients: 30 schedules of 100 ticks take one row of slots."""
     system = SYSTEMS["langevin"]
-    hyper = system.Hyper(num_clients=50)
+    hyper = system.paper(num_clients=50)
     timelines, ticks = request_timelines(system, range(30), [hyper] * 30, fedjax_sim.Ticks(100))
     assert timelines.clients.strides[1] == 0
     schedule = lay_out(timelines, ticks, num_clients=50, num_evals=10)
@@ -169,7 +169,7 @@ def test_what_is_known_before_compiling_changes_no_result(
 ) -> None:
     """Ragged steps, one of them 0; two examples of each client at every step."""
     problem = regression()
-    hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, num_selected=4, batch_size=2, lr=0.05)
+    hyper = SYSTEMS["fedavg"].paper(num_clients=7, num_selected=4, batch_size=2, lr=0.05)
     steps = jnp.array([3, 0, 5, 1])
     event = Event(
         0, jnp.array([4, 0, 6, 2]), steps, 0 * steps, 0.0 * steps, 2 * steps, 0 * steps, 0

@@ -65,7 +65,7 @@ def test_all_methods_have_the_same_clients_and_clock() -> None:
     sizes = COMPARISON.study.full
     for name, each in standard_algorithms(sizes, smoke=False).items():
         first = {key: values[0] for key, values in each.grid.items()}
-        hyper = each.system.Hyper(**{**each.settings, **first})
+        hyper = each.system.paper(**{**each.settings, **first})
         check(hyper)
         shared = {**CLOCK, "num_clients": 100, "num_selected": 20, "concurrency": 20}
         if name in AT_ONCE:

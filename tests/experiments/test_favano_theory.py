@@ -43,7 +43,7 @@ def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
     """A step too many after the first, every second contact too old, and updates of anyone."""
     lanes, ticks = clock.STUDY.smoke.seeds, clock.BUDGET // clock.PERIOD
     shares = (clock.SHARES[clock.THIRD], clock.SHARES[clock.MOST])
-    drawn = clock.at_shares(favano.system, favano.system.Hyper(), lanes, ticks, shares)
+    drawn = clock.at_shares(favano.system, favano.paper(), lanes, ticks, shares)
 
     def found(timeline: clock.Timeline) -> list[bool | None]:
         steps, gaps, _ = clock.measure_contacts(timeline)

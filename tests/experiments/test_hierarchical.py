@@ -328,7 +328,7 @@ def test_isolated_groups_are_looked_at_to_the_very_end() -> None:
     """Their last evaluation is at T to the bit with any delays, and nothing was combined before."""
     for time, group in itertools.product((1000.0, 200.0, 123.456), (0, 1)):
         changes = {**fig4_5.alone((5, 15), group, time), "num_clients": (5, 15)[group]}
-        schedule = draw(hierarchical.system, [hierarchical.Hyper(**changes)], 3, 2 * fig4_5.LOOKS)
+        schedule = draw(hierarchical.system, [hierarchical.paper(**changes)], 3, 2 * fig4_5.LOOKS)
         for own, weight in zip(schedule.time[0], schedule.weight[0], strict=True):
             last = ticks_in_budget(own, time, overshoot=True)
             assert last == fig4_5.LOOKS

@@ -127,7 +127,7 @@ def test_a_larger_exchange_delay_only_delays_the_rounds() -> None:
     """The schedule is the same apart from its times, so that one run shows every c_g."""
     clock = setup.clock([15, 15], setup.FIG7, num_clients=30, sync_time=20.0)
     hypers = [
-        hierarchical.Hyper(**{**clock, "exchange_shift": shift}) for shift in (2.0, 22.0)
+        hierarchical.paper(**{**clock, "exchange_shift": shift}) for shift in (2.0, 22.0)
     ]  # c_g = 10 and 30
     drawn = draw(hierarchical.system, hypers, 2, 6)
     near, far = (jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), drawn) for i in (0, 1))

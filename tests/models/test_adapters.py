@@ -89,7 +89,7 @@ def test_a_network_computes_what_its_library_does_and_learns(name: str) -> None:
         float(loss(params, jnp.int32(0), jnp.arange(8), jax.random.key(seed))) for seed in (0, 0, 1)
     ]
     assert found[0] == found[1] != found[2]
-    hyper = fedavg.Hyper(num_clients=2, num_selected=2, local_steps=10, batch_size=8, lr=0.05)
+    hyper = fedavg.paper(num_clients=2, num_selected=2, local_steps=10, batch_size=8, lr=0.05)
     curves = fedjax_sim.simulate(
         fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(10), num_evals=1
     ).curves

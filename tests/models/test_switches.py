@@ -257,6 +257,6 @@ class WithStatistics(Regression):
 
 def test_running_statistics_are_refused_in_problems_of_ones_own(regression: Any) -> None:
     problem = WithStatistics(**vars(regression()))
-    hyper = fedavg.Hyper(num_clients=7, num_selected=2)
+    hyper = fedavg.paper(num_clients=7, num_selected=2)
     with pytest.raises(ConfigError, match="statistics in the model that init returns is 'batch_st"):
         fedjax_sim.simulate(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(1))

@@ -102,7 +102,7 @@ def test_no_round_and_no_noise() -> None:
     assert (np.diff(curve) > 0).all()
 
 
-PRIVATE = fedavg.Hyper(sampling="reshuffled", selection="poisson", local_steps=2)
+PRIVATE = fedavg.paper(sampling="reshuffled", selection="poisson", local_steps=2)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_poisson_cohorts_are_for_sums() -> None:
     """Their weights do not sum to 1, so that systems that take means of models refuse them."""
     for system in (scaffold.system, feddyn.system, fednova.system):
         with pytest.raises(ConfigError, match="selection is 'poisson', but must be another"):
-            check(system.Hyper(selection="poisson"))
-    check(fedprox.Hyper(selection="poisson"))
+            check(system.paper(selection="poisson"))
+    check(fedprox.paper(selection="poisson"))
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

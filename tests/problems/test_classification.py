@@ -133,7 +133,7 @@ def test_a_bayesian_perceptron_on_digits() -> None:
         iid(digits.train_labels, num_clients=5, seed=0),
         prior_precision=10.0,
     )
-    hyper = langevin.Hyper(num_clients=5, local_steps=5, batch_size=32, step_size=2e-4)
+    hyper = langevin.paper(num_clients=5, local_steps=5, batch_size=32, step_size=2e-4)
     options = {
         "budget": fedjax_sim.Ticks(60),
         "num_evals": 12,

@@ -78,7 +78,7 @@ def test_fald_of_one_step_is_blackjaxs_sgld() -> None:
     """The same trajectory from the same noise: one client, K = 1, all examples."""
     with jax.enable_x64(True):
         problem = make(split=np.zeros(NUM, int))
-        hyper = langevin.Hyper(num_clients=1, local_steps=1, step_size=ETA, gradient="exact")
+        hyper = langevin.paper(num_clients=1, local_steps=1, step_size=ETA, gradient="exact")
         how = {
             "budget": fedjax_sim.Ticks(TICKS),
             "num_evals": TICKS,

@@ -178,7 +178,7 @@ def _chains(
     problem: Logistic, local_steps: int, num_evals: int, **settings: list[float]
 ) -> np.ndarray:
     """Run chains of FA-LD from the mode, kept every ten rounds: `[settings, 150, evals, 31]`."""
-    hyper = langevin.Hyper(
+    hyper = langevin.paper(
         num_clients=3, local_steps=local_steps, step_size=STEP_SIZE, gradient="exact"
     )
     # 200 steps are six times the correlation time of the slowest direction.

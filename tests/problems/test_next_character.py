@@ -103,7 +103,7 @@ def test_a_network_learns_two_speakers_in_the_engine(play: datasets.Text) -> Non
         models.CharacterRNN(data.num_classes, 4, (12,), "gru"), data, [speakers_of(data)]
     )[0]
     assert problem.counts[0] != problem.counts[1]
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=2, num_selected=2, local_steps=5, batch_size=4, lr=0.02, optimizer=optax.adam
     )
     curves = fedjax_sim.simulate(

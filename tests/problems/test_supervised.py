@@ -185,7 +185,7 @@ def trained() -> Any:
     """Return a run whose matrix is frozen, and its problem."""
     start = {"a": np.arange(3.0).reshape(3, 1), "b": np.array([7.0])}
     problem = make(start=start, frozen="^a$")
-    hyper = fedavg.Hyper(num_clients=3, num_selected=2, local_steps=2, batch_size=2, lr=0.1)
+    hyper = fedavg.paper(num_clients=3, num_selected=2, local_steps=2, batch_size=2, lr=0.1)
     return problem, fedjax_sim.simulate(
         fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(3), num_evals=1
     )
@@ -401,12 +401,12 @@ def test_unknown_options_are_named() -> None:
 
 
 def test_names_of_optimizers_are_for_the_command_line() -> None:
-    hyper = fedavg.Hyper(num_clients=3, optimizer="adam")
+    hyper = fedavg.paper(num_clients=3, optimizer="adam")
     with pytest.raises(
         ConfigError, match=r"training\.optimizer is 'adam', but must be a function such as opt"
     ):
         fedjax_sim.simulate(fedavg.system, make(), hyper, budget=fedjax_sim.Ticks(2))
-    fedjax_sim.settings.check(fedavg.Hyper(optimizer=optax.adam))
+    fedjax_sim.settings.check(fedavg.paper(optimizer=optax.adam))
 
 
 @pytest.fixture
@@ -414,7 +414,7 @@ def refuse(compiled: list[str]) -> Callable[..., None]:
     """Return a function that checks that a sweep is refused before training is compiled."""
 
     def check(tasks: Any, words: str) -> None:
-        hyper = fedavg.Hyper(num_clients=3, num_selected=2, local_steps=2, batch_size=2, lr=0.1)
+        hyper = fedavg.paper(num_clients=3, num_selected=2, local_steps=2, batch_size=2, lr=0.1)
         with pytest.raises(ConfigError, match=words):
             fedjax_sim.sweep(fedavg.system, tasks, hyper, seeds=2, budget=fedjax_sim.Ticks(2))
         assert not [name for name in compiled if "advance" in name or "begin" in name]

@@ -38,7 +38,7 @@ def learn(problem: Any) -> Callable[..., fedjax_sim.Run]:
             return fedjax_sim.sweep(
                 SYSTEMS[name],
                 changes.pop("problem", problem),
-                SYSTEMS[name].Hyper(num_clients=N, num_selected=4, **(UNEVEN | changes)),
+                SYSTEMS[name].paper(num_clients=N, num_selected=4, **(UNEVEN | changes)),
                 seeds=[SEED],
                 settings=settings,
                 budget=fedjax_sim.Ticks(TICKS),

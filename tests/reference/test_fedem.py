@@ -168,7 +168,7 @@ def test_fedem(
 ) -> None:
     """The same statistics, metrics and numbers of evaluations."""
     system = fedjax_sim.SYSTEMS["fedem"]
-    run = simulate(system, problem, system.Hyper(**SETTINGS))
+    run = simulate(system, problem, system.paper(**SETTINGS))
     rounds = fedem_loop.fedem(
         start_of(problem, key),
         list(data),
@@ -202,7 +202,7 @@ def test_vr_fedem(
     The reference loop draws the first mini-batch of each, whose difference is 0.
     """
     system = fedjax_sim.SYSTEMS["vr_fedem"]
-    run = simulate(system, problem, system.Hyper(**SETTINGS, inner_steps=6.0, offline=offline))
+    run = simulate(system, problem, system.paper(**SETTINGS, inner_steps=6.0, offline=offline))
     rounds = fedem_loop.vr_fedem(
         start_of(problem, key),
         list(data),
@@ -229,7 +229,7 @@ def test_vr_fedem_of_one_client_is_spider_em() -> None:
     random = np.random.default_rng(1)
     y, kappa = random.normal(size=(M, 2)) + 1, random.uniform(0.2, 0.9, M)
     system = fedjax_sim.SYSTEMS["vr_fedem"]
-    hyper = system.Hyper(num_clients=1, batch_size=BATCH, gamma=0.3, inner_steps=6.0)
+    hyper = system.paper(num_clients=1, batch_size=BATCH, gamma=0.3, inner_steps=6.0)
 
     @struct.dataclass
     class WatchedMean(latent.NoisyMean):

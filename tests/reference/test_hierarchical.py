@@ -86,7 +86,7 @@ def test_one_local_step(
     A round has one to about five iterations.
     """
     clock = (
-        {"runtime_law": "runtime_exp", "mean": SYNC.Hyper().iteration.mean}
+        {"runtime_law": "runtime_exp", "mean": SYNC.paper().iteration.mean}
         if delays == "client"
         else {"mean": 1.5}
     )
@@ -129,7 +129,7 @@ def test_several_local_steps(
     totals = [counts[clients].sum() for clients in MEMBERS]
     if is_by_epochs:
         clock = {"delays_of": "client", "runtime_law": "runtime_exp", "sync_time": 12.0}
-        clock["mean"] = SYNC.Hyper().iteration.mean
+        clock["mean"] = SYNC.paper().iteration.mean
         hyper = small(SYNC, lr=LR, client_epochs=1.6, aggregation="average", **clock, **SIZES)
         least, combine, mu, sizes = 1, loop.averaged, 0.0, np.ones(7)
         steps = np.ceil(1.6 * counts / BATCH).astype(int)

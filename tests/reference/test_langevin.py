@@ -71,7 +71,7 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
     Clients have different numbers of examples.
     """
     with jax.enable_x64(True):
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=N,
             num_selected=4,
             participants=participation,

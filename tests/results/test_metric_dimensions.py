@@ -55,7 +55,7 @@ class Watched(Quadratic):
 
 
 CENTERS = np.random.default_rng(0).normal(size=(N, 2)).astype("float32")
-HYPER = fedavg.Hyper(num_clients=N, num_selected=4, local_steps=2)
+HYPER = fedavg.paper(num_clients=N, num_selected=4, local_steps=2)
 OPTIONS: dict[str, Any] = {
     "seeds": 2,
     "settings": {"lr": [0.1, 0.2]},

@@ -99,7 +99,7 @@ def test_a_value_comes_back_as_it_was(name: str) -> None:
 def test_every_systems_settings_come_back() -> None:
     """Also in the types that tell a default, which nobody has given, from an equal number."""
     for system in fedjax_sim.SYSTEMS.values():
-        hyper, back = system.Hyper(), there_and_back(system.Hyper())
+        hyper, back = system.paper(), there_and_back(system.paper())
         assert back == hyper
         for name in fields(system.Hyper):
             assert type(value_of(back, name)) is type(value_of(hyper, name)), name

@@ -70,7 +70,7 @@ def paths() -> dict[str, Path]:
     }
 
     def run(problem: Regression, compression: str, feedback: bool) -> Any:
-        hyper = fedavg.Hyper(
+        hyper = fedavg.paper(
             num_clients=3,
             num_selected=3,
             local_steps=1,
@@ -140,7 +140,7 @@ def test_unbiased_messages_are_scaled_down_for_error_feedback(paths: dict[str, P
 
 def test_two_messages_of_one_client_in_a_tick() -> None:
     """The second message counts on the first. Slots without a client or a step send nothing."""
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=3, num_selected=3, compression=parse_compressor("top_k"), error_feedback=True
     )
     wire = Wire(Quadratic.of(np.zeros((3, 2))), hyper, Plan(), can_repeat=True)
@@ -172,7 +172,7 @@ def test_nothing_switched_on_changes_no_bit(regression: Callable) -> None:
     def run() -> list[jax.Array]:
         found = []
         for changes in settings:
-            hyper = fedavg.Hyper(
+            hyper = fedavg.paper(
                 num_clients=7, num_selected=4, local_steps=1, batch_size=2, lr=0.1, **changes
             )
             algorithm = fedavg.system.algorithm(problem, hyper, Plan(rows=2))
@@ -201,7 +201,7 @@ def noisy() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     problem = Quadratic.of(np.zeros((6, DIM), "float32"))
 
     def run(kind: str, key: jax.Array) -> Any:
-        hyper = fedavg.Hyper(
+        hyper = fedavg.paper(
             num_clients=6,
             num_selected=COHORT,
             local_steps=1,
@@ -273,7 +273,7 @@ def test_what_one_client_can_change() -> None:
 
     Both bounds are attained by updates far longer than C. The noise is the same.
     """
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=6,
         num_selected=COHORT,
         selection="poisson",
@@ -343,7 +343,7 @@ def test_estimates_stay_in_place() -> None:
     (program,) = listed(
         fedavg.system,
         problem,
-        fedavg.Hyper(
+        fedavg.paper(
             num_clients=num_clients,
             num_selected=4,
             local_steps=1,
@@ -402,7 +402,7 @@ def test_sums_that_training_makes_are_those_of_all_models(
     centers = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
     problem = Quadratic.of(centers, noise=0.1)
     given = {"num_clients": 5, "num_selected": 3, "local_steps": 3, "batch_size": 1, "lr": 0.1}
-    hyper = system.Hyper(**(given | {"drop_rate": 0.6} | options))
+    hyper = system.paper(**(given | {"drop_rate": 0.6} | options))
 
     def run() -> fedjax_sim.Run:
         layout = Layout(slots_at_once=slots, lanes_at_once=False)

@@ -431,7 +431,7 @@ def test_work_within_a_tick_changes_nothing_that_is_counted(
 def test_draws_of_a_round_with_more_steps_do_not_return_in_the_next() -> None:
     """FA-LD numbers its noise by k = tick * K + step, which eight steps in place of K = 5 pass."""
     langevin = fedjax_sim.SYSTEMS["langevin"]
-    hyper = langevin.Hyper(num_clients=1, num_selected=1, local_steps=5, step_size=0.5, rho=1.0)
+    hyper = langevin.paper(num_clients=1, num_selected=1, local_steps=5, step_size=0.5, rho=1.0)
     flat = Flat(jnp.ones(1, "int32"))
     algorithm = langevin.algorithm(flat, known(hyper), Plan())
     events = some_events([[0]] * 2, [[5]] * 2, weight=1.0)

@@ -45,7 +45,7 @@ def last_models(
         run = fedjax_sim.sweep(
             SYSTEMS[name],
             problem,
-            SYSTEMS[name].Hyper(**(everyone | fixed)),
+            SYSTEMS[name].paper(**(everyone | fixed)),
             settings=settings,
             budget=fedjax_sim.Ticks(ticks),
             num_evals=ticks if keep else 1,
@@ -134,7 +134,7 @@ def test_power_of_choice_trains_the_clients_with_the_largest_losses() -> None:
     """Two of five, which change; the losses of quadratics are those of their mini-batches."""
     with jax.enable_x64(True):
         problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=np.array([2.0, -1.0]))
-        hyper = SYSTEMS["powerofchoice"].Hyper(
+        hyper = SYSTEMS["powerofchoice"].paper(
             num_clients=N, num_selected=N, num_chosen=2, local_steps=K, lr=LR, batch_size=1
         )
         run = fedjax_sim.simulate(
@@ -166,7 +166,7 @@ def test_scaffold_of_one_client_is_fedavg() -> None:
     for name in ("fedavg", "scaffold"):
         with jax.enable_x64(True):
             problem = Quadratic.of(CENTERS[:1], curvature=0.7, start=start)
-            hyper = SYSTEMS[name].Hyper(
+            hyper = SYSTEMS[name].paper(
                 num_clients=1, num_selected=1, local_steps=K, lr=LR, batch_size=1
             )
             found.append(

@@ -62,7 +62,7 @@ def problem(regression: Callable) -> Any:
 @pytest.fixture(scope="module")
 def one_group(problem: Any) -> tuple[np.ndarray, fedjax_sim.Run]:
     """One group that averages, by least number of iterations, proximal term and sync time."""
-    hyper = hierarchical.Hyper(num_groups=1, client_steps=3, **CLOCK, **TRAINED)
+    hyper = hierarchical.paper(num_groups=1, client_steps=3, **CLOCK, **TRAINED)
     swept = {"min_iterations": [1, 3], "proximal": [0.0, 0.5], "sync_time": [0.0, 4.0]}
     found, run = paths(hierarchical.system, problem, hyper, settings=swept)
     return found[:, :, :, 0], run
@@ -76,7 +76,7 @@ def test_one_group_is_fedavg(problem: Any, one_group: tuple[np.ndarray, fedjax_s
     program was compiled; one of 1/2 makes a difference.
     """
     models, _ = one_group
-    hyper = fedavg.Hyper(num_selected=8, local_steps=3, **TRAINED)
+    hyper = fedavg.paper(num_selected=8, local_steps=3, **TRAINED)
     flat, _ = paths(fedavg.system, problem, hyper, num_ticks=18)
     np.testing.assert_allclose(models[0, 0, 0], flat[0, :7], rtol=0, atol=1e-13)
     np.testing.assert_allclose(models[1, 0, 0], flat[0, ::3], rtol=0, atol=1e-13)
@@ -90,7 +90,7 @@ def test_one_asynchronous_group_is_the_synchronous_system(
 ) -> None:
     """With a buffer of one nothing is stale. The schedules are equal bit for bit."""
     models, run = one_group
-    hyper = async_hierarchical.Hyper(
+    hyper = async_hierarchical.paper(
         num_groups=1,
         client_steps=3,
         aggregation="average",
@@ -111,7 +111,7 @@ def test_one_local_step_of_every_client_is_a_step_of_the_group(problem: Any) -> 
     To rounding: the mean of the clients' models is the step with the mean of their gradients.
     """
     settings = TRAINED | {"sampling": "with_replacement"}
-    hyper = hierarchical.Hyper(group_sizes=(5, 3), proximal=0.5, **settings)
+    hyper = hierarchical.paper(group_sizes=(5, 3), proximal=0.5, **settings)
     short = complete_groups(hyper.replace(client_epochs=1e-3), problem)
     with jax.enable_x64(True):
         pair = jnp.arange(2, dtype="int32")
@@ -147,7 +147,7 @@ def test_one_local_step_needs_no_model_per_client() -> None:
     event = fedjax_sim.Event(pair[0], pair, pair, pair, pair / 2, pair, pair, pair[0])
     key = jax.random.key(0)
     for num_steps in (1, 2):
-        hyper = hierarchical.Hyper(num_clients=8, group_sizes=(5, 3), client_steps=num_steps)
+        hyper = hierarchical.paper(num_clients=8, group_sizes=(5, 3), client_steps=num_steps)
         algorithm = hierarchical.system.algorithm(problem, hyper, fedjax_sim.Plan(slots_at_once=2))
         text = str(jax.make_jaxpr(algorithm.step)(key, algorithm.init(key), event))
         assert ("[2,5,3]" in text) == (num_steps > 1)
@@ -165,7 +165,7 @@ def test_the_fixed_point_of_hierfavg() -> None:
     centers = np.array([[-1.0], [2.0], [0.5], [3.0]])
     with jax.enable_x64(True):
         problem = Located.of(centers, curvature=curvature, start=4.0)
-    hyper = hierarchical.Hyper(
+    hyper = hierarchical.paper(
         num_clients=4,
         group_sizes=(1, 3),
         client_steps=num_steps,

@@ -46,7 +46,7 @@ def toy() -> latent.Estimation:
 @pytest.fixture(scope="module")
 def compressed(toy: latent.Estimation) -> dict[str, Path]:
     """FedEM with compression and full batches, for some alphas and participation 1 and 1/2."""
-    base = FEDEM.Hyper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS)
+    base = FEDEM.paper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS)
     alphas = [
         base,
         *(base.replace(alpha=alpha) for alpha in (0.01, 0.1, 0.7, 1.5)),
@@ -111,7 +111,7 @@ def test_without_memories_there_is_a_floor(toy: latent.Estimation) -> None:
 
     Here v is the sum of the compressor's variances for the clients' fields at the fixed point.
     """
-    hyper = FEDEM.Hyper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS, field_rule="naive")
+    hyper = FEDEM.paper(**FULL, gamma=GAMMA_MAX, compression=BLOCKS, field_rule="naive")
     path = replay(FEDEM, toy, hyper)
     fields = client_fields(toy, jnp.asarray(root(toy)))
     variance = (
@@ -133,7 +133,7 @@ def test_partial_participation_without_memories_has_a_floor(toy: latent.Estimati
     Nothing is compressed, so dEM and local memories are the same algorithm. FedEM's memories
     remove the floor.
     """
-    gamma, half = 0.3, FEDEM.Hyper(**FULL, gamma=0.3, participation=0.5)
+    gamma, half = 0.3, FEDEM.paper(**FULL, gamma=0.3, participation=0.5)
     naive = replay(FEDEM, toy, half.replace(field_rule="naive"))
     local = replay(FEDEM, toy, half.replace(field_rule="local_memory"))
     np.testing.assert_allclose(naive.states.server, local.states.server, rtol=0, atol=1e-12)
@@ -151,10 +151,10 @@ def test_without_compression_fedem_of_everybody_is_em_and_of_half_goes_to_the_sa
     path = replay(
         FEDEM,
         toy,
-        FEDEM.Hyper(**FULL, gamma=1.0),
-        FEDEM.Hyper(**FULL, gamma=0.3, participation=0.5),
+        FEDEM.paper(**FULL, gamma=1.0),
+        FEDEM.paper(**FULL, gamma=0.3, participation=0.5),
     )
-    em = replay(EM, toy, EM.Hyper(num_clients=N, batch_size=7)).states.server[0]
+    em = replay(EM, toy, EM.paper(num_clients=N, batch_size=7)).states.server[0]
     best, start = root(toy), np.full(D, 3.0)
     exact = best + (1 - SLOPE) ** np.arange(TICKS + 1)[:, None] * (start - best)
     np.testing.assert_allclose(em, exact, rtol=0, atol=1e-13)
@@ -168,7 +168,7 @@ def test_mini_batches_of_everything_without_replacement_are_em(toy: latent.Estim
     path = replay(
         FEDEM,
         toy,
-        FEDEM.Hyper(num_clients=N, batches="without_replacement", batch_size=M, gamma=1.0),
+        FEDEM.paper(num_clients=N, batches="without_replacement", batch_size=M, gamma=1.0),
     )
     best, start = root(toy), np.full(D, 3.0)
     exact = best + (1 - SLOPE) ** np.arange(TICKS + 1)[:, None] * (start - best)
@@ -186,7 +186,7 @@ def test_memories_change_nothing_without_compression_and_mini_batches_leave_a_fl
     Then E||h||^2 is a gamma / (2 - a gamma) sigma^2 / n, where sigma^2 / n is the variance of the
     mean of mini-batches. This is exact for toy A.
     """
-    base = FEDEM.Hyper(num_clients=N, batch_size=5, gamma=0.4, memory_start="zero")
+    base = FEDEM.paper(num_clients=N, batch_size=5, gamma=0.4, memory_start="zero")
     path = replay(FEDEM, toy, base.replace(alpha=0.3), base)
     naive = replay(FEDEM, toy, base.replace(field_rule="naive"))
     for other in (path.states.server[1], naive.states.server[0]):
@@ -223,7 +223,7 @@ def test_the_random_iterate_is_uniform_on_those_before(
     states = compressed["theory"].states
     for tick in (1, 5, 40):
         assert any(np.array_equal(states.random[tick], server) for server in states.server[:tick])
-    model = FEDEM.algorithm(toy, FEDEM.Hyper(**FULL, output="random"), Plan()).model
+    model = FEDEM.algorithm(toy, FEDEM.paper(**FULL, output="random"), Plan()).model
     np.testing.assert_array_equal(
         model(jax.tree.map(lambda leaf: leaf[40], states)), states.random[40]
     )

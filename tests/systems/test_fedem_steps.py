@@ -90,7 +90,7 @@ def one_step(problem: Any, hyper: Any, coins: jax.Array) -> tuple[Any, Any]:
 def test_the_random_field_is_unbiased_with_its_exact_variance(toy: latent.Estimation) -> None:
     """E[H] = h(S); E||H - h||^2 is that of compressor, mini-batches and coins, below the bound."""
     compressor, p = BlockQuantization(block=3), 0.6
-    hyper = FEDEM.Hyper(
+    hyper = FEDEM.paper(
         num_clients=N, batch_size=5, gamma=0.2, participation=p, compression=compressor
     )
     coins = (jax.random.uniform(jax.random.key(6), (NUM, N)) < p).astype(float)
@@ -122,7 +122,9 @@ def test_memories_of_a_frozen_server_contract_by_the_exact_factor(toy: latent.Es
     """
     compressor, alpha = RandSparsification(keep=0.4), 0.3
     state, after = one_step(
-        toy, FEDEM.Hyper(**FULL, gamma=0.2, alpha=alpha, compression=compressor), jnp.ones((NUM, N))
+        toy,
+        FEDEM.paper(**FULL, gamma=0.2, alpha=alpha, compression=compressor),
+        jnp.ones((NUM, N)),
     )
     fields = client_fields(toy, state.server)
     before = ((np.asarray(state.memory.clients) - fields) ** 2).sum(axis=1)
@@ -143,10 +145,10 @@ def test_step_sizes_follow_their_sequence() -> None:
         (STEP_FACTORS["inverse_sqrt"], 1 / 2),
         (STEP_FACTORS["constant"], 1.0),
     ):
-        assert float(FEDEM.Hyper(gamma=0.7, gamma_factor=factor).step_size(event)) == pytest.approx(
+        assert float(FEDEM.paper(gamma=0.7, gamma_factor=factor).step_size(event)) == pytest.approx(
             0.7 * expected, rel=1e-6
         )
-    halved = FEDEM.Hyper(gamma=0.7, gamma_factor=lambda tick: 0.5**tick)
+    halved = FEDEM.paper(gamma=0.7, gamma_factor=lambda tick: 0.5**tick)
     assert float(halved.step_size(event)) == pytest.approx(0.7 / 8, rel=1e-12)
     assert float(halved.step_size(event._replace(clients=slots - 1))) == 0
     assert parse(FEDEM.Hyper, "gamma_factor", "inverse") is STEP_FACTORS["inverse"]
@@ -158,7 +160,7 @@ def test_work_bits_and_epochs(toy: latent.Estimation) -> None:
     A block of 4 is sent as a number and 4 entries of 2 bits; for memories every client sends 4
     numbers at the start.
     """
-    hyper = FEDEM.Hyper(
+    hyper = FEDEM.paper(
         num_clients=N, batch_size=5, participation=0.5, compression=BLOCKS, counted="active"
     )
     run = fedjax_sim.simulate(
@@ -190,7 +192,7 @@ def test_a_full_pass_goes_over_every_example_once(toy: latent.Estimation) -> Non
     event = Event(jnp.int32(0), clients, slots, slots, slots, slots, slots, jnp.int32(0))
     works, natural = jnp.array([True, True, False, True]), jnp.ones(D)
     run = jax.jit(
-        lambda problem: local_expectation(problem, EM.Hyper(batch_size=7), Plan())(
+        lambda problem: local_expectation(problem, EM.paper(batch_size=7), Plan())(
             jax.random.key(0), event, natural, is_full=True, works=works
         )
     )
@@ -203,11 +205,11 @@ def test_a_full_pass_goes_over_every_example_once(toy: latent.Estimation) -> Non
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: VR.Hyper(inner_steps=2.5), "inner_steps"),
-        (lambda: VR.Hyper(batches="full"), "batches"),
-        (lambda: FEDEM.Hyper(participation=0.0), "participation"),
-        (lambda: FEDEM.Hyper(gamma=-1.0), "gamma"),
-        (lambda: FEDEM.Hyper(field_rule="dem"), "memories.field_rule"),
+        (lambda: VR.paper(inner_steps=2.5), "inner_steps"),
+        (lambda: VR.paper(batches="full"), "batches"),
+        (lambda: FEDEM.paper(participation=0.0), "participation"),
+        (lambda: FEDEM.paper(gamma=-1.0), "gamma"),
+        (lambda: FEDEM.paper(field_rule="dem"), "memories.field_rule"),
     ],
 )
 def test_bad_settings_are_refused(make: Callable[[], Any], words: str) -> None:
@@ -233,7 +235,7 @@ def test_mini_batches_without_replacement_that_are_too_large_are_refused(
     toy: latent.Estimation,
 ) -> None:
     for system in (FEDEM, VR):
-        hyper = system.Hyper(num_clients=N, batches="without_replacement", batch_size=M + 1)
+        hyper = system.paper(num_clients=N, batches="without_replacement", batch_size=M + 1)
         with pytest.raises(
             ConfigError,
             match=f"batch_size is {M + 1}, but must be at most {M}, the fewest examples",
@@ -249,11 +251,11 @@ def test_bits_of_parameters() -> None:
     y = np.random.default_rng(0).normal(size=(24, 3))
     partition = Partition(np.arange(24).reshape(4, 6), np.full(4, 6))
     schedule = jax.tree.map(
-        np.asarray, FEDEM.timeline(jax.random.key(0), FEDEM.Hyper(num_clients=4), 5)
+        np.asarray, FEDEM.timeline(jax.random.key(0), FEDEM.paper(num_clients=4), 5)
     )
     for covariance, entries in ((None, 6), (jnp.eye(3), 0)):
         problem = latent.make_estimation(latent.GaussianMixture(2, covariance), y, partition)
         for system in (FEDEM, VR, EM):
-            up, down = system.messages.per_tick(problem, system.Hyper(num_clients=4), schedule)
+            up, down = system.messages.per_tick(problem, system.paper(num_clients=4), schedule)
             np.testing.assert_array_equal(down, np.full(5, 4 * (8 + 8 + entries) * 64))
             np.testing.assert_array_equal(up[1:], np.full(4, 4 * 8 * 64))

@@ -41,7 +41,7 @@ def reweighted(timeline: Timeline, **rule: Any) -> Timeline:
         weight = _weigh(
             timeline.clients,
             staleness,
-            SYSTEM.Hyper(**rule).staleness,
+            SYSTEM.paper(**rule).staleness,
             num_clients=int(np.max(timeline.clients)) + 1,
         )
     return timeline._replace(weight=np.asarray(weight))
@@ -69,7 +69,7 @@ def quadratics() -> Located:
 @pytest.fixture(scope="module")
 def run(quadratics: Located) -> fedjax_sim.Run:
     """Six runs of FedStaleWeight with its default weights."""
-    return fedjax_sim.sweep(SYSTEM, quadratics, SYSTEM.Hyper(**OPTIMA), seeds=6, **RUN)
+    return fedjax_sim.sweep(SYSTEM, quadratics, SYSTEM.paper(**OPTIMA), seeds=6, **RUN)
 
 
 # Mean and standard deviation over six runs of another simulator (three for the last), noted with
@@ -171,7 +171,7 @@ def test_the_model_settles_by_its_weights(
     system = SYSTEM._replace(
         timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known))
     )
-    other = fedjax_sim.simulate(system, quadratics, SYSTEM.Hyper(**OPTIMA, **rule), **RUN)
+    other = fedjax_sim.simulate(system, quadratics, SYSTEM.paper(**OPTIMA, **rule), **RUN)
     assert settled(other.curves) == pytest.approx(point, abs=0.006)
     assert settled(other.curves) == pytest.approx(late_influence(known), abs=0.0015)
 
@@ -188,7 +188,7 @@ def test_influence_with_exponential_delays_is_that_of_independent_slots(draw: Ca
         "spread_slow": 0.0,
         "average": "cumulative",
     }
-    schedules = draw(SYSTEM.timeline, SYSTEM.Hyper(**settings), num_ticks=10_000, seeds=6)
+    schedules = draw(SYSTEM.timeline, SYSTEM.paper(**settings), num_ticks=10_000, seeds=6)
     timelines = [Timeline(*(leaf[seed] for leaf in schedules)) for seed in range(6)]
     formulas: dict[str, Callable] = {
         "mean": np.ones_like,
@@ -235,7 +235,7 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
         timeline=lambda key, hyper, num_ticks: Timeline(*map(jnp.asarray, known))
     )
     problem = Located.of(np.array([[1.0], [2.0], [5.0]], "float32"))
-    hyper = SYSTEM.Hyper(num_clients=3, buffer_size=2, rule="code", **OPTIMA)
+    hyper = SYSTEM.paper(num_clients=3, buffer_size=2, rule="code", **OPTIMA)
     run = fedjax_sim.simulate(
         system, problem, hyper, budget=fedjax_sim.Ticks(4), num_evals=4, layout=Layout(2, False, 1)
     )
@@ -261,7 +261,7 @@ def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
     }
     with jax.enable_x64(True):
         problem = Located.of(centers, curvature=curvature, start=4.0)
-        hyper = FEDASYNC.Hyper(**settings, batch_size=1)
+        hyper = FEDASYNC.paper(**settings, batch_size=1)
         run = fedjax_sim.simulate(
             FEDASYNC,
             problem,
@@ -308,15 +308,15 @@ BAD = {
 def test_settings_that_fedasync_refuses(name: str) -> None:
     """The message names the setting, its value and what is allowed."""
     settings, sentence = BAD[name]
-    check(FEDASYNC.Hyper())
+    check(FEDASYNC.paper())
     with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
-        check(FEDASYNC.Hyper(**settings))
+        check(FEDASYNC.paper(**settings))
 
 
 def test_a_buffer_for_more_clients_than_there_are() -> None:
     """Free clients can fill it; clients that wait for a new version never could."""
-    check(SYSTEM.Hyper(buffer_size=30))
+    check(SYSTEM.paper(buffer_size=30))
     with pytest.raises(
         ConfigError, match=r"^buffer_size is 30, but must be at most num_clients = 15"
     ):
-        check(SYSTEM.Hyper(buffer_size=30, restart="new_version"))
+        check(SYSTEM.paper(buffer_size=30, restart="new_version"))

@@ -371,11 +371,11 @@ def test_examples_of_a_groups_step() -> None:
     Layouts are chosen by this number.
     """
     sizes = {"num_clients": 9, "num_groups": 2, "group_sizes": (3, 6), "batch_size": 4}
-    assert SYSTEM.hints.step_examples(SYSTEM.Hyper(**sizes)) == 24
-    assert SYSTEM.hints.step_examples(SYSTEM.Hyper(**sizes, clients_at_once=5)) == 20
+    assert SYSTEM.hints.step_examples(SYSTEM.paper(**sizes)) == 24
+    assert SYSTEM.hints.step_examples(SYSTEM.paper(**sizes, clients_at_once=5)) == 20
     assert (
         SYSTEM.hints.step_examples(
-            SYSTEM.Hyper(**sizes, active_per_group=2, sampling="with_replacement")
+            SYSTEM.paper(**sizes, active_per_group=2, sampling="with_replacement")
         )
         == 8
     )

@@ -185,7 +185,7 @@ def test_what_is_not_heard_stays_with_the_server() -> None:
         system = SYSTEMS[name]
         sizes = {"num_clients": 2, "num_selected": 2, "local_steps": 2, "batch_size": 1}
         settings = {"momentum": 0.0} if name == "mimelite" else {}
-        hyper = system.Hyper(lr=0.1, downlink=Silence(), **sizes, **settings)
+        hyper = system.paper(lr=0.1, downlink=Silence(), **sizes, **settings)
         run = partial(fedjax_sim.simulate, system, problem, hyper, num_evals=1)
         models = [run(budget=fedjax_sim.Ticks(ticks)).models for ticks in (1, 3)]
         np.testing.assert_allclose(models[1], 3 * np.asarray(models[0]), rtol=1e-5, err_msg=name)

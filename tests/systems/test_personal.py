@@ -47,7 +47,7 @@ def model(images: Any) -> Any:
     ],
 )
 def test_leaves_are_chosen_by_their_paths(model: Any, personal: Any, expected: list[str]) -> None:
-    hyper = FEDPER.Hyper(personal=personal)
+    hyper = FEDPER.paper(personal=personal)
     flags, _ = jax.tree.flatten_with_path(hyper.are_personal(model))
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flags]
     assert [name for name, (_, is_own) in zip(names, flags, strict=True) if is_own] == expected
@@ -67,7 +67,7 @@ def test_leaves_are_chosen_by_their_paths(model: Any, personal: Any, expected: l
 def test_the_last_dense_layer_is_the_outermost(layers: list[str], expected: str) -> None:
     """Of several layers of one module it is the one with the largest number."""
     model = {f"params/{layer}": {"kernel": np.zeros(1)} for layer in layers}
-    flags = FEDPER.Hyper().are_personal(model)
+    flags = FEDPER.paper().are_personal(model)
     assert [path for path, of_layer in flags.items() if of_layer["kernel"]] == [
         f"params/{expected}"
     ]
@@ -77,23 +77,23 @@ def test_dense_layers_of_several_modules_are_refused() -> None:
     model = {part: {"Dense_0": {"kernel": np.zeros(1)}} for part in ("Left_0", "Right_0")}
     words = "personal is '', but must be given, as dense layers are in params/Left_0/, params/Right"
     with pytest.raises(ConfigError, match=words):
-        FEDPER.Hyper().are_personal({"params": model})
+        FEDPER.paper().are_personal({"params": model})
 
 
 @pytest.mark.parametrize("personal", ["Conv", "Dense"])
 def test_all_or_nothing_is_refused(images: Any, personal: str) -> None:
     with pytest.raises(ConfigError, match=f"personal is '{personal}', but must be such that some"):
-        FEDPER.fit.complete(FEDPER.Hyper(num_clients=3, personal=personal), images)
+        FEDPER.fit.complete(FEDPER.paper(num_clients=3, personal=personal), images)
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"personal is '\(', but must be a regular expression"):
-        fedjax_sim.settings.check(FEDPER.Hyper(personal="("))
+        fedjax_sim.settings.check(FEDPER.paper(personal="("))
 
 
 def test_only_heads_are_kept_for_every_client(images: Any) -> None:
     """The head of 4 times 3 numbers and 3 biases; its bits are not sent."""
-    hyper = FEDPER.Hyper(num_clients=3, num_selected=3)
+    hyper = FEDPER.paper(num_clients=3, num_selected=3)
     state = jax.eval_shape(FEDPER.algorithm(images, hyper, Plan()).init, jax.random.key(0))
     assert [leaf.shape for leaf in jax.tree.leaves(state.clients)] == [(3, 3), (3, 4, 3)]
     assert [leaf.shape for leaf in jax.tree.leaves(state.server)] == [(4,), (5, 4)]

@@ -44,7 +44,7 @@ def quadratics(*, curvature: Any = 1.0, seed: int = 0, num_clients: int = 7) -> 
 def trajectory(system: str, problem: Any, **settings: Any) -> np.ndarray:
     """Return the server's model after every tick, and the initial one: `f64[9, 2]`."""
     with jax.enable_x64(True):
-        hyper = SYSTEMS[system].Hyper(num_clients=7, batch_size=1, **settings)
+        hyper = SYSTEMS[system].paper(num_clients=7, batch_size=1, **settings)
         run = fedjax_sim.simulate(
             SYSTEMS[system], problem, hyper, budget=fedjax_sim.Ticks(8), num_evals=8, layout=WHOLE
         )
@@ -106,7 +106,7 @@ def test_fedbuff_of_one_client_is_fedavg_of_one_client() -> None:
         settings = {"num_clients": 1, "local_steps": 3, "lr": 0.2, "batch_size": 1}
         runs = []
         for name, slots in (("fedavg", {"num_selected": 1}), ("fedbuff", {"buffer_size": 1})):
-            hyper = SYSTEMS[name].Hyper(**settings, **slots)
+            hyper = SYSTEMS[name].paper(**settings, **slots)
             run = fedjax_sim.simulate(
                 SYSTEMS[name],
                 single,
@@ -172,7 +172,7 @@ def test_quafl_of_one_client_is_linear_in_two_models() -> None:
     """
     with jax.enable_x64(True):
         single = Located.of(np.array([[1.0, -2.0]]), curvature=0.7, start=np.array([2.0, -1.0]))
-        hyper = SYSTEMS["quafl"].Hyper(
+        hyper = SYSTEMS["quafl"].paper(
             num_clients=1, num_selected=1, local_steps=3, lr=0.2, batch_size=1, **FIXED
         )
         run = fedjax_sim.simulate(
@@ -230,7 +230,7 @@ def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedj
         "sampling": "reshuffled",
     }
     with jax.enable_x64(True):
-        hyper = SYSTEMS[system].Hyper(**(defaults | settings))
+        hyper = SYSTEMS[system].paper(**(defaults | settings))
         run = fedjax_sim.simulate(
             SYSTEMS[system], problem, hyper, budget=fedjax_sim.Ticks(12), num_evals=12, layout=WHOLE
         )
@@ -239,7 +239,7 @@ def learnt(system: str, problem: Any, **settings: Any) -> tuple[np.ndarray, fedj
 
 def clock_of_fedstaleweight(**changes: Any) -> dict[str, Any]:
     """Return FedStaleWeight's settings of clients, buffer and restarts, for an equal mean."""
-    hyper = SYSTEMS["fedstaleweight"].Hyper(**({"num_clients": 7, "local_steps": 3} | changes))
+    hyper = SYSTEMS["fedstaleweight"].paper(**({"num_clients": 7, "local_steps": 3} | changes))
     return {name: value_of(hyper, name) for name in fields(Arrivals)} | {"rule": "mean"}
 
 
@@ -344,7 +344,7 @@ def flat(least_squares: Any) -> np.ndarray:
         "lr": 0.05,
     }
     with jax.enable_x64(True):
-        hyper = SYSTEMS["fedavg"].Hyper(num_clients=7, **settings)
+        hyper = SYSTEMS["fedavg"].paper(num_clients=7, **settings)
         run = fedjax_sim.simulate(
             SYSTEMS["fedavg"],
             least_squares,

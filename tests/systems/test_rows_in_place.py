@@ -47,7 +47,7 @@ def test_rows_are_changed_in_place(perceptron: Any, name: str) -> None:
     sizes = {"num_clients": N, "num_selected": SLOTS, "local_steps": 3, "batch_size": 2}
     # FedPer keeps its first layer for every client, which is the larger one.
     personal = {"personal": "Dense_0"} if name == "fedper" else {}
-    hyper = system.Hyper(drop_rate=0.5, **sizes, **personal)
+    hyper = system.paper(drop_rate=0.5, **sizes, **personal)
     (lowered,) = listed(
         system,
         perceptron,
@@ -107,7 +107,7 @@ def test_a_tick_costs_little_more_than_that_of_fedavg(perceptron: Any) -> None:
 
     def of_tick(name: str) -> float:
         system = fedjax_sim.SYSTEMS[name]
-        hyper = system.Hyper(num_clients=N, num_selected=SLOTS, local_steps=steps, batch_size=32)
+        hyper = system.paper(num_clients=N, num_selected=SLOTS, local_steps=steps, batch_size=32)
         hyper = jax.tree.map(jnp.float32, hyper)
         algorithm = system.algorithm(perceptron, hyper, plan)
         key = jax.random.key(0)

@@ -22,12 +22,14 @@ TOY_B = np.random.default_rng(9).uniform(0.1, 0.9, N * 100)
 def variance_reduced() -> dict[str, Path]:
     """VR-FedEM and FedEM on toy B with the constant step of Theorem 2, compressed."""
     problem = noisy_mean(TOY_B, examples=100)
-    base = VR.Hyper(num_clients=N, gamma=0.245, batch_size=5, inner_steps=20.0, compression=BLOCKS)
+    base = VR.paper(num_clients=N, gamma=0.245, batch_size=5, inner_steps=20.0, compression=BLOCKS)
     half = base.replace(participation=0.5, alpha=0.3)
     vr = replay(VR, problem, base, half)
     frozen = replay(VR, problem, half.replace(offline="freeze"))
     noisy = replay(
-        FEDEM, problem, FEDEM.Hyper(num_clients=N, gamma=0.245, batch_size=20, compression=BLOCKS)
+        FEDEM,
+        problem,
+        FEDEM.paper(num_clients=N, gamma=0.245, batch_size=20, compression=BLOCKS),
     )
     return {"all": vr.of(0), "half": vr.of(1), "frozen": frozen.of(0), "fedem": noisy.of(0)}
 

@@ -13,7 +13,9 @@ from fedjax_sim import ConfigError, Timeline
 from fedjax_sim.engine.planning.drawing import ticks_in_budget
 from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Contacts, draw_client_rates, schedule_contacts
+from fedjax_sim.timelines import Contacts, draw_client_rates, presets, schedule_contacts
+
+CONTACTS = presets.preset(Contacts, presets.FAVANO)
 
 FAST, SLOW = 1 / 2, 1 / 16
 K, PERIOD, SHARE = 20, 7, 0.2
@@ -68,7 +70,7 @@ def test_step_counts_in_the_long_run(
     draw: Callable, law: str, mean: tuple[float, float], any_step: tuple[float, float]
 ) -> None:
     """E[X] and P(E > 0) of fast and slow clients equal the values for stationary windows."""
-    drawn = Drawn(draw, Contacts(runtime_law=law), num_ticks=1000, seeds=16)
+    drawn = Drawn(draw, CONTACTS(runtime_law=law), num_ticks=1000, seeds=16)
     for rate, expected_mean, expected_any in zip((FAST, SLOW), mean, any_step, strict=True):
         steps = drawn.of(rate, drawn.timeline.steps, skip=50)
         assert steps.max() <= K
@@ -93,7 +95,7 @@ def test_shorter_windows(
 
     A client that is busy during the exchange loses the duration of the exchange.
     """
-    drawn = Drawn(draw, Contacts(**{switch: True}), num_ticks=1000, seeds=16)
+    drawn = Drawn(draw, CONTACTS(**{switch: True}), num_ticks=1000, seeds=16)
     rounds = np.arange(1, 150)
     for i, rate in enumerate((FAST, SLOW)):
         expected = capped_binomial_mean(
@@ -110,7 +112,7 @@ def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) 
 
     A slow client's mean falls gradually from 2.19 to 1.13, and its P(E > 0) from .741 to .383.
     """
-    drawn = Drawn(draw, Contacts(carry_residual=True), num_ticks=1500, seeds=16)
+    drawn = Drawn(draw, CONTACTS(carry_residual=True), num_ticks=1500, seeds=16)
     steps = drawn.timeline.steps
     assert_mean(drawn.of(SLOW, steps, skip=1000), 1.13, precision=0.04, rounded=0.015)
     assert_mean(drawn.of(SLOW, steps > 0, skip=1000), 0.383, precision=0.03, rounded=0.005)
@@ -119,7 +121,7 @@ def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) 
 
 def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
     """E[X] at the first server steps, whose windows are shorter: all clients start at time 0."""
-    drawn = Drawn(draw, Contacts(), num_ticks=20, seeds=250)
+    drawn = Drawn(draw, CONTACTS(), num_ticks=20, seeds=250)
     ticks = [1, 2, 3, 5, 10, 20]
     means_of_fast = [3.5, 6.3, 8.54, 11.6333, 12.4929, 12.4929]
     means_of_slow = [0.4375, 0.7875, 1.0675, 1.4707, 1.9526, 2.1623]
@@ -131,7 +133,7 @@ def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
 
 def test_gaps_between_contacts_are_geometric(draw: Callable) -> None:
     """The law does not depend on a client's speed, and all clients are contacted equally often."""
-    drawn = Drawn(draw, Contacts(), num_ticks=1000, seeds=16)
+    drawn = Drawn(draw, CONTACTS(), num_ticks=1000, seeds=16)
     ticks = np.arange(1000)[None, :, None]
     # Version v was made at tick v - 1, the client's previous contact.
     gap = ticks + 1 - drawn.timeline.version
@@ -144,7 +146,7 @@ def test_gaps_between_contacts_are_geometric(draw: Callable) -> None:
     assert_mean(contacts_of_slow, 1000 * SHARE * 34, precision=0.02)
 
 
-FEW = Contacts(num_clients=7, num_selected=3, local_steps=9)
+FEW = CONTACTS(num_clients=7, num_selected=3, local_steps=9)
 
 
 def test_windows_and_versions_are_those_of_a_loop(draw: Callable) -> None:
@@ -178,18 +180,18 @@ def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
 
 
 def test_a_first_contact_at_time_zero_finds_no_steps(draw: Callable) -> None:
-    schedule, window = draw(schedule_contacts, Contacts(first_contact=0.0), num_ticks=1000)
+    schedule, window = draw(schedule_contacts, CONTACTS(first_contact=0.0), num_ticks=1000)
     assert schedule.time[0, 0] == 0
     assert not schedule.steps[0, 0].any()
     assert not window[0, 0].any()
     assert schedule.steps[0, 1].any()
     counted, _ = draw(
-        schedule_contacts, Contacts(first_contact=0.0, runtime_law="count_geom"), num_ticks=10
+        schedule_contacts, CONTACTS(first_contact=0.0, runtime_law="count_geom"), num_ticks=10
     )
     assert not counted.steps[0, 0].any()
     assert counted.steps[0, 1:].all()
     assert ticks_in_budget(schedule.time[0], 5000, overshoot=False) == 715
-    later, _ = draw(schedule_contacts, Contacts(), num_ticks=1000)
+    later, _ = draw(schedule_contacts, CONTACTS(), num_ticks=1000)
     np.testing.assert_array_equal(later.time - schedule.time, 7.0)
     np.testing.assert_array_equal(later.clients, schedule.clients)
     assert ticks_in_budget(later.time[0], 5000, overshoot=False) == 714
@@ -214,7 +216,7 @@ def test_whole_windows_are_whole(draw: Callable) -> None:
 
     A client that does a step per unit does 435 of them, or 434 before a strict deadline.
     """
-    hyper = Contacts(
+    hyper = CONTACTS(
         num_clients=1,
         num_selected=1,
         local_steps=500,
@@ -237,7 +239,7 @@ def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
     with pytest.raises(
         ConfigError, match=f"{name} is True, but must be false under runtime_law = count_geom"
     ):
-        check(Contacts(runtime_law="count_geom", **{name: True}))
+        check(CONTACTS(runtime_law="count_geom", **{name: True}))
 
 
 @pytest.mark.few(1)
@@ -275,7 +277,7 @@ def test_constant_times_that_fill_a_window_fit_into_it(
     Sums of six and of ten sevenths are among those that come out too long.
     """
     rate = steps_in_a_window / 7
-    hyper = Contacts(
+    hyper = CONTACTS(
         num_clients=3,
         num_selected=1,
         local_steps=50,

@@ -47,7 +47,7 @@ def settings_of(system: System, small: Callable, **changes: Any) -> Any:
     own: dict[str, Any] = {"favano": {"reweight": "estimated"}}.get(system.name, {})
     if system.name in GROUPED:
         own = {"num_clients": 7, "batch_size": 2, "delays_of": "client"}
-        return system.Hyper(**own, **changes)
+        return system.paper(**own, **changes)
     return small(system, **own, **changes)
 
 

@@ -6,6 +6,13 @@
 """
 
 from fedjax_sim.systems.favano import step_counts
-from fedjax_sim.systems.favano.favano import Hyper, algorithm, inverse_alpha, system, timeline
+from fedjax_sim.systems.favano.favano import (
+    Hyper,
+    algorithm,
+    inverse_alpha,
+    paper,
+    system,
+    timeline,
+)
 
-__all__ = ["Hyper", "algorithm", "inverse_alpha", "step_counts", "system", "timeline"]
+__all__ = ["Hyper", "algorithm", "inverse_alpha", "paper", "step_counts", "system", "timeline"]

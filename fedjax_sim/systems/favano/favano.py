@@ -17,7 +17,7 @@ law of E given the time since the client's last contact. "estimated_stochastic" 
 the client's own history up to and including this contact: all that a server can do that does not
 know the rates, and needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
 stationary law by the exact law at server step t, which differs in the first ten steps or so. The
-running time of a local step is geometric by default, see `timelines.ClientDelays`; the switches of
+running time of a local step is geometric in `paper`, see `timelines.ClientDelays`; the switches of
 `timelines.Contacts` give other clocks. The conditional alphas follow all of these except
 `carry_residual`; the stationary alphas follow only `runtime_law`, which is what the paper's server
 can know.
@@ -36,7 +36,7 @@ from fedjax_sim.server import (
     scaled_progress,
     stale_models,
 )
-from fedjax_sim.settings import ConfigError, choice, struct, switch
+from fedjax_sim.settings import ConfigError, choice, is_known, struct, switch
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import (
     STEP_COUNT_LAWS,
@@ -45,6 +45,7 @@ from fedjax_sim.timelines import (
     schedule_contacts,
 )
 from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -193,7 +194,7 @@ def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array,
     """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
     clients, num_ticks = schedule.clients, schedule.clients.shape[0]
     speeds, speed = rate, clients
-    if hyper.delays.client_table is None:
+    if hyper.delays.client_table is None and is_known(hyper.delays.rate_spread, 0):
         # Clients of one speed share one law.
         speeds = jnp.stack(
             [jnp.asarray(r, float) for r in (hyper.delays.rate_fast, hyper.delays.rate_slow)]
@@ -228,6 +229,8 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
     return running_mean((steps > 0).astype(dtype)), running_mean(steps.astype(dtype))
 
 
+paper = preset(Hyper, FAVANO)
+"""Its docstring names the experiments."""
 system = System(
     "favano",
     Hyper,
@@ -237,5 +240,6 @@ system = System(
     overshoot=False,
     messages=report_messages(),
     hints=Hints(lambda hyper, time: time / hyper.period),
+    paper=paper,
 )
 """FAVANO under its name."""

@@ -11,6 +11,7 @@ from fedjax_sim.systems.fedopt.fedopt import (
     WithoutMomentum,
     Yogi,
     algorithm,
+    paper,
     system,
     systems,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "WithoutMomentum",
     "Yogi",
     "algorithm",
+    "paper",
     "system",
     "systems",
 ]

@@ -92,6 +92,8 @@ def _named(name: str, settings: type, optimizer: str) -> System:
 
 system = _named("fedopt", Hyper, "any optax optimizer")
 """The one that takes any optimizer."""
+paper = system.paper
+"""Its docstring names the experiments."""
 systems = (
     system,
     _named("fedavgm", WithMomentum, "SGD with momentum"),

@@ -17,6 +17,7 @@ from fedjax_sim.systems.langevin.langevin import (
     Hyper,
     State,
     algorithm,
+    paper,
     system,
 )
 from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
@@ -42,5 +43,6 @@ __all__ = [
     "count_control_bits",
     "count_precondition_bits",
     "decode_mean",
+    "paper",
     "system",
 ]

@@ -30,8 +30,8 @@ phi = 1 + (1 - rho^2) (N - 1) C_S / S times as much, where C_S is 1 for draws wi
 variance by 1 + (N - 1) C_S / S. Mini-batches are drawn without replacement for each step; with
 `gradient="exact"` they are all of a client's examples. A batch that is larger than a client's
 examples runs through them again, so that some count once more than others: unbiased, with more
-noise than necessary. Virtual time is the number of steps done, because clients act in lock-step;
-the settings of the clock can make it FedAvg's.
+noise than necessary. With `paper` virtual time is the number of steps done, because clients act in
+lock-step; by default their speeds differ, and a round lasts as long as its slowest client needs.
 
 Methods that share the kernel. Each is a setting, off by default, and they can be combined.
 
@@ -100,6 +100,7 @@ from fedjax_sim.systems.langevin.preconditioning import (
     count_precondition_bits,
 )
 from fedjax_sim.timelines import WeightedRounds, rounds_within, schedule_weighted_rounds
+from fedjax_sim.timelines.presets import LOCK_STEP, preset
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -168,7 +169,7 @@ class Hyper(WeightedRounds):
     gradient: str = choice(
         "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
     )
-    batch_size: int = count(200, "Examples of a mini-batch.")
+    batch_size: int = count(32, "Examples of a mini-batch.")
     training: ClientTraining = group(
         ClientTraining(sampling="without_replacement"),
         "clipping of the gradients of single examples",
@@ -396,6 +397,8 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
     return hyper.weighted(counts)
 
 
+paper = preset(Hyper, LOCK_STEP)
+"""Its docstring names the experiments."""
 system = System(
     "langevin",
     Hyper,
@@ -405,5 +408,6 @@ system = System(
     messages=Messages(message_bits, traffic),
     hints=Hints(rounds_within),
     fit=Fit(complete=complete),
+    paper=paper,
 )
 """FA-LD under its name."""

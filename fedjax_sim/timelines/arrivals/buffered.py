@@ -84,7 +84,7 @@ class ArrivalClock(Checked):
     """
 
     server_interact: float = real(
-        3.0,
+        0.0,
         "Duration of the exchange once the buffer is full, in units of virtual time. Has no effect "
         'under restart "replaced", "free", "before_aggregation" and "new_version".',
         least=0,

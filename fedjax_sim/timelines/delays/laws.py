@@ -22,6 +22,7 @@ from fedjax_sim.settings import (
     fields,
     group,
     idle_of,
+    is_known,
     is_not,
     real,
     static,
@@ -71,7 +72,13 @@ def _has_bandwidth(table: ClientTable | None) -> bool:
 
 @struct
 class ClientDelays(Checked):
-    """Settings of the clients' delays: two speeds, or speeds from a table, and a delay law.
+    """Settings of the clients' delays: speeds, or speeds from a table, and a delay law.
+
+    The defaults are the one clock that all systems have: a client does a local step in an
+    exponential time ("runtime_exp"), on average at rate 1, so that a unit of virtual time is the
+    mean time of a step at that rate. The rates are log-normal with `rate_spread` 0.5: the tenth
+    fastest of 100 clients is about 3.6 times as fast as the tenth slowest. There is no group of
+    slow clients, there are no breaks, losses or bandwidths, and servers take no time.
 
     A client of rate r completes a local step (or a whole update, under `time_of = "update"`) after
     a time of mean 1/r. The laws of that time:
@@ -98,7 +105,7 @@ class ClientDelays(Checked):
     """
 
     slow_fraction: float = real(
-        1 / 3,
+        0.0,
         "Share of slow clients; their number is rounded up to a whole number.",
         least=0,
         most=1,
@@ -110,21 +117,28 @@ class ClientDelays(Checked):
         only_with={"slow_fraction": is_not(0)},
     )
     rate_fast: float = real(
-        1 / 2,
+        1.0,
         "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
         of_time=True,
         only_with={"slow_fraction": is_not(1)},
     )
     rate_slow: float = real(
-        1 / 16,
+        1 / 8,
         "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
         of_time=True,
         only_with={"slow_fraction": is_not(0)},
     )
+    rate_spread: float = real(
+        0.5,
+        "Spread of the clients' rates around those of fast and slow clients: rates are log-normal "
+        "with unchanged means, and their logarithm has this standard deviation. 0 for equal rates.",
+        least=0,
+        simpler_at=(0.0,),
+    )
     runtime_law: str = choice(
-        "runtime_geom",
+        "runtime_exp",
         RUNTIME_LAWS,
         "Law of running times; the laws are explained at `fedjax_sim.timelines.ClientDelays`.",
     )
@@ -221,6 +235,10 @@ class ClientDelays(Checked):
                     getattr(table, of_table) if self.has_own_speeds else getattr(self, name),
                     is_rate=of_table == "rate",
                 )
+        is_probability = self.runtime_law in ("runtime_geom", "count_geom")
+        if is_probability and not self.has_own_speeds and np.any(np.asarray(self.rate_spread) > 0):
+            allowed = f"0 under {self.runtime_law}, whose rates are probabilities"
+            raise ConfigError("rate_spread", self.rate_spread, allowed)
         for name in ("bits_up", "bits_down"):
             if np.any(np.asarray(getattr(self, name)) > 0) and not (table and table.has_bandwidth):
                 allowed = "0 without a client_table that has bandwidths"
@@ -235,7 +253,7 @@ class ClientDelays(Checked):
         """
         table, names = self.client_table, []
         if self.has_own_speeds:
-            names += ["slow_fraction", "slow_clients", *RATES, *SPREADS]
+            names += ["slow_fraction", "slow_clients", *RATES, "rate_spread", *SPREADS]
         if table is not None and table.drop_rate is not None:
             names += ["drop_rate"]
         if table is not None and table.windows is not None:
@@ -244,6 +262,7 @@ class ClientDelays(Checked):
             "slow_fraction",
             "slow_clients",
             *RATES,
+            "rate_spread",
             "runtime_law",
             *SPREADS,
             "time_of",
@@ -285,11 +304,12 @@ class ClientDelays(Checked):
         """
         if self.has_own_speeds:
             return (1 / self.client_table.rate).mean()
-        return (1 - self.slow_fraction) / self.rate_fast + self.slow_fraction / self.rate_slow
+        typical = (1 - self.slow_fraction) / self.rate_fast + self.slow_fraction / self.rate_slow
+        return typical * np.exp(self.rate_spread**2)
 
     @property
     def largest_rate(self) -> Any:
-        """Rate of the fastest client; not inside a trace."""
+        """Rate of the fastest client, without any spread of rates; not inside a trace."""
         return (
             np.maximum(self.rate_fast, self.rate_slow)
             if not self.has_own_speeds
@@ -319,7 +339,7 @@ class Clients(Checked):
         100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
     )
     local_steps: int = count(
-        20, "Local steps of a client's update, or at most between two contacts, K."
+        10, "Local steps of a client's update, or at most between two contacts, K."
     )
     delays: ClientDelays = group(ClientDelays(), "which clients are fast, and how long work takes")
 
@@ -469,12 +489,17 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
         (clients.delays.rate_slow, clients.delays.rate_fast),
         (clients.delays.spread_slow, clients.delays.spread_fast),
     )
-    return Speeds(
+    speeds = Speeds(
         *(
             jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
             for slow, fast in pairs
         )
     )
+    spread = clients.delays.rate_spread
+    if is_known(spread, 0):
+        return speeds
+    normal = jax.random.normal(stream(key, "rates"), (num,), speeds.rate.dtype)
+    return speeds._replace(rate=speeds.rate * jnp.exp(spread * normal - spread**2 / 2))
 
 
 @checked

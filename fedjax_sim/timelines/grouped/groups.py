@@ -28,7 +28,6 @@ from fedjax_sim.settings import (
     is_known,
     real,
     reals,
-    redefault,
     static,
     struct,
     value_of,
@@ -155,27 +154,27 @@ class ExchangeDelays(Checked):
         "last group does.",
     )
     exchange_shift_per_group: float = real(
-        4.0,
+        0.0,
         "Constant part of the global exchange's delay per group, in units of virtual time.",
         least=0,
         of_time=True,
     )
     exchange_shift: Any = reals(
-        2.0,
+        0.0,
         "Constant part of the global exchange's delay that does not depend on the number of "
         "groups, in units of virtual time: one number for all groups, or one per group.",
         least=0,
         of_time=True,
     )
     exchange_mean_per_group: float = real(
-        0.4,
+        0.0,
         "Mean of the exponential part of the global exchange's delay per group, in units of "
         "virtual time.",
         least=0,
         of_time=True,
     )
     exchange_mean: Any = reals(
-        0.2,
+        0.0,
         "Mean of the exponential part of the global exchange's delay that does not depend on the "
         "number of groups, in units of virtual time: one number for all groups, or one per group.",
         least=0,
@@ -227,11 +226,11 @@ class Groups(Clients):
     clients does it grow with their number, and only then do clients have hours: a group waits for a
     client that is away. Lost models of clients (`drop_rate`) take no time with either kind.
 
-    The defaults are those of the paper's Fig. 7(a): c = 1, m = 0.1, c_g = 10 and m_g = 1 for two
-    groups of 15 clients.
+    Iterations of two groups of 15 clients take c = 1 and m = 0.1 by default, those of the paper's
+    Fig. 7(a), so that an iteration of one step takes about as long as a client of
+    `timelines.ClientDelays` takes. Exchanges take no time.
     """
 
-    num_clients: int = redefault(Clients, "num_clients", 30)
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
     local_steps: int = fixed(1)
     client_steps: int = count(

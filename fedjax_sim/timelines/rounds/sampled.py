@@ -39,6 +39,7 @@ from fedjax_sim.timelines.cohorts import (
     draw_with_replacement,
 )
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import RoundClock, Rounds, draw_work_times
 from fedjax_sim.types import (
     EMPTY,
@@ -203,7 +204,7 @@ def cohort_system(
     *,
     messages: Messages = Messages(),
 ) -> System[HyperT, Any, Any]:
-    """Combine an algorithm with rounds of sampled clients.
+    """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
     Args:
       name: Name on the command line.
@@ -223,6 +224,7 @@ def cohort_system(
         summary,
         messages=messages,
         hints=Hints(rounds_within),
+        paper=preset(hyper, FAVANO),
         fit=Fit(complete=lambda hyper, problem: hyper.completed(problem)),
     )
 

@@ -26,7 +26,6 @@ from fedjax_sim.settings import (
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
 from fedjax_sim.timelines.delays import (
-    ClientDelays,
     Clients,
     Speeds,
     draw_client_speeds,
@@ -41,7 +40,7 @@ class RoundClock(Checked):
     """Settings of the time that a round takes."""
 
     server_interact: float = real(
-        3.0,
+        0.0,
         "Duration of the exchange with the cohort, in units of virtual time.",
         least=0,
         of_time=True,
@@ -58,7 +57,7 @@ class RoundClock(Checked):
 class Rounds(Clients):
     """Settings of synchronous rounds of uniform cohorts."""
 
-    num_selected: int = count(20, "Size of the cohort, S.")
+    num_selected: int = count(10, "Size of the cohort, S.")
     clock: RoundClock = group(RoundClock(), "how long a round takes")
 
     def check_together(self) -> None:
@@ -97,13 +96,9 @@ class Rounds(Clients):
 
 @struct
 class WeightedRounds(Rounds):
-    """Settings of synchronous rounds of weighted clients.
+    """Settings of synchronous rounds of weighted clients."""
 
-    By default clients work in lock-step: a unit of virtual time is a local step.
-    """
-
-    num_selected: int = redefault(Rounds, "num_selected", 10)
-    local_steps: int = whole(20, "Local steps of a client in a round, K.")
+    local_steps: int = whole(10, "Local steps of a client in a round, K.")
     participants: str = choice(
         "full",
         ("full", "with_replacement", "without_replacement"),
@@ -115,12 +110,7 @@ class WeightedRounds(Rounds):
         "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
         "or equal weights for a schedule without a problem."
     )
-    delays: ClientDelays = redefault(
-        Rounds, "delays", ClientDelays(slow_fraction=0.0, rate_fast=1.0)
-    )
-    clock: RoundClock = redefault(
-        Rounds, "clock", RoundClock(server_interact=0.0, round_time="mean")
-    )
+    clock: RoundClock = redefault(Rounds, "clock", RoundClock(round_time="mean"))
 
     def check_together(self) -> None:
         """Check combinations of settings.

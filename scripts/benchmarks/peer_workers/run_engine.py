@@ -39,7 +39,7 @@ def prepare(job: Job, data: Data) -> Callable[[int], Model]:
         ),
         Partition(data.index, np.full(num_clients, share, np.int32)),
     )
-    hyper = fedavg.Hyper(
+    hyper = fedavg.paper(
         num_clients=num_clients,
         num_selected=job.cohort,
         local_steps=job.steps,

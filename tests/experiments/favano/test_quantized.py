@@ -111,7 +111,7 @@ def course() -> Callable[[float, float, float], Course]:
             n, s, K, 1.0, noise**2, dissimilarity, 1.0, gap, float(noises.mean()), drift
         )
         lr = 0.999 * theory.largest_step_size(setup)
-        hyper = SYSTEM.Hyper(
+        hyper = SYSTEM.paper(
             num_clients=n,
             num_selected=s,
             local_steps=K,

@@ -403,7 +403,7 @@ def test_fedem_follows_the_exact_moments() -> None:
     setup = make_setup(1.0, 0.5)
     largest = theory.largest_step_size(setup)
     compression = parse_compressor("sparsification:keep=0.5")
-    hyper = fedem.Hyper(num_clients=N, participation=0.5, batch_size=BATCH, compression=compression)
+    hyper = fedem.paper(num_clients=N, participation=0.5, batch_size=BATCH, compression=compression)
     curves = simulated(
         fedem.system, Y, KAPPA, hyper, ticks=40, seeds=300, gamma=[largest, largest / 4]
     )

@@ -259,7 +259,7 @@ def test_runs_meet_theorem_2() -> None:
     gamma = theory.vr_step_size(toy.constants, num_clients=N, omega=omega)
     batch = formulas.batch_size(inner, omega)
     assert batch == 5
-    hyper = vr_fedem.Hyper(
+    hyper = vr_fedem.paper(
         num_clients=N,
         batch_size=batch,
         inner_steps=inner,
@@ -378,7 +378,7 @@ def loops() -> dict[str, Loop]:
     )
     local = shrunk - slopes[:, None] * server
     starts = {"known": local, "far": local + random.normal(size=(N, DIM))}
-    hyper = vr_fedem.Hyper(
+    hyper = vr_fedem.paper(
         num_clients=N,
         batch_size=BATCH,
         inner_steps=INNER,

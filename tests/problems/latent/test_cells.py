@@ -81,7 +81,7 @@ def test_fedmissem_goes_to_the_fixed_point_of_em() -> None:
         fixed = step(fixed)
     assert float(jnp.linalg.norm(problem.mean_field(fixed))) < 1e-9
     best = float(problem.objective(problem.maximise(fixed)))
-    base = FEDEM.Hyper(num_clients=servers, batches="full", batch_size=1, gamma=0.2)
+    base = FEDEM.paper(num_clients=servers, batches="full", batch_size=1, gamma=0.2)
     for unbiased in (True, False):
         cells = latent.CellSampling(
             shape=shape,
@@ -112,7 +112,7 @@ def test_more_rows_than_the_matrix_has_are_refused() -> None:
     with pytest.raises(ConfigError, match="rows is 6"):
         check(latent.CellSampling(shape=(5, 4), rows=6))
     with pytest.raises(ConfigError, match="rows is 6"):
-        check(FEDEM.Hyper(compression=latent.CellSampling(shape=(5, 4), rows=6)))
+        check(FEDEM.paper(compression=latent.CellSampling(shape=(5, 4), rows=6)))
 
 
 def test_cells_of_another_matrix_are_refused() -> None:
@@ -138,7 +138,7 @@ def test_cells_of_another_matrix_are_refused() -> None:
         fedjax_sim.simulate(
             FEDEM,
             problem,
-            FEDEM.Hyper(num_clients=2, batches="full", batch_size=1, compression=sampling),
+            FEDEM.paper(num_clients=2, batches="full", batch_size=1, compression=sampling),
             budget=fedjax_sim.Ticks(1),
         )
     with pytest.raises(ConfigError, match=r"shape is \(0, 0\)"):

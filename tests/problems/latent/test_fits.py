@@ -164,7 +164,7 @@ def test_fedem_reaches_scikit_learn_and_fitted_takes_the_best_seed(tmp_path: Any
     problem, start = problem_of("full", y)
     given = problem.replace(start=start)  # type: ignore[attr-defined]
     options = {"participation": 0.5, "batches": "full", "gamma": 0.05, "batch_size": 70}
-    hyper = fedem.Hyper(num_clients=4, compression=parse_compressor("block:block=4"), **options)
+    hyper = fedem.paper(num_clients=4, compression=parse_compressor("block:block=4"), **options)
     run = fedjax_sim.sweep(
         fedem.system, given, hyper, seeds=2, budget=fedjax_sim.Ticks(3000), num_evals=10
     )
@@ -205,7 +205,7 @@ def test_prior_saves_lanes_and_the_summary_says_why_the_others_failed() -> None:
         with jax.enable_x64(False):
             model = latent.GaussianMixture(3, prior=prior)
             problem = latent.make_estimation(model, IRIS.astype("float32"), CLIENTS)
-            hyper = fedem.Hyper(num_clients=4, participation=0.5, gamma=0.03, batch_size=5)
+            hyper = fedem.paper(num_clients=4, participation=0.5, gamma=0.03, batch_size=5)
             run = fedjax_sim.sweep(
                 fedem.system, problem, hyper, seeds=16, budget=fedjax_sim.Ticks(200), num_evals=2
             )

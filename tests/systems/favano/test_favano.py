@@ -48,7 +48,7 @@ def test_identities_of_the_mean_model() -> None:
         problem = Quadratic.of(centers, curvature=curvature)
         algorithm = SYSTEM.algorithm(
             problem,
-            SYSTEM.Hyper(num_clients=n, num_selected=s, local_steps=7, lr=lr),
+            SYSTEM.paper(num_clients=n, num_selected=s, local_steps=7, lr=lr),
             Plan(rows, s),
         )
         # Client i starts from a different model, in row i; tick t writes row n + t.
@@ -113,7 +113,7 @@ def test_three_clients_of_whom_two_are_contacted_at_a_time() -> None:
 
     first = (start + report(start, 0, 3, 0.5) + report(start, 2, 1, 1.0)) / 3
     second = (first + report(start, 1, 2, 0.25) + report(first, 2, 4, 2.0)) / 3
-    hyper = SYSTEM.Hyper(num_clients=3, num_selected=2, local_steps=4, lr=0.1, batch_size=1)
+    hyper = SYSTEM.paper(num_clients=3, num_selected=2, local_steps=4, lr=0.1, batch_size=1)
     problem = Located.of(centers.astype("float32"), start=start)
     run = fedjax_sim.simulate(
         SYSTEM._replace(timeline=timeline),
@@ -146,7 +146,7 @@ def test_long_run_mean_of_two_groups(reweight: str, expected: float) -> None:
     reweighting removes the bias towards fast clients and over-corrects it by a known amount. The
     test covers clock, reweighting and aggregation together, within 5 standard errors over seeds.
     """
-    hyper = SYSTEM.Hyper(
+    hyper = SYSTEM.paper(
         num_clients=8,
         num_selected=3,
         local_steps=20,
@@ -210,7 +210,7 @@ def theorem() -> Callable[[str, float | None], tuple[float, theory.FavanoSetup, 
             n, s, K, 1.0, sigma**2, spread, 1.0, gap, float(noise_constants.mean()), drift
         )
         lr = theory.largest_step_size(setting) if lr is None else lr
-        hyper = SYSTEM.Hyper(
+        hyper = SYSTEM.paper(
             num_clients=n,
             num_selected=s,
             local_steps=K,

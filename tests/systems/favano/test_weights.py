@@ -13,7 +13,7 @@ import fedjax_sim
 from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano
-from fedjax_sim.timelines import draw_client_rates, schedule_contacts
+from fedjax_sim.timelines import ClientTable, draw_client_rates, schedule_contacts
 
 SYSTEM = fedjax_sim.SYSTEMS["favano"]
 SMALL = {
@@ -91,7 +91,7 @@ def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> N
     The law is the stationary one, or that at each server step.
     """
     for reweight, function in (("stochastic", at_least_one), ("deterministic", capped)):
-        hyper = SYSTEM.Hyper(**SMALL, runtime_law=law, reweight=reweight, alpha_by_tick=by_tick)
+        hyper = SYSTEM.paper(**SMALL, runtime_law=law, reweight=reweight, alpha_by_tick=by_tick)
         found = scheduled(hyper)
         rate = found["rate"][found["clients"]]
         expected = np.empty(rate.shape)
@@ -111,7 +111,7 @@ def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> N
 def test_weights_given_the_window(scheduled: Callable) -> None:
     """The step count is binomial in the time since the last contact."""
     for reweight in ("conditional", "conditional_stochastic"):
-        found = scheduled(SYSTEM.Hyper(**SMALL, reweight=reweight))
+        found = scheduled(SYSTEM.paper(**SMALL, reweight=reweight))
         rate, window = found["rate"][found["clients"]], found["window"]
         counts = np.arange(300)[:, None, None]
         pmf = stats.binom.pmf(counts, window[None], rate[None])
@@ -132,7 +132,7 @@ def test_weights_given_a_window_that_is_not_whole(
 
     If the deadline is strict, a unit that ends with the window does not count.
     """
-    hyper = SYSTEM.Hyper(
+    hyper = SYSTEM.paper(
         **SMALL | {"server_wait": 3.25, "server_interact": 0.75},
         busy_during_interaction=True,
         strict_deadline=strict,
@@ -150,7 +150,7 @@ def test_weights_given_a_window_that_is_not_whole(
 
 def test_the_law_by_tick_needs_a_first_window() -> None:
     """Its first window must begin with the run."""
-    hyper = SYSTEM.Hyper(alpha_by_tick=True, first_contact=0.5)
+    hyper = SYSTEM.paper(alpha_by_tick=True, first_contact=0.5)
     with pytest.raises(
         fedjax_sim.ConfigError,
         match="alpha_by_tick is True, but must be false unless first_contact is 1",
@@ -161,7 +161,7 @@ def test_the_law_by_tick_needs_a_first_window() -> None:
 def test_weights_from_a_clients_own_history(scheduled: Callable) -> None:
     """Estimates are running means over the client's contacts so far, this one included."""
     for reweight in ("estimated", "estimated_stochastic"):
-        found = scheduled(SYSTEM.Hyper(**SMALL, reweight=reweight))
+        found = scheduled(SYSTEM.paper(**SMALL, reweight=reweight))
         history: dict[int, list[int]] = {}
         for t, slot in np.ndindex(found["steps"].shape):
             steps = int(found["steps"][t, slot])
@@ -175,7 +175,7 @@ def test_weights_from_a_clients_own_history(scheduled: Callable) -> None:
 
 def test_no_reweighting(scheduled: Callable) -> None:
     """Every weight is 1, with or without a step."""
-    assert (np.asarray(scheduled(SYSTEM.Hyper(**SMALL, reweight="none"))["weight"]) == 1).all()
+    assert (np.asarray(scheduled(SYSTEM.paper(**SMALL, reweight="none"))["weight"]) == 1).all()
 
 
 def test_reweighting_is_unbiased(draw: Callable) -> None:
@@ -184,7 +184,7 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
     With constant gradients, a client's expected contribution is multiplied by this mean. Within 5
     standard errors.
     """
-    hyper = SYSTEM.Hyper(num_clients=20, num_selected=4)
+    hyper = SYSTEM.paper(num_clients=20, num_selected=4)
     schedules, windows = draw(schedule_contacts, contact_settings(hyper), num_ticks=1500, seeds=8)
     samples: dict[tuple[str, float], list[np.ndarray]] = {}
     for seed, window in enumerate(windows):
@@ -204,3 +204,16 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
         error = sample.std() / np.sqrt(sample.size)
         assert error < 0.02
         assert abs(sample.mean() - 1) < 5 * error
+
+
+@pytest.mark.parametrize("by_tick", [False, True])
+def test_every_client_of_spread_rates_has_its_own_law(draw: Callable, by_tick: bool) -> None:
+    """Weights are those of a table of clients that has the same rates."""
+    hyper = favano.Hyper(num_clients=6, num_selected=2, local_steps=4, alpha_by_tick=by_tick)
+    with jax.enable_x64(True):
+        rate = draw_client_rates(stream(jax.random.key(0), "timeline"), hyper)
+    assert np.unique(rate).size == 6
+    table = hyper.replace(client_table=ClientTable(np.asarray(rate)))
+    found, known = (draw(favano.timeline, each, num_ticks=30) for each in (hyper, table))
+    np.testing.assert_array_equal(found.steps, known.steps)
+    np.testing.assert_allclose(found.weight, known.weight, rtol=1e-12)

@@ -50,9 +50,9 @@ def test_at_temperature_zero_it_is_fedavg(regression: Callable) -> None:
     expected = model_path(
         fedavg.system,
         problem,
-        fedavg.Hyper(num_selected=7, lr=0.05, sampling="without_replacement", **shared),
+        fedavg.paper(num_selected=7, lr=0.05, sampling="without_replacement", **shared),
     )
-    hyper = langevin.Hyper(step_size=0.05 / 14, temperature=0.0, **shared)
+    hyper = langevin.paper(step_size=0.05 / 14, temperature=0.0, **shared)
     np.testing.assert_allclose(
         model_path(langevin.system, problem, hyper), expected, rtol=1e-14, atol=2e-15
     )
@@ -73,8 +73,8 @@ def test_at_temperature_zero_a_uniform_subset_is_fedavgs_cohort(regression: Call
     with jax.enable_x64(True):
         problem = regression(dtype="float64", noise=0.0).replace(counts=jnp.full(7, 2, "int32"))
     shared = {"num_clients": 7, "num_selected": 4, "local_steps": 4, "batch_size": 2}
-    expected = model_path(fedavg.system, problem, fedavg.Hyper(lr=0.05, **shared))
-    hyper = langevin.Hyper(
+    expected = model_path(fedavg.system, problem, fedavg.paper(lr=0.05, **shared))
+    hyper = langevin.paper(
         step_size=0.05 / 14, temperature=0.0, participants="without_replacement", **shared
     )
     np.testing.assert_allclose(
@@ -112,7 +112,7 @@ def test_identical_clients_stay_together_under_shared_noise_alone() -> None:
 
     with jax.enable_x64(True):
         problem = GaussianClients.of(HESSIANS[0], np.tile(CENTERS[:1], (3, 1)), start=1.0)
-        hyper = langevin.Hyper(num_clients=3, step_size=0.05, local_steps=steps, gradient="exact")
+        hyper = langevin.paper(num_clients=3, step_size=0.05, local_steps=steps, gradient="exact")
         shared, mixed = (
             np.asarray(jax.jit(spreads)(problem, hyper.replace(rho=rho))) for rho in (1.0, 0.99)
         )
@@ -130,7 +130,7 @@ def test_with_one_step_it_is_sgld(rho: float) -> None:
     counts, eta, tau, seed, ticks = np.array([1, 2, 3]), 0.05, 1.3, 3, 12
     with jax.enable_x64(True):
         problem = GaussianClients.of(HESSIANS, CENTERS, counts=counts, start=0.5)
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=3, local_steps=1, step_size=eta, temperature=tau, rho=rho, gradient="exact"
         )
     found = model_path(
@@ -169,7 +169,7 @@ def test_gradients_are_transformed_before_the_noise_is_added() -> None:
     """If gradients are clipped to 0, only the noise is left."""
     with jax.enable_x64(True):
         problem = GaussianClients.of(HESSIANS, CENTERS, start=0.5)
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=3,
             local_steps=2,
             step_size=0.05,
@@ -228,7 +228,7 @@ def test_bad_settings_are_refused(
         fedjax_sim.simulate(
             langevin.system,
             problem,
-            langevin.Hyper(**({"num_clients": 3, "num_selected": 2} | settings)),
+            langevin.paper(**({"num_clients": 3, "num_selected": 2} | settings)),
             budget=fedjax_sim.Ticks(2),
         )
     assert compiled == []
@@ -254,7 +254,7 @@ def test_exact_gradients_need_a_clients_whole_loss(regression: Callable) -> None
         fedjax_sim.simulate(
             langevin.system,
             regression(),
-            langevin.Hyper(num_clients=7, gradient="exact"),
+            langevin.paper(num_clients=7, gradient="exact"),
             budget=fedjax_sim.Ticks(2),
         )
 
@@ -277,7 +277,7 @@ def test_noise_that_all_lanes_do_without_is_not_drawn(
     A sweep in which some lanes have no shared noise draws both.
     """
     problem = GaussianClients.of(np.eye(2)[None].repeat(3, 0), np.ones((3, 2)), counts=5)
-    hyper = langevin.Hyper(num_clients=3, local_steps=1, gradient="exact", **changed)
+    hyper = langevin.paper(num_clients=3, local_steps=1, gradient="exact", **changed)
 
     def drawn(settings: dict[str, list[float]]) -> int:
         (program,) = listed(

@@ -59,7 +59,7 @@ def chains(
     Programs of different calls differ only in slots and participation, so most are shared.
     """
     with jax.enable_x64(True):
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=len(problem.centers), step_size=0.05, gradient="exact", **settings
         )
         run = fedjax_sim.sweep(
@@ -203,7 +203,7 @@ def increments(
     A client's model is the average in which it has all the weight.
     """
     with jax.enable_x64(True):
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=5,
             step_size=ETA,
             temperature=TAU,
@@ -278,7 +278,7 @@ def test_a_client_drawn_twice_works_once_and_counts_twice() -> None:
     """
     seeds = 24
     with jax.enable_x64(True):
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=5,
             num_selected=4,
             participants="with_replacement",

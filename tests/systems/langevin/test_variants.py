@@ -46,7 +46,7 @@ def chains(
     with jax.enable_x64(True):
         problem = GaussianClients.of(HESSIANS, CENTERS, counts=counts, noise=NOISE, start=START)
         chosen = {"num_clients": 3, "step_size": ETA, "temperature": TAU} | settings
-        hyper = langevin.Hyper(**chosen)
+        hyper = langevin.paper(**chosen)
         return fedjax_sim.sweep(
             langevin.system,
             problem,
@@ -246,4 +246,4 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
 )
 def test_what_is_refused(settings: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check(langevin.Hyper(**settings))
+        check(langevin.paper(**settings))

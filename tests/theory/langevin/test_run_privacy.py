@@ -108,7 +108,7 @@ def moved() -> Any:
         changed = data.copy()
         changed[0] *= first
         problem = from_logdensity(log_likelihood, flat, changed, np.arange(12) % 3, jnp.zeros(2))
-        hyper = langevin.Hyper(
+        hyper = langevin.paper(
             num_clients=3,
             num_selected=2,
             participants="without_replacement",
@@ -228,7 +228,7 @@ def test_the_setup_is_that_of_the_papers_epsilon(adversary: str) -> None:
             {"sensitivity": 1.0},
             "but must be optax.identity",
         ),
-        (fedavg.Hyper(), {"sensitivity": 1.0}, "must be one of FA-LD, or a run of it"),
+        (fedavg.paper(), {"sensitivity": 1.0}, "must be one of FA-LD, or a run of it"),
     ],
 )
 def test_what_is_refused(hyper: Any, options: dict, words: str) -> None:

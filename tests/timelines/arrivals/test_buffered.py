@@ -23,10 +23,13 @@ from fedjax_sim.timelines import (
     ClientTable,
     draw_client_rates,
     draw_client_speeds,
+    presets,
     schedule_arrivals,
 )
 from fedjax_sim.timelines.delays.laws import update_time
 from tests.conftest import slow_but
+
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 
 def fast_share(hyper: Any, clients: np.ndarray, ticks: list[int]) -> np.ndarray:
@@ -72,7 +75,7 @@ def test_server_steps_and_who_makes_them(
 ) -> None:
     """Agree within 5 standard errors over seeds plus the precision of the expected numbers."""
     sends_old = restart == "own_finish"
-    hyper = Arrivals(restart=restart, slow_fraction=slow_fraction, send_old_model=sends_old)
+    hyper = ARRIVALS(restart=restart, slow_fraction=slow_fraction, send_old_model=sends_old)
     # More than last for 5000 units of time.
     num_ticks = 200 if restart == "fresh" else 950
     schedule = draw(schedule_arrivals, hyper, num_ticks=num_ticks, seeds=12)
@@ -102,7 +105,7 @@ def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
 
     Under "own_finish" they do not wait for the exchange.
     """
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=5, buffer_size=5, local_steps=4, rate_fast=1.0, rate_slow=1.0, restart=restart
     )
     schedule = draw(schedule_arrivals, hyper, num_ticks=12, seeds=2)
@@ -125,14 +128,14 @@ def test_equal_fixed_durations_are_rounds(draw: Callable, restart: str) -> None:
 
 def test_ties_are_broken_at_random(draw: Callable) -> None:
     """Slots are uniform over clients if all five finish together and the buffer takes two."""
-    hyper = Arrivals(num_clients=5, buffer_size=2, local_steps=4, rate_fast=1.0, rate_slow=1.0)
+    hyper = ARRIVALS(num_clients=5, buffer_size=2, local_steps=4, rate_fast=1.0, rate_slow=1.0)
     first = draw(schedule_arrivals, hyper, num_ticks=2, seeds=600).clients[:, 0]
     counts = np.bincount(first.ravel(), minlength=5)
     # 240 are expected of each client, with a standard deviation below 14.
     assert (np.abs(counts - 240) < 5 * 14).all()
 
 
-FEW = Arrivals(num_clients=9, buffer_size=4, local_steps=3)
+FEW = ARRIVALS(num_clients=9, buffer_size=4, local_steps=3)
 
 
 def test_a_client_has_one_update_in_a_buffer_at_most_when_held_back(draw: Callable) -> None:
@@ -169,7 +172,7 @@ def test_free_clients_never_wait(draw: Callable) -> None:
 
     The duration of the exchange has no influence.
     """
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=6, buffer_size=3, local_steps=2, restart="free", server_interact=100.0
     )
     schedule = draw(schedule_arrivals, hyper, num_ticks=2000, seeds=8)
@@ -204,7 +207,7 @@ def test_all_arrivals_are_known_however_unlike_the_speeds(draw: Callable) -> Non
 
     A longer schedule begins with the shorter one.
     """
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=40,
         buffer_size=3,
         local_steps=2,
@@ -245,13 +248,13 @@ def test_clients_cannot_go_on_from_a_model_before_it_is_made() -> None:
         ConfigError,
         match=r'clock\.send_old_model is False, but must be true under restart = "own_finish"',
     ):
-        check(Arrivals(restart="own_finish"))
+        check(ARRIVALS(restart="own_finish"))
 
 
 @pytest.mark.slow
 def test_staleness_has_no_bound_in_immediate_updates(draw: Callable) -> None:
     """A worker fifty times slower than the other sees about fifty server steps per own step."""
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=2,
         buffer_size=1,
         local_steps=1,
@@ -279,7 +282,7 @@ def test_three_clients_of_constant_times(draw: Callable) -> None:
     A client that fills the buffer takes the new model immediately.
     """
     speeds = ClientTable(1 / np.array([1.0, 1.3, 3.1]))
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=3,
         buffer_size=2,
         local_steps=1,
@@ -302,7 +305,7 @@ def test_three_clients_of_constant_times(draw: Callable) -> None:
 
 MEAN_TIMES = np.array([1, 1, 2, 2, 4])
 SHARES = (1 / MEAN_TIMES) / (1 / MEAN_TIMES).sum()
-FIVE = Arrivals(
+FIVE = ARRIVALS(
     num_clients=5,
     local_steps=1,
     client_table=ClientTable(1 / MEAN_TIMES, [0.5, 0.5, 0.5, 0.5, 0.25]),
@@ -527,7 +530,7 @@ def times_of(hyper: Arrivals, seed: int, num: int) -> np.ndarray:
         return np.asarray(_times(stream(jax.random.key(seed), "timeline"), hyper, num))
 
 
-WAITING = Arrivals(
+WAITING = ARRIVALS(
     num_clients=6,
     local_steps=3,
     time_of="update",
@@ -689,10 +692,10 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
 )
 def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check(Arrivals(**changes))
+        check(ARRIVALS(**changes))
     assert words in str(error.value)
 
 
 def test_a_buffer_may_be_larger_than_the_clients_if_nobody_waits() -> None:
-    check(Arrivals(num_clients=3, buffer_size=8, restart="free"))
-    check(Arrivals(num_clients=3, buffer_size=3, restart="new_version", ties="client"))
+    check(ARRIVALS(num_clients=3, buffer_size=8, restart="free"))
+    check(ARRIVALS(num_clients=3, buffer_size=3, restart="new_version", ties="client"))

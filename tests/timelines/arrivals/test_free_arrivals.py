@@ -21,12 +21,15 @@ from fedjax_sim.timelines import (
     Arrivals,
     arrivals_within,
     draw_client_speeds,
+    presets,
     schedule_arrivals,
 )
 from fedjax_sim.timelines.arrivals import free_arrivals
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.delays.laws import update_time
 from tests.conftest import slow_but
+
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 ARRIVES, IS_LOST, BEGINS = range(3)
 """Kinds of events, in their order at the same time.
@@ -421,7 +424,7 @@ def assert_is_schedule(
 
 
 SIZE, NUM_TICKS, SEEDS = 8, 750, 2
-LOSSY = Arrivals(
+LOSSY = ARRIVALS(
     num_clients=6,
     buffer_size=SIZE,
     local_steps=3,
@@ -580,7 +583,7 @@ def test_clients_work_in_their_windows_alone(lossy: Callable) -> None:
     assert ((free.time[0] + drawn[0].phases[free.clients[0, :, -1]] * 3.5) % 3.5).max() > 3.4
 
 
-EQUAL = Arrivals(
+EQUAL = ARRIVALS(
     num_clients=5,
     buffer_size=5,
     local_steps=3,

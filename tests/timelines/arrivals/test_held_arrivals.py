@@ -16,9 +16,17 @@ import numpy as np
 import pytest
 
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import Arrivals, ClientTable, draw_client_speeds, schedule_arrivals
+from fedjax_sim.timelines import (
+    Arrivals,
+    ClientTable,
+    draw_client_speeds,
+    presets,
+    schedule_arrivals,
+)
 from fedjax_sim.timelines.delays.laws import BLOCK, update_time
 from tests.conftest import slow_but
+
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 TICKS, LANES = 40, 3
 
@@ -159,7 +167,7 @@ def test_clients_that_are_held_back(
     clients, reading = case
     kind, num_clients, size, ties = clients
     restart, send_old_model = READINGS[reading]
-    timed = Arrivals(num_clients=num_clients, local_steps=2).replace(**KINDS[kind])
+    timed = ARRIVALS(num_clients=num_clients, local_steps=2).replace(**KINDS[kind])
     hyper = timed.replace(
         buffer_size=size, restart=restart, send_old_model=send_old_model, ties=ties
     )
@@ -188,7 +196,7 @@ def test_updates_that_arrive_together_have_equal_chances(draw: Callable) -> None
     and 1, which finish again at time 2, and one of the others. Of the four that then finish at time
     2, each is left out of the second tick with probability 1/4. The last three need longer.
     """
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=8,
         buffer_size=3,
         local_steps=1,
@@ -211,7 +219,7 @@ def test_updates_that_arrive_together_have_equal_chances(draw: Callable) -> None
 @pytest.mark.parametrize("ties", ["random", "client"])
 def test_clients_that_all_start_anew(draw: Callable, ties: str) -> None:
     """The Z shortest of all times report at each tick; equal ones in the order of their lots."""
-    clients = Arrivals(num_clients=70, local_steps=2, rate_fast=0.7, rate_slow=0.3)
+    clients = ARRIVALS(num_clients=70, local_steps=2, rate_fast=0.7, rate_slow=0.3)
     hyper = clients.replace(buffer_size=3, restart="fresh", ties=ties)
     schedule = draw(schedule_arrivals, hyper, num_ticks=TICKS, seeds=LANES)
     for seed, taken in enumerate(np.array(times_and_lots(clients)[0])):
@@ -229,7 +237,7 @@ def test_clients_that_all_start_anew(draw: Callable, ties: str) -> None:
 
 def test_times_of_many_clients_are_drawn_in_blocks(draw: Callable) -> None:
     """With more clients than a block holds, each client's times are as without blocks."""
-    hyper = Arrivals(num_clients=BLOCK + 5, buffer_size=4, local_steps=2, ties="client")
+    hyper = ARRIVALS(num_clients=BLOCK + 5, buffer_size=4, local_steps=2, ties="client")
     schedule = draw(schedule_arrivals, hyper, num_ticks=3)
     with jax.enable_x64(True):
         key = stream(jax.random.key(0), "timeline")
@@ -301,7 +309,7 @@ def test_the_cost_of_a_tick_does_not_grow_with_the_clients(
     restart: str, ties: str, lanes: int
 ) -> None:
     """No tick sorts, draws for, or copies as many numbers as there are clients."""
-    hyper = Arrivals(
+    hyper = ARRIVALS(
         num_clients=MANY,
         buffer_size=5,
         restart=restart,

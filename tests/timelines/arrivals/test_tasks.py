@@ -20,16 +20,20 @@ from fedjax_sim.timelines import (
     ClientTable,
     arrivals_within,
     client_queues_within,
+    presets,
     schedule_arrivals,
     schedule_client_queues,
 )
 from tests.timelines.arrivals.test_held_arrivals import FEW_TICKS, MANY, whole_array_operations
 
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
+CLIENT_QUEUES = presets.preset(ClientQueues, presets.FAVANO)
+
 
 def replaced(**changes: Any) -> Any:
     """Return settings of clients that are replaced, of exponential times unless changed."""
     law = {"runtime_law": "runtime_exp", "time_of": "update", "rate_fast": 1.0, "rate_slow": 0.25}
-    return Arrivals(restart="replaced", **({"local_steps": 3} | law | changes))
+    return ARRIVALS(restart="replaced", **({"local_steps": 3} | law | changes))
 
 
 def staleness_of(schedule: Timeline) -> np.ndarray:
@@ -120,7 +124,7 @@ def test_successors_are_available(draw: Callable) -> None:
     ("schedule", "hyper", "trips"),
     [
         (schedule_arrivals, replaced(num_clients=MANY, concurrency=MANY // 2, buffer_size=5), 85),
-        (schedule_client_queues, ClientQueues(num_clients=MANY, concurrency=MANY // 2), FEW_TICKS),
+        (schedule_client_queues, CLIENT_QUEUES(num_clients=MANY, concurrency=MANY // 2), FEW_TICKS),
     ],
     ids=["replaced", "queues"],
 )
@@ -142,7 +146,7 @@ RATES, SHARES, TASKS, STEPS = np.array([1.0, 2.0, 0.5]), np.array([0.4, 0.35, 0.
 @pytest.fixture(scope="module")
 def network(draw: Callable) -> Timeline:
     """A closed network of three exponential servers, with leaves `[T, ...]`."""
-    hyper = ClientQueues(
+    hyper = CLIENT_QUEUES(
         num_clients=3,
         concurrency=TASKS,
         routing=3 * SHARES,
@@ -214,7 +218,7 @@ def test_clients_count_equally_in_queues(network: Timeline) -> None:
 
 def test_lost_tasks_are_sent_again(draw: Callable) -> None:
     """The network keeps its tasks; a lost one takes time and makes no server step."""
-    hyper = ClientQueues(
+    hyper = CLIENT_QUEUES(
         num_clients=1,
         concurrency=2,
         runtime_law="runtime_constant",
@@ -235,10 +239,16 @@ def test_lost_tasks_are_sent_again(draw: Callable) -> None:
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (ClientQueues(num_clients=5, routing=np.ones(3)), "routing is 'of 3 numbers', but must be"),
-        (ClientQueues(num_clients=5, routing=1.0, routing_exponent=0.5), "routing_exponent is 0.5"),
-        (ClientQueues(num_clients=5, concurrency=0), "concurrency is 0"),
-        (Arrivals(concurrency=0), "concurrency is 0"),
+        (
+            CLIENT_QUEUES(num_clients=5, routing=np.ones(3)),
+            "routing is 'of 3 numbers', but must be",
+        ),
+        (
+            CLIENT_QUEUES(num_clients=5, routing=1.0, routing_exponent=0.5),
+            "routing_exponent is 0.5",
+        ),
+        (CLIENT_QUEUES(num_clients=5, concurrency=0), "concurrency is 0"),
+        (ARRIVALS(concurrency=0), "concurrency is 0"),
     ],
 )
 def test_settings_that_are_refused(hyper: Any, words: str) -> None:

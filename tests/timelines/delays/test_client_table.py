@@ -16,10 +16,14 @@ from fedjax_sim.timelines import (
     ClientTable,
     Contacts,
     Trace,
+    presets,
     read_client_table,
     read_trace,
 )
 from fedjax_sim.timelines.delays import client_table
+
+CONTACTS = presets.preset(Contacts, presets.FAVANO)
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 DOCS = inspect.getdoc(client_table) or ""
 
@@ -131,7 +135,7 @@ def test_a_trace_names_clients(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("client,start,finish\nbob,0,4\n17,1,3\nann,2,3\nbob,4,9\n")
     trace = read_trace(path)
-    hyper = Contacts(
+    hyper = CONTACTS(
         num_clients=3,
         num_selected=2,
         server_wait=4.0,
@@ -162,27 +166,27 @@ def test_unknown_names_are_reported_by_row_and_value(
 ) -> None:
     trace = Trace(client, np.zeros(len(client)), np.ones(len(client)))
     with pytest.raises(ConfigError) as error:
-        check(Arrivals(num_clients=3, buffer_size=1, client_table=table, trace=trace))
+        check(ARRIVALS(num_clients=3, buffer_size=1, client_table=table, trace=trace))
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (Arrivals(num_clients=4, client_table=NAMED), "delays.client_table is 'of 3 rows'"),
-        (Arrivals(bits_up=8.0), "delays.bits_up is 8.0, but must be 0 without a client_table"),
+        (ARRIVALS(num_clients=4, client_table=NAMED), "delays.client_table is 'of 3 rows'"),
+        (ARRIVALS(bits_up=8.0), "delays.bits_up is 8.0, but must be 0 without a client_table"),
         (
-            Arrivals(num_clients=2, buffer_size=1, client_table=ClientTable(drop_rate=[0, 0.5]),
+            ARRIVALS(num_clients=2, buffer_size=1, client_table=ClientTable(drop_rate=[0, 0.5]),
                      drop_rate=0.1),
             "delays.drop_rate is 0.1, but must be left at 0.0 with a table of clients",
         ),
         (
-            Arrivals(num_clients=1, buffer_size=1, off_time=1.0,
+            ARRIVALS(num_clients=1, buffer_size=1, off_time=1.0,
                      client_table=ClientTable(available=[[(0, 1)]])),
             "delays.off_time is 1.0, but must be left at 0.0 with a table of clients",
         ),
         (
-            Contacts(num_clients=2, num_selected=1, trace=Trace([0, 1], [0, 0], [1, 1]),
+            CONTACTS(num_clients=2, num_selected=1, trace=Trace([0, 1], [0, 0], [1, 1]),
                      client_table=ClientTable([1.0, 1.0])),
             "client_table",
         ),

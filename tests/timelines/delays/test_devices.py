@@ -25,6 +25,7 @@ from fedjax_sim.timelines import (
     GroupArrivals,
     Groups,
     Rounds,
+    presets,
     schedule_arrivals,
     schedule_client_queues,
     schedule_contacts,
@@ -39,6 +40,10 @@ from fedjax_sim.timelines.delays.devices import (
     is_lost,
     time_available,
 )
+
+GROUPS = presets.preset(Groups, presets.GROUPS)
+CONTACTS = presets.preset(Contacts, presets.FAVANO)
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 WINDOWS = [
     [(0.0, 2.0), (3.0, 4.5), (6.0, 10.0)],
@@ -167,7 +172,7 @@ def test_contacts(draw: Callable) -> None:
     changes = {"num_selected": 3, "local_steps": 6, "server_wait": 2.5, "server_interact": 1.0}
     hyper = clients_of(Contacts, drop_rate=SOME, **changes)
     schedule, window = draw(schedule_contacts, hyper, num_ticks=40)
-    everyone = Contacts(num_clients=NUM, **changes)
+    everyone = CONTACTS(num_clients=NUM, **changes)
     cohorts = draw(schedule_contacts, everyone, num_ticks=40)[0].clients[0]
     lost, last = losses(hyper, 40), np.zeros(NUM)
     for t, cohort in enumerate(cohorts):
@@ -227,7 +232,7 @@ def test_queues(draw: Callable) -> None:
 def test_days_of_clients(draw: Callable) -> None:
     """With equal hours nobody finishes at night; spread over the day, somebody always does."""
     law = {"num_clients": 50, "buffer_size": 1, "restart": "free", "on_time": 8.0, "off_time": 16.0}
-    hyper = Arrivals(local_steps=4, runtime_law="runtime_exp", **law)
+    hyper = ARRIVALS(local_steps=4, runtime_law="runtime_exp", **law)
     for spread, least, most in ((0.0, 0.0, 0.0), (1.0, 0.6, 0.73)):
         schedule = draw(schedule_arrivals, hyper.replace(cycle_spread=spread), num_ticks=2000)
         at_night = schedule.time[0] % 24 > 8 * (1 + 1e-9)
@@ -238,7 +243,7 @@ def test_iterations_of_groups_take_transfers(draw: Callable) -> None:
     """A group waits for its slowest client, messages included."""
     table = ClientTable(RATE, up=UP, down=DOWN)
     groups = {"num_groups": 2, "group_sizes": (2, 3), "delays_of": "client", "sync_time": 0.0}
-    hyper = Groups(
+    hyper = GROUPS(
         num_clients=NUM,
         client_table=table,
         runtime_law="runtime_constant",
@@ -319,10 +324,10 @@ def test_messages_take_the_time_of_their_bits(regression: Callable, small: Calla
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        (Groups(num_clients=2, off_time=1.0), "delays.off_time is 1.0, but must be left at 0.0"),
-        (Arrivals(restart="fresh", drop_rate=0.5), 'delays.drop_rate is 0.5, but must be 0 under'),
+        (GROUPS(num_clients=2, off_time=1.0), "delays.off_time is 1.0, but must be left at 0.0"),
+        (ARRIVALS(restart="fresh", drop_rate=0.5), 'delays.drop_rate is 0.5, but must be 0 under'),
         (
-            fedjax_sim.SYSTEMS["favano"].Hyper(drop_rate=0.5),
+            fedjax_sim.SYSTEMS["favano"].paper(drop_rate=0.5),
             "reweight is 'stochastic', but must be one of none, estimated_stochastic, estimated",
         ),
     ],

@@ -25,10 +25,16 @@ from fedjax_sim.timelines import (
     Speeds,
     draw_client_speeds,
     draw_runtimes,
+    presets,
     schedule_contacts,
     schedule_rounds,
 )
 from fedjax_sim.timelines.delays.laws import SPREAD_LAWS, read_client_table, update_time
+
+CONTACTS = presets.preset(Contacts, presets.FAVANO)
+ROUNDS = presets.preset(Rounds, presets.FAVANO)
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
+CLIENTS = presets.preset(Clients, presets.FAVANO)
 
 RATE, SPREAD = 0.4, 0.2
 """Distributions of running times.
@@ -165,7 +171,7 @@ def update_times(client: Any, update: Any, clients: Clients) -> np.ndarray:
         )
 
 
-EXPONENTIAL = Clients(
+EXPONENTIAL = CLIENTS(
     num_clients=3,
     local_steps=5,
     slow_fraction=1 / 3,
@@ -210,9 +216,20 @@ def speeds(clients: Clients, seed: int = 0) -> Speeds:
         return jax.tree.map(np.asarray, draw_client_speeds(jax.random.key(seed), clients))
 
 
+def test_rates_are_log_normal_around_those_of_their_kind() -> None:
+    """The means are kept, and so is the mean time of a step over clients, which is larger."""
+    many = Clients(num_clients=8000, slow_fraction=0.5, slow_clients="last", rate_slow=1 / 4)
+    rate = speeds(many).rate
+    for drawn, mean in ((rate[:4000], 1.0), (rate[4000:], 1 / 4)):
+        assert stats.kstest(np.log(drawn), stats.norm(np.log(mean) - 1 / 8, 0.5).cdf).pvalue > 1e-3
+    assert rate.mean() == pytest.approx(many.delays.mean_rate, rel=0.03)
+    assert (1 / rate).mean() == pytest.approx(many.delays.mean_time, rel=0.03)
+    np.testing.assert_array_equal(speeds(many.replace(rate_spread=0.0)).rate[::4000], [1, 1 / 4])
+
+
 def test_the_last_clients_are_slow() -> None:
     """A third of eight is three, rounded up; slow clients have the slow rate and spread."""
-    hyper = Clients(
+    hyper = CLIENTS(
         num_clients=8,
         slow_clients="last",
         spread_fast=0.25,
@@ -234,7 +251,7 @@ TABLE = ClientTable([0.5, 2.0, 0.125], [0.0, 0.5, 0.25])
 
 
 def test_speeds_from_a_table() -> None:
-    hyper = Clients(num_clients=3, client_table=TABLE, runtime_law="runtime_uniform")
+    hyper = CLIENTS(num_clients=3, client_table=TABLE, runtime_law="runtime_uniform")
     check(hyper)
     np.testing.assert_array_equal(speeds(hyper).rate, [0.5, 2.0, 0.125])
     np.testing.assert_array_equal(speeds(hyper).spread, [0.0, 0.5, 0.25])
@@ -242,8 +259,8 @@ def test_speeds_from_a_table() -> None:
     assert hyper.delays.largest_rate == 2.0
     np.testing.assert_array_equal(ClientTable([1, 2], 0.5).spread, [0.5, 0.5])
     np.testing.assert_array_equal(ClientTable([1, 2]).spread, [0, 0])
-    assert Clients().delays.mean_rate == pytest.approx((2 / 2 + 1 / 16) / 3)
-    assert Clients(rate_slow=0.75).delays.largest_rate == 0.75
+    assert CLIENTS().delays.mean_rate == pytest.approx((2 / 2 + 1 / 16) / 3)
+    assert CLIENTS(rate_slow=0.75).delays.largest_rate == 0.75
 
 
 def test_tables_in_files(tmp_path: Path) -> None:
@@ -308,38 +325,39 @@ THREE: dict[str, Any] = {"num_clients": 3, "client_table": TABLE, "runtime_law":
 WIDE: dict[str, Any] = {"spread_fast": 1.5}
 REFUSED: list[tuple[Clients, str]] = [
     (
-        Clients(**THREE | {"num_clients": 4}),
+        CLIENTS(**THREE | {"num_clients": 4}),
         "delays.client_table is 'of 3 rows', but must be of num_clients = 4 rows",
     ),
     *(
         (
-            Clients(**THREE, **{name: value}),
+            CLIENTS(**THREE, **{name: value}),
             f"delays.{name} is {value!r}, but must be left at {default!r} with a table of clients, "
             "which decides it",
         )
         for name, value, default in (
-            ("slow_fraction", 0.5, 1 / 3),
+            ("slow_fraction", 0.5, 0.0),
             ("slow_clients", "last", "random"),
-            ("rate_fast", 0.25, 0.5),
-            ("rate_slow", 0.25, 1 / 16),
+            ("rate_fast", 0.25, 1.0),
+            ("rate_slow", 0.25, 1 / 8),
+            ("rate_spread", 0.25, 0.5),
             ("spread_fast", 0.5, 0.0),
             ("spread_slow", 0.5, 0.0),
         )
     ),
     (
-        Clients(**THREE | {"client_table": "clients.csv"}),
+        CLIENTS(**THREE | {"client_table": "clients.csv"}),
         "delays.client_table is 'clients.csv', but must be a ClientTable",
     ),
     (
-        Clients(**THREE | {"runtime_law": "runtime_geom"}),
+        CLIENTS(**THREE | {"runtime_law": "runtime_geom"}),
         "delays.client_table rate is 2.0, but must be at most 1, a probability, under runtime_geom",
     ),
     (
-        Clients(**THREE | {"runtime_law": "runtime_exp"}),
+        CLIENTS(**THREE | {"runtime_law": "runtime_exp"}),
         "delays.client_table spread is 0.5, but must be 0 under runtime_exp, which has no spread",
     ),
     (
-        Clients(
+        CLIENTS(
             num_clients=2,
             client_table=ClientTable([1, 1], [0.5, 1.25]),
             runtime_law="runtime_uniform",
@@ -348,56 +366,60 @@ REFUSED: list[tuple[Clients, str]] = [
     ),
     *(
         (
-            Clients(runtime_law=law, **{name: 0.1}),
+            CLIENTS(runtime_law=law, **{name: 0.1}),
             f"delays.{name} is 0.1, but must be 0 under {law}, which has no spread",
         )
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")
     ),
     (
-        Clients(runtime_law="runtime_uniform", **WIDE),
+        CLIENTS(runtime_law="runtime_uniform", **WIDE),
         "delays.spread_fast is 1.5, but must be at most 1 under runtime_uniform",
     ),
     (
-        Clients(runtime_law="runtime_shifted_exp", spread_slow=1.01),
+        CLIENTS(runtime_law="runtime_shifted_exp", spread_slow=1.01),
         "delays.spread_slow is 1.01, but must be at most 1 under runtime_shifted_exp",
     ),
     (
-        Clients(runtime_law="runtime_pareto", spread_slow=1.0),
+        CLIENTS(runtime_law="runtime_pareto", spread_slow=1.0),
         "delays.spread_slow is 1.0, but must be below 1 under runtime_pareto",
     ),
     (
-        Clients(runtime_law="runtime_pareto", **WIDE),
+        CLIENTS(runtime_law="runtime_pareto", **WIDE),
         "delays.spread_fast is 1.5, but must be below 1 under runtime_pareto",
     ),
     (
-        Clients(spread_fast=-0.1),
+        CLIENTS(spread_fast=-0.1),
         "delays.spread_fast is -0.1, but must be a finite number at least 0",
     ),
     (
-        Clients(rate_fast=1.25),
+        CLIENTS(rate_fast=1.25),
         "delays.rate_fast is 1.25, but must be at most 1, a probability, under runtime_geom",
     ),
     (
-        Clients(rate_slow=1.25, runtime_law="count_geom"),
+        CLIENTS(rate_slow=1.25, runtime_law="count_geom"),
         "delays.rate_slow is 1.25, but must be at most 1, a probability, under count_geom",
     ),
     (
-        Clients(runtime_law="runtime_gamma"),
+        Clients(runtime_law="runtime_geom"),
+        "delays.rate_spread is 0.5, but must be 0 under runtime_geom, whose rates are",
+    ),
+    (
+        CLIENTS(runtime_law="runtime_gamma"),
         "delays.runtime_law is 'runtime_gamma', but must be one of runtime_geom, runtime_exp,",
     ),
     (
-        Clients(slow_clients="first"),
+        CLIENTS(slow_clients="first"),
         "delays.slow_clients is 'first', but must be one of random, last",
     ),
-    (Clients(time_of="round"), "delays.time_of is 'round', but must be one of step, update"),
+    (CLIENTS(time_of="round"), "delays.time_of is 'round', but must be one of step, update"),
     (
-        Contacts(time_of="update"),
+        CONTACTS(time_of="update"),
         "delays.time_of is 'update', but must be \"step\", as contacts interrupt clients between",
     ),
     *(
         (
-            fedjax_sim.SYSTEMS["favano"].Hyper(runtime_law=law, reweight=reweight),
+            fedjax_sim.SYSTEMS["favano"].paper(runtime_law=law, reweight=reweight),
             f"reweight is {reweight!r}, but must be one of none, estimated_stochastic, estimated "
             f"under {law}",
         )
@@ -419,15 +441,15 @@ def test_settings_that_are_refused(clients: Clients, words: str) -> None:
 @pytest.mark.parametrize(
     "clients",
     [
-        Clients(runtime_law="runtime_uniform", spread_fast=1.0),
-        Clients(runtime_law="runtime_shifted_exp", spread_slow=1.0),
-        Clients(runtime_law="runtime_pareto", spread_slow=0.99),
-        Clients(runtime_law="runtime_lognormal", spread_slow=2.0),
-        Clients(runtime_law="runtime_normal", spread_fast=2.0),
-        Clients(runtime_law="runtime_constant", rate_fast=2.0),
-        Arrivals(time_of="update"),
-        Rounds(time_of="update"),
-        fedjax_sim.SYSTEMS["favano"].Hyper(runtime_law="runtime_lognormal", reweight="estimated"),
+        CLIENTS(runtime_law="runtime_uniform", spread_fast=1.0),
+        CLIENTS(runtime_law="runtime_shifted_exp", spread_slow=1.0),
+        CLIENTS(runtime_law="runtime_pareto", spread_slow=0.99),
+        CLIENTS(runtime_law="runtime_lognormal", spread_slow=2.0),
+        CLIENTS(runtime_law="runtime_normal", spread_fast=2.0),
+        CLIENTS(runtime_law="runtime_constant", rate_fast=2.0),
+        ARRIVALS(time_of="update"),
+        ROUNDS(time_of="update"),
+        fedjax_sim.SYSTEMS["favano"].paper(runtime_law="runtime_lognormal", reweight="estimated"),
     ],
 )
 def test_settings_that_are_not(clients: Clients) -> None:
@@ -443,7 +465,7 @@ def test_rounds_of_constant_times(
 
     A step (or update) takes 2 or 16 units.
     """
-    hyper = Rounds(
+    hyper = ROUNDS(
         num_clients=9,
         num_selected=4,
         local_steps=5,
@@ -462,7 +484,7 @@ def test_rounds_of_constant_times(
 
 def test_rounds_of_uniform_times(draw: Callable) -> None:
     """The largest of four uniform times has a beta law."""
-    hyper = Rounds(
+    hyper = ROUNDS(
         num_clients=4,
         num_selected=4,
         local_steps=5,
@@ -476,7 +498,7 @@ def test_rounds_of_uniform_times(draw: Callable) -> None:
 
 
 def test_rounds_of_a_table(draw: Callable) -> None:
-    hyper = Rounds(
+    hyper = ROUNDS(
         num_clients=3,
         num_selected=1,
         local_steps=4,
@@ -495,7 +517,7 @@ def test_contacts_of_constant_times(draw: Callable) -> None:
 
     A step that ends at the contact counts.
     """
-    hyper = Contacts(
+    hyper = CONTACTS(
         num_clients=9, num_selected=3, local_steps=6, server_wait=4.0, server_interact=2.0
     )
     hyper = hyper.replace(slow_fraction=2 / 9, slow_clients="last", runtime_law="runtime_constant")
@@ -514,7 +536,7 @@ def test_contacts_of_times_with_a_constant_part(draw: Callable) -> None:
 
     These are k constant parts of 1 and k exponential parts of mean 1.
     """
-    hyper = Contacts(
+    hyper = CONTACTS(
         num_clients=50,
         num_selected=50,
         local_steps=20,

@@ -14,12 +14,17 @@ from fedjax_sim.timelines import (
     Contacts,
     Rounds,
     Trace,
+    presets,
     read_trace,
     schedule_arrivals,
     schedule_contacts,
     schedule_rounds,
 )
 from tests.conftest import slow_but
+
+CONTACTS = presets.preset(Contacts, presets.FAVANO)
+ROUNDS = presets.preset(Rounds, presets.FAVANO)
+ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 
 def recorded(num_clients: int = 6, rows: int = 90, *, seed: int = 0, whole: bool = False) -> Trace:
@@ -109,39 +114,39 @@ def test_rows_that_cannot_be(columns: tuple, words: str) -> None:
     ("hyper", "words"),
     [
         (
-            Contacts(num_clients=5, num_selected=2, trace=recorded()),
+            CONTACTS(num_clients=5, num_selected=2, trace=recorded()),
             "trace client is 5, but must be from 0 to num_clients - 1 = 4",
         ),
         (
-            Arrivals(num_clients=6, buffer_size=91, trace=recorded()),
+            ARRIVALS(num_clients=6, buffer_size=91, trace=recorded()),
             "buffer_size is 91, but must be at most the 90 rows",
         ),
         (
-            Rounds(num_clients=7, num_selected=2, server_interact=0.0, trace=recorded()),
+            ROUNDS(num_clients=7, num_selected=2, server_interact=0.0, trace=recorded()),
             "rows of every client",
         ),
         (
-            Arrivals(num_clients=6, server_interact=0.5, trace=recorded()),
-            "clock.server_interact is 0.5, but must be left at 3.0 with a recorded trace",
+            ARRIVALS(num_clients=6, server_interact=0.5, trace=recorded()),
+            "clock.server_interact is 0.5, but must be left at 0.0 with a recorded trace",
         ),
         (
-            Rounds(num_clients=6, num_selected=2, round_time="mean", trace=recorded()),
+            ROUNDS(num_clients=6, num_selected=2, round_time="mean", trace=recorded()),
             "clock.round_time is 'mean', but must be left at 'sum'",
         ),
         (
-            Contacts(num_clients=6, num_selected=2, carry_residual=True, trace=recorded()),
+            CONTACTS(num_clients=6, num_selected=2, carry_residual=True, trace=recorded()),
             "clock.carry_residual is True, but must be left at",
         ),
         (
-            Arrivals(num_clients=6, restart="fresh", trace=recorded()),
+            ARRIVALS(num_clients=6, restart="fresh", trace=recorded()),
             "clock.restart is 'fresh', but must be left at 'after_interaction'",
         ),
         (
-            Arrivals(num_clients=6, rate_slow=0.1, trace=recorded()),
-            "delays.rate_slow is 0.1, but must be left at 0.0625 with a recorded trace",
+            ARRIVALS(num_clients=6, rate_slow=0.1, trace=recorded()),
+            "delays.rate_slow is 0.1, but must be left at 0.125 with a recorded trace",
         ),
         (
-            fedjax_sim.SYSTEMS["favano"].Hyper(
+            fedjax_sim.SYSTEMS["favano"].paper(
                 num_clients=6,
                 num_selected=2,
                 server_wait=4.0,
@@ -164,7 +169,7 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
     A row that ends at the contact counts, unless the deadline is strict.
     """
     trace = recorded(whole=True)
-    hyper = Contacts(
+    hyper = CONTACTS(
         num_clients=6,
         num_selected=2,
         local_steps=3,
@@ -192,7 +197,7 @@ def test_contacts_count_the_rows_that_finish_in_the_window(draw: Callable, stric
 def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
     """After its last row a client starts again from the first."""
     trace = recorded()
-    hyper = Rounds(num_clients=6, num_selected=2, local_steps=3, server_interact=0.5, trace=trace)
+    hyper = ROUNDS(num_clients=6, num_selected=2, local_steps=3, server_interact=0.5, trace=trace)
     schedule = draw(schedule_rounds, hyper, num_ticks=60)
     lengths = {i: (trace.finish - trace.start)[trace.client == i] for i in range(6)}
     visits, clock = np.zeros(6, int), 0.0
@@ -212,7 +217,7 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
     An update starts from the newest version at its recorded start.
     """
     trace = recorded()
-    hyper = Arrivals(num_clients=6, buffer_size=4, local_steps=3, trace=trace)
+    hyper = ARRIVALS(num_clients=6, buffer_size=4, local_steps=3, trace=trace)
     schedule = draw(schedule_arrivals, hyper, num_ticks=30)
     made: list[float] = []
     for t in range(22):
@@ -240,7 +245,7 @@ def test_a_buffer_of_all_clients_is_never_stale(draw: Callable) -> None:
     rounds = np.repeat(np.arange(7.0), 4)
     trace = Trace(np.tile(np.arange(4), 7), rounds, rounds + 1)
     system = fedjax_sim.SYSTEMS["fedbuff"]
-    hyper = system.Hyper(num_clients=4, buffer_size=4, trace=trace)
+    hyper = system.paper(num_clients=4, buffer_size=4, trace=trace)
     schedule = draw(system.timeline, hyper, num_ticks=7)
     np.testing.assert_array_equal(schedule.time[0], np.arange(1, 8))
     np.testing.assert_array_equal(

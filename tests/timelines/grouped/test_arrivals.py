@@ -13,9 +13,13 @@ from fedjax_sim.timelines import (
     GroupClock,
     Groups,
     group_arrivals_within,
+    presets,
     schedule_group_arrivals,
     schedule_group_rounds,
 )
+
+GROUPS = presets.preset(Groups, presets.GROUPS)
+GROUP_ARRIVALS = presets.preset(GroupArrivals, presets.GROUPS)
 
 CERTAIN = {
     **dict.fromkeys(("shift_per_client", "mean_per_client", "mean"), 0.0),
@@ -32,7 +36,7 @@ def test_the_clock_by_hand(draw: Callable) -> None:
     Every second report fills the buffer. The group that fills it continues from the new model, the
     other from the one before.
     """
-    hyper = GroupArrivals(
+    hyper = GROUP_ARRIVALS(
         group_sizes=(1, 3),
         num_reports=2,
         sync_time=5.0,
@@ -54,7 +58,7 @@ def test_reports_at_the_same_time_are_in_order_of_groups(draw: Callable) -> None
 
     The first group may fill a buffer alone.
     """
-    hyper = GroupArrivals(
+    hyper = GROUP_ARRIVALS(
         num_reports=2, sync_time=0.0, **(CERTAIN | {"shift": (1.0, 3.0), "exchange_shift": 1.0})
     )
     schedule = draw(schedule_group_arrivals, hyper, num_ticks=3)
@@ -66,8 +70,8 @@ def test_reports_at_the_same_time_are_in_order_of_groups(draw: Callable) -> None
 def test_one_group_alone_has_the_same_schedule_in_both(draw: Callable) -> None:
     """Bit for bit, with random delays; and first ticks do not depend on how many are drawn."""
     one = {"num_groups": 1, "mean": 1.0, "aggregation": "average"}
-    apart = draw(schedule_group_arrivals, GroupArrivals(**one), num_ticks=20)
-    together = draw(schedule_group_rounds, Groups(exchanges="group", **one), num_ticks=9)
+    apart = draw(schedule_group_arrivals, GROUP_ARRIVALS(**one), num_ticks=20)
+    together = draw(schedule_group_rounds, GROUPS(exchanges="group", **one), num_ticks=9)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:, :9], b), apart, together)
     assert len(set(apart.steps.ravel().tolist())) > 2
 
@@ -75,10 +79,10 @@ def test_one_group_alone_has_the_same_schedule_in_both(draw: Callable) -> None:
 def test_settings_of_rounds_are_not_settings_of_arrivals() -> None:
     """They cannot be named, and a group that has another value is refused."""
     for name, given in (
-        ("clock.ticks_per_round", GroupArrivals(clock=GroupClock(ticks_per_round=2))),
-        ("exchange.exchanges", GroupArrivals(exchange=ExchangeDelays(exchanges="round"))),
+        ("clock.ticks_per_round", GROUP_ARRIVALS(clock=GroupClock(ticks_per_round=2))),
+        ("exchange.exchanges", GROUP_ARRIVALS(exchange=ExchangeDelays(exchanges="round"))),
     ):
         with pytest.raises(ConfigError, match=f"^{name} is .*, but must be left at"):
             check(given)
         with pytest.raises(ConfigError, match="setting name is"):
-            GroupArrivals(**{name: value_of(given, name)})
+            GROUP_ARRIVALS(**{name: value_of(given, name)})

@@ -27,6 +27,7 @@ from fedjax_sim.timelines import (
     group_rounds_within,
     list_members,
     paper_delays,
+    presets,
     schedule_group_rounds,
 )
 from fedjax_sim.timelines.grouped.groups import (
@@ -43,6 +44,8 @@ from fedjax_sim.timelines.grouped.rounds import (
     iteration_times,
     sync_times,
 )
+
+GROUPS = presets.preset(Groups, presets.GROUPS)
 
 EXACT = {
     "shift_per_client": 0.0,
@@ -123,7 +126,7 @@ LANES, ROUNDS = 60, 190
 def test_delays_follow_from_sizes(name: str) -> None:
     """The paper's linear model, with coefficients in the order in which the paper lists them."""
     vector, sizes, active, shift, mean, exchange_shift, exchange_mean = LAWS[name]
-    groups = Groups(
+    groups = GROUPS(
         num_clients=sum(sizes),
         num_groups=len(sizes),
         group_sizes=sizes,
@@ -150,7 +153,7 @@ def with_law(name: str, sync_time: float) -> Groups:
         "exchange_shift": exchange_shift,
         "exchange_mean": exchange_mean,
     }
-    return Groups(
+    return GROUPS(
         num_clients=8, num_groups=len(sizes), sync_time=float(sync_time), **(EXACT | given)
     )
 
@@ -373,7 +376,7 @@ def test_the_clock_by_hand(draw: Callable) -> None:
 
     The first group does five iterations of 1. The last of them ends exactly at S.
     """
-    hyper = Groups(num_clients=4, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
+    hyper = GROUPS(num_clients=4, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0}))
     schedule = draw(schedule_group_rounds, hyper, num_ticks=4)
     np.testing.assert_array_equal(schedule.steps[0], [[5, 3]] * 4)
     np.testing.assert_array_equal(schedule.time[0], [9.0, 18.0, 27.0, 36.0])
@@ -392,7 +395,7 @@ def test_exchanges_of_groups_and_least_iterations(draw: Callable) -> None:
     8 + 1: HierFAVG's rounds, with a straggler.
     """
     shifts = {"shift": (1.0, 2.0), "exchange_shift": (3.0, 1.0)}
-    hyper = Groups(num_clients=4, exchanges="group", **(CERTAIN | shifts))
+    hyper = GROUPS(num_clients=4, exchanges="group", **(CERTAIN | shifts))
     check(hyper)
     schedule = draw(schedule_group_rounds, hyper, num_ticks=2)
     np.testing.assert_array_equal(schedule.time[0], [8.0, 16.0])
@@ -406,7 +409,7 @@ def test_exchanges_of_groups_and_least_iterations(draw: Callable) -> None:
 def test_every_group_draws_its_exchange() -> None:
     """From its own law: independent exponential parts, means within 5 standard errors."""
     laws = {"exchange_shift": (1.0, 2.0), "exchange_mean": (0.5, 3.0)}
-    hyper = Groups(exchanges="group", **(EXACT | laws))
+    hyper = GROUPS(exchanges="group", **(EXACT | laws))
     with jax.enable_x64(True):
         times = np.asarray(exchange_times(jax.random.key(0), hyper, 4000))
     parts = (times - laws["exchange_shift"]) / laws["exchange_mean"]
@@ -417,7 +420,7 @@ def test_every_group_draws_its_exchange() -> None:
 
 def test_the_sync_time_grows(draw: Callable) -> None:
     """The sync time grows by one per round from 1 to 5 and stays there; iterations take 1 and 2."""
-    hyper = Groups(
+    hyper = GROUPS(
         num_clients=4, sync_growth=1.0, **(CERTAIN | {"shift": (1.0, 2.0), "exchange_shift": 3.0})
     )
     with jax.enable_x64(True):
@@ -432,7 +435,7 @@ def test_the_sync_time_grows(draw: Callable) -> None:
 
 def test_groups_isolated_until_the_end(draw: Callable) -> None:
     """S = T is a single round, whose ticks show what every group has done so far."""
-    hyper = Groups(
+    hyper = GROUPS(
         num_clients=4,
         sync_time=100.0,
         ticks_per_round=4,
@@ -461,7 +464,7 @@ OF_CLIENTS |= {"exchange_shift_per_group": 0.0, "exchange_mean_per_group": 0.0}
 def test_delays_of_clients_wait_for_the_slowest_of_the_group(draw: Callable) -> None:
     """Constant times of 1, 2, 3, 100, 1/2 and 1 by client make times of 2 and 3 by group."""
     table = ClientTable(1 / np.array([1.0, 2.0, 3.0, 100.0, 0.5, 1.0]))
-    hyper = Groups(client_table=table, runtime_law="runtime_constant", sync_time=6.5, **OF_CLIENTS)
+    hyper = GROUPS(client_table=table, runtime_law="runtime_constant", sync_time=6.5, **OF_CLIENTS)
     check(hyper)
     schedule = draw(schedule_group_rounds, hyper, num_ticks=3)
     np.testing.assert_array_equal(schedule.steps[0], [[4, 3]] * 3)
@@ -474,7 +477,7 @@ def test_the_longest_of_exponential_delays(draw: Callable) -> None:
 
     Here n is 5 for both groups together, and 2 for the first group alone.
     """
-    hyper = Groups(
+    hyper = GROUPS(
         rate_fast=0.5, slow_fraction=0.0, runtime_law="runtime_exp", sync_time=0.0, **OF_CLIENTS
     )
     length = (
@@ -505,7 +508,7 @@ def test_the_longest_of_exponential_delays(draw: Callable) -> None:
 )
 def test_who_is_in_which_group(settings: dict, expected: list[list[int]]) -> None:
     """Padding repeats a member of the same group, so that other clients' values are never read."""
-    groups = Groups(**settings)
+    groups = GROUPS(**settings)
     check(groups)
     found = list_members(groups)
     assert [
@@ -658,7 +661,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "speeds of clients without use": (
         {"rate_slow": 0.1},
-        'delays.rate_slow is 0.1, but must be left at 0.0625 with clock.delays_of "group", which',
+        'delays.rate_slow is 0.1, but must be left at 0.125 with clock.delays_of "group", which',
     ),
     "a table of clients without use": (
         {"client_table": ClientTable(np.ones(30))},
@@ -678,9 +681,9 @@ BAD: dict[str, tuple[dict, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_settings_that_are_refused(name: str) -> None:
     settings, sentence = BAD[name]
-    check(Groups())
+    check(GROUPS())
     with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
-        check(Groups(**settings))
+        check(GROUPS(**settings))
 
 
 def test_settings_as_text() -> None:

@@ -15,12 +15,16 @@ from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     CohortRounds,
     Rounds,
+    presets,
     schedule_cohort_rounds,
     schedule_rounds,
 )
 from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts
 from fedjax_sim.timelines.rounds.synchronous import draw_work_times
 from fedjax_sim.types import EMPTY
+
+ROUNDS = presets.preset(Rounds, presets.FAVANO)
+COHORT_ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 
 SIZES = np.array([3, 1, 8, 2, 5, 100, 4, 6, 9])
 CLOCK = {"num_clients": 9, "num_selected": 4, "local_steps": 5}
@@ -37,7 +41,7 @@ def rounds(draw: Callable) -> Callable:
     """Return a function that draws rounds of FedAvg, completed from the problem above."""
 
     def make(*, num_ticks: int = 40, seeds: int = 3, **settings: Any) -> Any:
-        hyper = SYSTEMS["fedavg"].Hyper(**(CLOCK | settings))
+        hyper = SYSTEMS["fedavg"].paper(**(CLOCK | settings))
         check(hyper)
         hyper = SYSTEMS["fedavg"].fit.complete(hyper, Sized())
         return draw(schedule_cohort_rounds, hyper, num_ticks=num_ticks, seeds=seeds)
@@ -52,8 +56,8 @@ def test_by_default_they_are_the_rounds_of_uniform_cohorts(draw: Callable, round
     settings = {**CLOCK, "round_time": round_time}
     jax.tree.map(
         np.testing.assert_array_equal,
-        draw(schedule_cohort_rounds, CohortRounds(**settings), num_ticks=40, seeds=3),
-        draw(schedule_rounds, Rounds(**settings), num_ticks=40, seeds=3),
+        draw(schedule_cohort_rounds, COHORT_ROUNDS(**settings), num_ticks=40, seeds=3),
+        draw(schedule_rounds, ROUNDS(**settings), num_ticks=40, seeds=3),
     )
 
 
@@ -120,7 +124,7 @@ def test_the_first_to_arrive_are_used(rounds: Callable, draw: Callable) -> None:
         clients = draw_cohorts(stream(key, "cohorts"), 9, 7, num_ticks)
         return clients, draw_work_times(key, clients, hyper)
 
-    hyper = Rounds(**(CLOCK | settings))
+    hyper = ROUNDS(**(CLOCK | settings))
     clients, times = draw(asked, hyper, num_ticks=40, seeds=3)
     order = np.argsort(times, axis=-1)[..., :4]
     np.testing.assert_array_equal(some.clients, np.take_along_axis(clients, order, axis=-1))
@@ -184,10 +188,10 @@ def test_clients_drop_out(rounds: Callable) -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check(CohortRounds(**(CLOCK | settings)))
+        check(COHORT_ROUNDS(**(CLOCK | settings)))
 
 
 def test_epochs_need_a_problem() -> None:
-    hyper = SYSTEMS["fedavg"].Hyper(local_epochs=1.0)
+    hyper = SYSTEMS["fedavg"].paper(local_epochs=1.0)
     with pytest.raises(ConfigError, match=r"local_epochs is 1\.0, but must be 0 for a"):
         SYSTEMS["fedavg"].fit.complete(hyper, None)
