@@ -67,11 +67,11 @@ class ConfigError(InputError):
     """
 
     def __init__(self, field: str, value: object, allowed: str):
+        self.parts = field, value, allowed
         known = allowed.removeprefix("one of ")
         if isinstance(value, str) and known != allowed:
             allowed += nearest(value, re.split(", (?:or )?", known))
         super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
-        self.parts = field, value, allowed
 
 
 class DefaultTime(float):

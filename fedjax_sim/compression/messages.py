@@ -21,8 +21,8 @@ class Compression(Checked):
 
     compression: Compressor = part(
         Identity(),
-        "a compressor of `fedjax_sim.compression`, such as identity, block:norm=2:block=4 or "
-        "rounding:width=8",
+        "a compressor of `fedjax_sim.compression`; on the command line such as "
+        "identity, block:norm=2:block=4 or rounding:width=8",
         Compressor,
         parse_compressor,
         meaning="Compressor of what a client sends, taken as one vector.",

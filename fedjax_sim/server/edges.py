@@ -93,7 +93,8 @@ class EdgeMessages(ClientMessages):
 
     edge_compression: Compressor = part(
         Identity(),
-        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
+        "a compressor of `fedjax_sim.compression`; on the command line such as "
+        "identity or top_k:kept=100",
         Compressor,
         parse_compressor,
         meaning="Compressor of what a local server sends to the global one; `compression` is that "

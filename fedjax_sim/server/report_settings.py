@@ -42,7 +42,8 @@ class ClientMessages(Checked):
     )
     downlink: Compressor = part(
         Identity(),
-        "a compressor of `fedjax_sim.compression`, such as identity or top_k:kept=100",
+        "a compressor of `fedjax_sim.compression`; on the command line such as "
+        "identity or top_k:kept=100",
         Compressor,
         parse_compressor,
         meaning="Compressor of what the server sends: the change of its model since clients last "
@@ -84,8 +85,8 @@ class PrivateReports(Reports):
 
     privacy: Privacy = part(
         NoPrivacy(),
-        "a kind of `fedjax_sim.privacy`, such as none, fixed:clip=0.1:noise=1, adaptive:noise=1 or "
-        "examples:epsilon=2:rounds=1000",
+        "a kind of `fedjax_sim.privacy`; on the command line such as none, "
+        "fixed:clip=0.1:noise=1, adaptive:noise=1 or examples:epsilon=2:rounds=1000",
         Privacy,
         parse_privacy,
         meaning="How clients' updates are clipped, and the noise on their sum.",
