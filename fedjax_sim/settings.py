@@ -740,7 +740,10 @@ def check(hyper: Any) -> None:
 
 
 def check_all(hypers: Sequence[Any]) -> None:
-    """Check settings of one struct that have many values in common, each of these once.
+    """Check settings that have many values in common, each of these once.
+
+    Args:
+      hypers: Settings of one struct.
 
     Raises:
       ConfigError: As `check`.

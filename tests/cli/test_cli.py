@@ -496,6 +496,7 @@ def test_convolutional_networks_in_few_bits_by_name(call, tmp_path):
     assert (config["mean"], config["systems"]["favano"]["lr"]) == ([0.4914, 0.4822, 0.4465], 0.005)
 
 
+@pytest.mark.slow
 def test_timeline_needs_no_training(call, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = call(

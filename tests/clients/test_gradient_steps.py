@@ -408,7 +408,7 @@ SUMMED = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("of_progress", [False, True])
 @pytest.mark.parametrize("name", SUMMED)
 def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:

@@ -212,7 +212,7 @@ def in_layout(regression: Callable, small: Callable) -> Callable[[str, Layout], 
     return run
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layouts"),
     [
@@ -275,7 +275,7 @@ def trained(kind: str, plan: Plan, problem: Any, event: Event, starts: Any, extr
     return train(jax.random.key(0), event, starts=starts, extras=extras)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "steps", "most"),
     [
@@ -308,6 +308,7 @@ def test_local_training(kind: str, steps: list[int], most: int, regression: Call
     assert (int(work.executed), int(work.needed)) == (rows * most, sum(steps))
 
 
+@pytest.mark.slow
 def test_optimizers_that_remember() -> None:
     """Packed, over two devices or masked: all states are those of slots that run alone.
 

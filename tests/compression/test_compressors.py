@@ -137,6 +137,7 @@ def test_no_bias(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
         assert (np.sign(sent) * np.sign(vector) >= 0).all()
 
 
+@pytest.mark.few(4)
 def test_variance_is_exact(drawn: tuple[str, np.ndarray, np.ndarray]) -> None:
     """The stated variance equals a formula written out here.
 

@@ -51,6 +51,7 @@ def test_components_explain_what_the_best_ones_explain(scope: Any) -> None:
     assert explained[0] < 0.3 and best - 0.01 < explained[-1] < best + 1e-6
 
 
+@pytest.mark.slow
 @example("logs_read_back")
 def test_logs_have_what_the_run_returned(scope: Any) -> None:
     accuracy = scope["run"].curves.accuracy.sel(lr=0.3, seed=0)

@@ -92,6 +92,7 @@ def test_the_first_model_is_that_of_a_sweep() -> None:
     subprocess.run([sys.executable, "-c", FIRST_MODELS], env=environment, cwd=root, check=True)
 
 
+@pytest.mark.slow
 def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
     """It is compiled as the caller says, whether the program is an argument or closed over."""
     first = bound.init()
@@ -267,6 +268,7 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
 
 
+@pytest.mark.slow
 def test_numbers_that_simplify_a_program_may_be_changed(
     bound: Bound, regression: Callable, small: Callable
 ) -> None:
@@ -416,6 +418,7 @@ def test_the_state_may_be_changed_saved_and_resumed(bound: Bound, tmp_path: Path
     assert not np.array_equal(*(jax.tree.leaves(bound.model(s))[0] for s in (other, whole)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
 def test_an_event_may_be_changed_before_a_step(
     name: str, regression: Callable, small: Callable

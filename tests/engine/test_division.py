@@ -120,6 +120,7 @@ def assert_equal_runs(ours: fedjax_sim.Run, theirs: fedjax_sim.Run) -> None:
     assert jax.tree.structure(ours.hypers) == jax.tree.structure(theirs.hypers)
 
 
+@pytest.mark.slow
 def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: Callable) -> None:
     """Two programs, two lengths of schedules, a problem for each seed.
 

@@ -65,6 +65,7 @@ def assert_same_lanes(run: fedjax_sim.Run, alone: fedjax_sim.Run) -> None:
     assert run.hypers == alone.hypers
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("placement", "sizes"),
     [

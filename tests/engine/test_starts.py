@@ -71,6 +71,7 @@ def test_lanes_start_from_the_same_lane_of_a_run(regression: Callable, small: Ca
     np.testing.assert_array_equal(wider.curves.w0[:, :, 0], [first.curves.w0[1, :, -1].values] * 2)
 
 
+@pytest.mark.slow
 def test_systems_of_expectation_maximisation_start_from_statistics(
     noisy_mean: Callable, small: Callable
 ) -> None:

@@ -350,6 +350,7 @@ def test_client_variance_is_measured_only_on_request(
     np.testing.assert_allclose(whole.curves.client_variance, expected, rtol=1e-4, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_settings_are_returned_as_completed(regression: Callable, small: Callable) -> None:
     """FA-LD takes its clients' weights from the problem; lanes are in the order of the grid."""
     langevin = fedjax_sim.SYSTEMS["langevin"]

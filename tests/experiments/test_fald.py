@@ -32,7 +32,7 @@ VERDICTS: dict[str, dict[int, str]] = {
     "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
     "fald/privacy": {16: HOLDS},
 }
-QUICK = ("fald/fig2", "fald/fig2_unequal")
+QUICK = ("fald/fig2_unequal",)
 PICTURES = {
     name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"
 } | {"fald/fig3_4": ["fig3.png", "fig4.png"]}

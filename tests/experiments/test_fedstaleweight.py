@@ -25,6 +25,7 @@ PICTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["fedstaleweight/fig2"], JUDGED))
 def test_smoke_run(name: str, tmp_path: Path) -> None:
     done = run(name, "--smoke", "--out", "out", cwd=tmp_path)

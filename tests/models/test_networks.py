@@ -74,7 +74,7 @@ def test_the_command_lines_names_take_a_convolution(name: str) -> None:
     )
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_and_slopes_are_the_same_with_either_convolution(name: str) -> None:
     """Equal up to float32 rounding through all layers; an image has the same logits alone."""

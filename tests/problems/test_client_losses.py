@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_sim
 from fedjax_sim.partition import Partition
@@ -14,6 +15,7 @@ CENTERS = np.array([[0.0, 1.0], [2.0, -1.0], [3.0, 0.5]])
 AT = jnp.array([0.5, 1.0])
 
 
+@pytest.mark.slow
 def test_quadratics(small: Callable) -> None:
     """Each f_i by hand; a sweep labels them, and its summary has the worst of them."""
     problem = Quadratic.of(CENTERS, curvature=[1.0, 2.0, 4.0], per_client=True)

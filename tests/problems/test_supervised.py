@@ -422,6 +422,7 @@ def refuse(compiled: list[str]) -> Callable[..., None]:
     return check
 
 
+@pytest.mark.slow
 def test_problems_of_other_shapes_in_one_call_are_refused(refuse: Callable) -> None:
     wide = make(data=(np.ones((10, 4), "float32"), TARGETS))
     refuse(

@@ -113,6 +113,7 @@ def test_one_local_step(
     assert_same(simulate(SYNC, problem, hyper, ticks=ROUNDS), records, tolerance=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "is_by_epochs",
     [pytest.param(False, id="steps", marks=pytest.mark.slow), pytest.param(True, id="epochs")],

@@ -27,6 +27,7 @@ def law_of_steps(rate: float) -> tuple[float, float]:
     return 1 - pmf[0], float(np.minimum(counts[:, 0], K) @ pmf)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("reweight", "tolerance"),
     [
@@ -149,6 +150,7 @@ def test_fedbuff(
     assert_same(simulate(system, problem, hyper), records, tolerance=1e-11)
 
 
+@pytest.mark.slow
 def test_fedbuff_with_free_clients(
     small: Callable, problem: Any, gradient: Gradient, start: np.ndarray
 ) -> None:

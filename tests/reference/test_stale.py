@@ -90,7 +90,7 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "rule", WEIGHTS, ids=lambda rule: "-".join(str(value) for value in rule.values())
 )

@@ -156,7 +156,10 @@ def test_no_constructor_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"pickle": 0}, "keeps it as a pickle, which can run any code"),
     ],
 )
-def test_what_may_run_code_is_refused(content: Any, words: str) -> None:
+def test_what_may_run_code_is_refused(
+    content: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "fedjax_sim.__main__", raising=False)
     with pytest.raises(UnreadableError, match=words):
         Reader({"pickle": ["gARLAC4="]}, trust=False).value(content, "it")
 

@@ -37,6 +37,7 @@ def test_operations_of_a_perceptron_by_hand() -> None:
     assert workloads.round_operations(workloads.WORKLOADS["a"]) == 400 * (2 * first + 3 * last)
 
 
+@pytest.mark.slow
 def test_operations_of_convolutions_match_the_compiler_within_one_percent() -> None:
     """Only the forward pass, as the compiler leaves out products with zeros in the gradients."""
     images = jnp.zeros((10, 32, 32, 3))

@@ -386,7 +386,7 @@ SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "case",
     slow_but(

@@ -103,7 +103,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark costly contracts as slow for all systems but one of each kind."""
     for item in items:
         mark = item.get_closest_marker("of_each_kind")
-        if mark is not None and item.callspec.params["system"] not in systems_of(mark.args[0]):
+        if mark is not None and item.callspec.params["system"] not in systems_of(
+            *mark.args, **mark.kwargs
+        ):
             item.add_marker(pytest.mark.slow)
 
 

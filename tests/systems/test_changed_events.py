@@ -285,6 +285,7 @@ def test_members_of_a_family_may_change_their_events(
     assert (together.curves.executed >= together.curves.needed).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     slow_but(

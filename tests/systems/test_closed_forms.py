@@ -94,6 +94,7 @@ def test_fedprox_goes_from_fedavg_to_gradient_descent() -> None:
     assert np.abs(run[2, -1] - start).max() > 0.9 * np.abs(start - OPTIMUM).max()
 
 
+@pytest.mark.slow
 def test_fedavg_is_biased_and_scaffold_and_feddyn_are_not() -> None:
     """Also if three of the five clients take part in a round."""
     fedavg = last_models("fedavg", {"lr": [LR]})[0]

@@ -46,7 +46,7 @@ def test_a_step_keeps_structure_and_types(bind: Callable, kind: Kind, dtype: str
         assert all(leaf.shape == () for leaf in jax.tree.leaves(info))
 
 
-@pytest.mark.of_each_kind(1)
+@pytest.mark.of_each_kind(1, but=("personal", "hierarchical", "buffered"))
 def test_jit_equals_no_jit(system: System, bind: Callable, kind: Kind) -> None:
     """To float32 rounding over a few steps, because fused operations round differently.
 
@@ -131,6 +131,7 @@ def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), state, other)
 
 
+@pytest.mark.of_each_kind(2)
 def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
     system: System, bind: Callable, kind: Kind
 ) -> None:

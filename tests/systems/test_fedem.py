@@ -163,6 +163,7 @@ def test_without_compression_fedem_of_everybody_is_em_and_of_half_goes_to_the_sa
     assert path.field[1::2, -1].max() < 1e-26
 
 
+@pytest.mark.slow
 def test_mini_batches_of_everything_without_replacement_are_em(toy: latent.Estimation) -> None:
     """With b = m, gamma = 1 and no compression, every example is drawn once."""
     path = replay(

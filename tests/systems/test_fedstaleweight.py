@@ -245,6 +245,7 @@ def test_the_code_leaves_the_model_as_it_is_where_nothing_is_stale() -> None:
     np.testing.assert_allclose(run.curves.w0[3:], [third, fourth], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedasync_that_mixes_nothing_takes_each_model_as_it_comes() -> None:
     """With mixing 1, no discount and no proximal term, the server's model becomes y.
 
@@ -313,6 +314,7 @@ def test_settings_that_fedasync_refuses(name: str) -> None:
         check(FEDASYNC.paper(**settings))
 
 
+@pytest.mark.slow
 def test_a_buffer_for_more_clients_than_there_are() -> None:
     """Free clients can fill it; clients that wait for a new version never could."""
     check(SYSTEM.paper(buffer_size=30))

@@ -51,6 +51,7 @@ def least_squares(regression: Callable) -> Any:
         return regression(7, dtype="float64", noise=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weighting", "sampling"),
     [
@@ -245,6 +246,7 @@ def test_a_groups_models_on_the_way() -> None:
     np.testing.assert_allclose(curves.w0[4], 1 + step, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "active",
     [

@@ -98,6 +98,7 @@ def test_the_baseline_leads_first_and_loses_later_under_noise() -> None:
     assert (means[5][grid[len(TIMES) :] > 300] < means[0][grid[len(TIMES) :] > 300]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lanes_at_once", "lane_devices"), [(False, 2), pytest.param(True, 2, marks=pytest.mark.slow)]
 )

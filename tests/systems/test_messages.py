@@ -164,6 +164,7 @@ def test_what_is_not_sent_does_not_move_the_server(silenced: Callable) -> None:
         np.testing.assert_allclose(server, 0, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.slow
 def test_clients_start_from_what_they_have_heard(silenced: Callable) -> None:
     """The server's messages are empty: clients begin at the first model, at every tick.
 

@@ -46,6 +46,7 @@ def test_variance_reduction_has_no_noise_floor(variance_reduced: dict[str, Path]
     assert variance_reduced["fedem"].field[100:].mean() > 1e-4
 
 
+@pytest.mark.slow
 def test_oracles_and_memories_of_variance_reduction(variance_reduced: dict[str, Path]) -> None:
     """Oracles are exact at outer steps and inexact in between.
 

@@ -156,6 +156,7 @@ def test_draws_of_a_tick_depend_on_key_and_tick_alone() -> None:
     )
 
 
+@pytest.mark.slow
 def test_arrays_of_wrong_rank_are_refused() -> None:
     with pytest.raises(AssertionError, match="rank"):
         draw_with_replacement(jax.random.key(0), jnp.ones((2, 2)), 3, 4)

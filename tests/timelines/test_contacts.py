@@ -83,7 +83,7 @@ def capped_binomial_mean(rate: float, windows: np.ndarray, chance: np.ndarray) -
     return float(np.minimum(counts, K) @ stats.binom.pmf(counts[:, None], windows, rate) @ chance)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("switch", "shorter", "means"),
     [("strict_deadline", 1, (12.15, 2.12)), ("busy_during_interaction", 3, None)],
@@ -119,6 +119,7 @@ def test_carrying_over_unfinished_steps_slows_slow_clients_down(draw: Callable) 
     assert_mean(drawn.of(FAST, steps, skip=1000), 12.24, precision=0.01, rounded=0.01)
 
 
+@pytest.mark.slow
 def test_early_contacts_have_shorter_windows(draw: Callable) -> None:
     """E[X] at the first server steps, whose windows are shorter: all clients start at time 0."""
     drawn = Drawn(draw, CONTACTS(), num_ticks=20, seeds=250)

@@ -88,7 +88,7 @@ def ids(systems: Iterable[System]) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(["fedavg", "fedbuff"], ["fedavg", "quafl", "fedbuff", "gen_async", "hierarchical"]),
+    slow_but(["fedbuff"], ["fedavg", "quafl", "fedbuff", "gen_async", "hierarchical"]),
 )
 def test_schedules_of_a_table_have_its_unit(name: str, small: Callable, draw: Callable) -> None:
     """One system for each kind of clock."""
@@ -101,6 +101,7 @@ def test_schedules_of_a_table_have_its_unit(name: str, small: Callable, draw: Ca
     compare(make, system.timeline, draw)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fedavg", "quafl", "fedbuff", "langevin"])
 def test_schedules_of_a_trace_have_its_unit(name: str, small: Callable, draw: Callable) -> None:
     """One system for each kind of clock."""

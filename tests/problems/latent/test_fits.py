@@ -120,6 +120,7 @@ def test_em_is_scikit_learns(kind: str) -> None:
     assert last.score(IRIS) == pytest.approx(reference_of(kind, 150).score(IRIS), rel=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tied", "full"])
 def test_prior_is_a_penalty_whose_minimum_t_finds(kind: str) -> None:
     """Where EM stands still, the gradient of F is 0 but for the constraint on the weights."""
@@ -135,6 +136,7 @@ def test_prior_is_a_penalty_whose_minimum_t_finds(kind: str) -> None:
     assert np.all(np.diff(path) < 0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", COVARIANCE_TYPES)
 def test_prior_keeps_t_in_its_domain(kind: str) -> None:
     """T is finite and definite for any statistics, and changes nothing for those of EM."""

@@ -140,7 +140,7 @@ def em_path(problem: Any, start: jax.Array) -> Any:
     return last, problem.objective(params), path
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
     """The objective never increases, and both spaces give the same statistics."""
@@ -153,6 +153,7 @@ def test_em_is_monotone_and_the_same_in_both_spaces(kind: str) -> None:
     assert objective[-1] < objective[0] - 1e-3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "kind", ["fitted covariance", "known covariance", "bernoulli mixture", "gaussian cells"]
 )
@@ -387,7 +388,7 @@ def test_the_low_rank_closed_form_is_a_minimum(
     np.testing.assert_allclose(model.natural(gram), model.natural(best), atol=1e-7)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 def test_alternating_steps_reach_a_stationary_point(family: str) -> None:
     """The gradient of the surrogate vanishes there.

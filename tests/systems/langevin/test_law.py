@@ -250,6 +250,7 @@ def test_streams_do_not_depend_on_rho_or_on_the_length_of_rounds() -> None:
     np.testing.assert_allclose(both + increments(0.6, tick=1)[:4], long, rtol=1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rho", [0.0, 0.7])
 @pytest.mark.parametrize(
     ("participation", "inflation"),

@@ -132,6 +132,7 @@ def moved() -> Any:
     return problem, runs
 
 
+@pytest.mark.slow
 def test_clipping_bounds_the_change_of_a_step(moved: Any) -> None:
     """A step of one of two clients moves by eta 2 C / (q p_c), which opposite examples attain."""
     _, runs = moved

@@ -60,7 +60,7 @@ READINGS = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("restart", "slow_fraction", "steps", "share", "stale_mean", "stale_max"), READINGS
 )
@@ -351,7 +351,7 @@ def client_means(schedule: Timeline) -> np.ndarray:
 SIZES = [1, 3]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_mean_staleness_tells_shares_of_arrivals(five: Callable, size: int) -> None:
     """E[tau_i] = (sum_j r_j / r_i - 1) / b.
@@ -572,7 +572,7 @@ SIZED = [
 ] + [(4, "close times after long"), (4, "normal, some of no length")]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", slow_but([each for each in SIZED if each[0] in (4, 6)], SIZED))
 def test_waiting_for_a_new_version(draw: Callable, case: tuple[int, str]) -> None:
     """The schedule equals an event-by-event simulation; times may differ in their last bits.

@@ -480,6 +480,7 @@ def lossy(draw: Callable) -> Callable[[str], tuple[Arrivals, Timeline, list[Draw
     return get
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", slow_but(set(KINDS) - {"lost", "breaks"}, KINDS))
 def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) -> None:
     """Schedules equal the event queue on the same draws, in every lane."""
@@ -540,7 +541,7 @@ def test_scaling_all_times_by_a_power_of_two_changes_nothing_else(
         np.testing.assert_array_equal(getattr(scaled, name), getattr(schedule, name))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "share"), [("exponential", 1.0), ("lost", 0.7), ("breaks", 2 / 3.5)]
 )
@@ -611,6 +612,7 @@ def test_equal_constant_times_lock_the_phases(draw: Callable) -> None:
     np.testing.assert_array_equal(staleness[1:], np.tile([1, 1, 1, 1, 0], (39, 1)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("on", "off", "fast", "slow"),
     [(2, 1, 1, 2), (3, 2, 1, 3), (2, 2, 2, 4), (3, 1, 6, 3), (5, 3, 1, 2)],
