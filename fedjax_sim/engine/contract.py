@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
 
@@ -261,17 +261,29 @@ def read_metrics(found: Any) -> dict[str, jax.Array]:
     return dict(found)
 
 
-def check_algorithm(found: Any) -> None:
+def check_algorithm(found: Any, system: System, hyper: Any) -> None:
     """Check the result of a system's `algorithm`.
 
     Args:
       found: What it returned.
+      hyper: The settings that it was given.
 
     Raises:
-      ConfigError: If it is no `Algorithm`.
+      ConfigError: If it is no `Algorithm`, or does not obey a setting on which the counts of the
+        system's messages rely.
     """
     if not isinstance(found, Algorithm):
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
+    known = fields(type(hyper))
+    for name in system.messages.relies_on:
+        if name in known and name not in found.obeys:
+            value, default = value_of(hyper, name), known[name].default
+            if type(value) is not type(default) or (isinstance(value, bool) and value != default):
+                allowed = (
+                    f"left at its default: the algorithm of {system.name} does not name it in "
+                    "`obeys`, but the messages of the system would be counted with it"
+                )
+                raise ConfigError(name, str(value), allowed)
 
 
 def check_step(state: Any, event: Event, result: Any, changes: Collection[str] = ()) -> None:

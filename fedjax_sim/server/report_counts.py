@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_sim.checking import checked
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Timeline, full_precision_bits
 
 
@@ -49,7 +50,9 @@ def report_messages(
             hyper, timeline, (down or up)(model, hyper)
         )
 
-    return Messages(bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks))
+    return Messages(
+        bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks), relies_on=RELIED_ON
+    )
 
 
 @checked

@@ -29,6 +29,14 @@ from fedjax_sim.settings import (
     value_of,
 )
 
+RELIED_ON = (
+    "messages.compression",
+    "messages.error_feedback",
+    "messages.downlink",
+    "privacy",
+)
+"""Settings that `Wire` obeys, and by which bits are counted and privacy is accounted for."""
+
 
 @struct
 class ClientMessages(Checked):

@@ -45,7 +45,7 @@ from fedjax_sim.privacy import (
     next_bound,
 )
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.report_settings import PrivateReports, has_poisson_cohorts
+from fedjax_sim.server.report_settings import RELIED_ON, PrivateReports, has_poisson_cohorts
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
@@ -87,7 +87,13 @@ class RoundState(NamedTuple):
 
 @checked
 class Wire:
-    """The messages between clients and server, bound to a problem, settings and a plan."""
+    """The messages between clients and server, bound to a problem, settings and a plan.
+
+    Attributes:
+      obeys: Full names of the settings that it obeys, for `Algorithm.obeys`.
+    """
+
+    obeys = RELIED_ON
 
     def __init__(
         self,

@@ -72,7 +72,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def client_models(state: RoundState) -> tuple[Params, Array]:
         return state.clients, jnp.ones(num_clients)
 
-    return Algorithm(init, step, lambda state: state.server, metrics, client_models)
+    return Algorithm(
+        init, step, lambda state: state.server, metrics, client_models, obeys=wire.obeys
+    )
 
 
 system = cohort_system(

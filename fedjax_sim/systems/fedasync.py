@@ -92,7 +92,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         )
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+    return Algorithm(
+        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
+    )
 
 
 paper = preset(Hyper, STALENESS)

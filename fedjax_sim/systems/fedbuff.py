@@ -122,7 +122,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 
-    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+    return Algorithm(
+        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
+    )
 
 
 paper = preset(Hyper, FAVANO)

@@ -85,7 +85,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)
         return wire.step(key, event, state, memo, progress), work
 
-    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+    return Algorithm(
+        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
+    )
 
 
 system = cohort_system(

@@ -76,7 +76,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         body = replicate(wire.received(state), num_clients)
         return join(body, state.clients), jnp.ones(num_clients)
 
-    return Algorithm(init, step, model, metrics, client_models)
+    return Algorithm(init, step, model, metrics, client_models, obeys=wire.obeys)
 
 
 system = cohort_system(

@@ -50,7 +50,14 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
         return RoundState(server, clients=optimizers, memo=memo), work
 
-    return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)
+    return Algorithm(
+        init,
+        step,
+        lambda state: state.server,
+        wire.metrics,
+        received=wire.received,
+        obeys=wire.obeys,
+    )
 
 
 system = cohort_system(

@@ -77,7 +77,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         memo = wire.publish(key, event, memo, server)
         return RoundState(server, memo=memo), work._replace(event=asked.changed)
 
-    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+    return Algorithm(
+        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
+    )
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:

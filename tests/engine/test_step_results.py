@@ -1,6 +1,7 @@
 """A step that returns something else than the next state and counts is refused in one sentence."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,9 +10,17 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS
+from fedjax_sim.compression import TopK
 from fedjax_sim.engine.contract import check_step
+from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.settings import ConfigError, real, struct
 from fedjax_sim.types import Event, Work
+
+PRIVATE = {
+    "privacy": parse_privacy("fixed:noise=1"),
+    "selection": "poisson",
+    "sampling": "without_replacement",
+}
 
 WRONG: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "no counts": (lambda state, info: state, "result of step is 'RoundState', but must be"),
@@ -65,6 +74,28 @@ def test_an_algorithm_that_is_none_is_refused(
     system = SYSTEMS["fedavg"]._replace(algorithm=lambda problem, hyper, plan: None)
     with pytest.raises(ConfigError, match="result of algorithm is 'NoneType', but must be a fedj"):
         fedjax_sim.simulate(system, regression(), small(system), budget=fedjax_sim.Ticks(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("privacy", PRIVATE),
+        ("messages.compression", {"compression": TopK(kept=1)}),
+        ("messages.downlink", {"downlink": TopK(kept=1)}),
+    ],
+)
+def test_no_bits_and_no_privacy_are_counted_of_what_an_algorithm_does_not_do(
+    name: str, settings: dict[str, Any], regression: Callable[..., Any], small: Callable[..., Any]
+) -> None:
+    """An algorithm in place of FedAvg's must say that it obeys what FedAvg's messages rely on."""
+    fedavg = SYSTEMS["fedavg"]
+    replaced = fedavg._replace(
+        algorithm=lambda *inputs: fedavg.algorithm(*inputs)._replace(obeys=())
+    )
+    run = partial(fedjax_sim.simulate, problem=regression(), budget=fedjax_sim.Ticks(1))
+    with pytest.raises(ConfigError, match=f"^{name} is .* does not name it in `obeys`"):
+        run(replaced, hyper=small(fedavg, **settings))
+    run(replaced, hyper=small(fedavg))
 
 
 def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any]) -> None:

@@ -160,7 +160,7 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
       plan: How the machine is used.
     """
     algorithm = system.algorithm(problem, hyper, plan)
-    check_algorithm(algorithm)
+    check_algorithm(algorithm, system, hyper)
     return Opened(system, problem, hyper, key, plan, algorithm)
 
 

@@ -150,7 +150,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = mean_with_server(state.server, reports, event.clients >= 0)
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+    return Algorithm(
+        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
+    )
 
 
 def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) -> Array:

@@ -82,7 +82,14 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
         )
         return wire.step(key, event, state, memo, progress), work
 
-    return Algorithm(init, step, lambda state: state.server, wire.metrics, received=wire.received)
+    return Algorithm(
+        init,
+        step,
+        lambda state: state.server,
+        wire.metrics,
+        received=wire.received,
+        obeys=wire.obeys,
+    )
 
 
 def _named(name: str, settings: type, optimizer: str) -> System:
