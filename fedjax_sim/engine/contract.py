@@ -283,7 +283,7 @@ def check_algorithm(found: Any, system: System, hyper: Any) -> None:
                     f"left at its default: the algorithm of {system.name} does not name it in "
                     "`obeys`, but the messages of the system would be counted with it"
                 )
-                raise ConfigError(name, str(value), allowed)
+                raise ConfigError(name, value if value is True else type(value).__name__, allowed)
 
 
 def check_step(state: Any, event: Event, result: Any, changes: Collection[str] = ()) -> None:
