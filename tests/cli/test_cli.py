@@ -184,6 +184,7 @@ def test_a_reader_that_stops_early_ends_it_in_silence(words, environment):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_folders_are_compared_and_everything_prints_json(call, tmp_path, capsys):
     pictures = ["--plot", "accuracy", "--against", "rounds,bits"]
     first = json.loads(call("run", "fedavg", *QUICK, *pictures, "--json", "--out", "a"))

@@ -377,6 +377,7 @@ def test_families_of_lanes(
         assert_same(sweep(), wide)
 
 
+@pytest.mark.slow
 def test_executed_steps_are_those_of_the_rows(in_layout: Callable) -> None:
     """Counted from the schedules: K times the rows of the fullest tick, at every tick."""
     run = in_layout("favano", LAYOUTS["one device of two"])

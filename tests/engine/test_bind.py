@@ -107,6 +107,7 @@ def test_the_first_state_may_be_made_within_a_trace(bound: Bound) -> None:
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), made, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "setting", "changes"),
     [
@@ -312,6 +313,7 @@ def test_a_run_is_mapped_over_keys_settings_and_partitions(
     np.testing.assert_array_equal(together[0].events.clients, together[1].events.clients)
 
 
+@pytest.mark.slow
 def test_schedules_that_differ_are_bound_together(regression: Callable, small: Callable) -> None:
     """Several delays and seeds: one program, whose events and times are mapped over."""
     system, problem = fedbuff.system, regression()

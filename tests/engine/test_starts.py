@@ -40,6 +40,7 @@ def test_every_system_draws_its_model_by_the_problems_init(
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), model, start)
 
 
+@pytest.mark.slow
 def test_lanes_start_from_the_same_lane_of_a_run(regression: Callable, small: Callable) -> None:
     """By labels, not by position; settings that the first run did not sweep share a lane."""
     problem, hyper = regression(), small(FEDAVG)

@@ -254,6 +254,7 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
     np.testing.assert_array_equal(run.curves.needed, 4 * ticks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_packed", slow_but([True], [False, True]))
 @pytest.mark.parametrize("name", slow_but(["powerofchoice"], ["fedavg", "powerofchoice"]))
 def test_members_of_a_family_may_change_their_events(

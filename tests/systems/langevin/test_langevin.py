@@ -42,6 +42,7 @@ def model_path(
     return run.samples
 
 
+@pytest.mark.slow
 def test_at_temperature_zero_it_is_fedavg(regression: Callable) -> None:
     """To rounding, with everyone, the same mini-batches and gradient noise, and lr = n eta."""
     with jax.enable_x64(True):

@@ -159,6 +159,7 @@ def test_sghmc_with_a_constant_preconditioner() -> None:
     np.testing.assert_allclose(both.covariance[-1][:2, :2], known.covariance[-1], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_global_control_variates() -> None:
     """Their mean is that of the target, for any K, and noise of gradients cancels."""
     ticks, how = 6, {"local_steps": 8, "rho": 0.5}
