@@ -95,7 +95,7 @@ Budget = Ticks | Time
 @checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Further results of a run, beside its metrics, final models and schedules.
+    """Results of a run that are only kept on request.
 
     Attributes:
       models: Whether the model of every evaluation is kept in host memory (a sampler's samples).

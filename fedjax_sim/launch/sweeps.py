@@ -127,7 +127,7 @@ def sweep(
     checked_options = Options(asked, **given)
     if not has_default_clients(system, hyper, grid):
         check_call(system, hyper, grid, checked_options)
-    # The parts, each a job with a folder of its own.
+    # The parts. Each is a job and has a folder.
     num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))
