@@ -258,5 +258,10 @@ def _bounds_of(
         )
         ticks = schedule.take(np.array([row])).stored
         key = learning_key(lane.seed)
-        found[lane.place] = Bound(lane.problem, hypers[i], key, lane.start, ticks, time, static)
+        bound: Bound = Bound(lane.problem, hypers[i], key, lane.start, ticks, time, static)
+        if static.weighing and not bound.is_weighed:
+            # The clock is not the one whose weights the system computes.
+            static = static._replace(frozen=read, weighing=())
+            bound = Bound(lane.problem, hypers[i], key, lane.start, ticks, time, static)
+        found[lane.place] = bound
     return [each for each in found if each is not None]

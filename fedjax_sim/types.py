@@ -215,8 +215,8 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
         metric `client_variance` calls it.
       received: From a state to the model that clients receive of the server's version, for that
         metric; None if they receive the model itself.
-      obeys: Full names of the settings of messages and privacy that it obeys, such as those of a
-        `fedjax_sim.server.Wire`, see `Messages.relies_on`.
+      obeys: Full names of the settings that it obeys and by which its messages are counted, such as
+        those of a `fedjax_sim.server.Wire`, see `Messages.relies_on`.
     """
 
     init: Callable[[Key], StateT]
@@ -507,9 +507,10 @@ class Messages(NamedTuple):
         coordinates of a lane's curves, `f64[V + 1]`, such as the epsilon spent.
       num_senders: From the settings to how many senders the slots of a timeline can name; None
         stands for the problem's clients.
-      relies_on: Full names of settings from which the counts and facts follow only if the algorithm
-        obeys them. With another value than the default, an algorithm that does not name them in
-        `obeys` is refused: bits would be counted, and an epsilon stated, of what is not done.
+      relies_on: Settings from which the counts and facts follow only if the algorithm obeys them:
+        full names, each with the value, or a setting of the kind, at which there is nothing to
+        obey. With another one, an algorithm that does not name the setting in `obeys` is refused:
+        bits would be counted, and an epsilon stated, of what is not done.
     """
 
     bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
@@ -519,7 +520,7 @@ class Messages(NamedTuple):
     further: Callable[[Any, Any, Timeline], Mapping[str, Leaf]] = lambda *lane: {}
     facts: Callable[[Any, Leaf], Mapping[str, Leaf]] = lambda hyper, ticks: {}
     num_senders: Callable[[Any], int | None] = lambda hyper: None
-    relies_on: Collection[str] = ()
+    relies_on: tuple[tuple[str, Any], ...] = ()
 
 
 class Hints(NamedTuple):

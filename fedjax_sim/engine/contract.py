@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import ConfigError, fields, value_of
+from fedjax_sim.settings import ConfigError, fields, is_known, value_of
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
 
@@ -275,15 +275,19 @@ def check_algorithm(found: Any, system: System, hyper: Any) -> None:
     if not isinstance(found, Algorithm):
         raise ConfigError("result of algorithm", type(found).__name__, "a fedjax_sim.Algorithm")
     known = fields(type(hyper))
-    for name in system.messages.relies_on:
-        if name in known and name not in found.obeys:
-            value, default = value_of(hyper, name), known[name].default
-            if type(value) is not type(default) or (isinstance(value, bool) and value != default):
-                allowed = (
-                    f"left at its default: the algorithm of {system.name} does not name it in "
-                    "`obeys`, but the messages of the system would be counted with it"
-                )
-                raise ConfigError(name, value if value is True else type(value).__name__, allowed)
+    for name, idle in system.messages.relies_on:
+        if name not in known or name in found.obeys:
+            continue
+        value = value_of(hyper, name)
+        is_plain = isinstance(idle, (str, int, float))
+        if not (is_known(value, idle) if is_plain else type(value) is type(idle)):
+            allowed = (
+                f"{idle}, because the algorithm of {system.name} does not name it in `obeys`, but "
+                "the messages of the system would be counted with it"
+            )
+            # Numbers are traced here, those of a kind too, and cannot be shown.
+            is_shown = is_plain and not isinstance(value, jax.core.Tracer)
+            raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
 
 
 def check_step(state: Any, event: Event, result: Any, changes: Collection[str] = ()) -> None:

@@ -36,7 +36,13 @@ from fedjax_sim.server.edges import (
     iteration_examples,
     member_bits,
 )
-from fedjax_sim.server.memories import Memories, Memory, count_bits, exchange, first_memory
+from fedjax_sim.server.memories import (
+    Memories,
+    Memory,
+    exchange,
+    first_memory,
+    memory_messages,
+)
 from fedjax_sim.server.report_counts import count_downlink, report_messages
 from fedjax_sim.server.report_settings import (
     ClientMessages,
@@ -67,7 +73,6 @@ __all__ = [
     "WeightedArrivals",
     "Wire",
     "broadcast_bits",
-    "count_bits",
     "count_client_bits",
     "count_downlink",
     "edge_training",
@@ -84,6 +89,7 @@ __all__ = [
     "mean_staleness",
     "mean_with_server",
     "member_bits",
+    "memory_messages",
     "next_version",
     "report_messages",
     "scaled_progress",

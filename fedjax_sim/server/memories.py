@@ -15,12 +15,22 @@ import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows, write_clients
+from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import Compression
 from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.server.approximation import broadcast_bits
 from fedjax_sim.settings import choice, real, struct
 from fedjax_sim.streams import stream
-from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
+from fedjax_sim.types import (
+    Array,
+    Event,
+    Key,
+    LatentProblem,
+    Leaf,
+    Messages,
+    Timeline,
+    full_precision_bits,
+)
 
 
 @struct
@@ -138,3 +148,14 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     )
     up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
     return up, broadcast_bits(problem, timeline)
+
+
+memory_messages = Messages(
+    per_tick=count_bits,
+    relies_on=(
+        ("memories.compression", Identity()),
+        ("memories.memory_start", "zero"),
+        ("memories.field_rule", "fedem"),
+    ),
+)
+"""Messages of systems whose clients have memories."""

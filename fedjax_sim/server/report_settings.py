@@ -30,12 +30,13 @@ from fedjax_sim.settings import (
 )
 
 RELIED_ON = (
-    "messages.compression",
-    "messages.error_feedback",
-    "messages.downlink",
-    "privacy",
+    ("messages.compression", Identity()),
+    ("messages.error_feedback", False),
+    ("messages.downlink", Identity()),
+    ("messages.edge_compression", Identity()),
+    ("privacy", NoPrivacy()),
 )
-"""Settings that `Wire` obeys, and by which bits are counted and privacy is accounted for."""
+"""Settings by which bits are counted and privacy is accounted for; with what needs no obeying."""
 
 
 @struct

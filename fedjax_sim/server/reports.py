@@ -93,7 +93,7 @@ class Wire:
       obeys: Full names of the settings that it obeys, for `Algorithm.obeys`.
     """
 
-    obeys = RELIED_ON
+    obeys = tuple(dict(RELIED_ON))
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ from fedjax_sim.server import (
     staleness_weights,
     weighted_sum,
 )
+from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, group, real, struct
 from fedjax_sim.timelines import (
     GroupArrivals,
@@ -129,7 +130,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = jax.tree.map(lambda x, d: x + hyper.server_lr * d, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(init, step, lambda state: state.server, received=wire.received)
+    return Algorithm(
+        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
+    )
 
 
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
@@ -152,6 +155,7 @@ system = System(
         count_bits,
         further=count_client_bits,
         num_senders=lambda hyper: hyper.num_groups,
+        relies_on=RELIED_ON,
     ),
     hints=Hints(group_arrivals_within, iteration_examples),
     fit=Fit(complete=complete_groups),

@@ -26,11 +26,11 @@ from fedjax_sim.server import (
     Approximation,
     Memories,
     Memory,
-    count_bits,
     exchange,
     first_memory,
     keep_if_empty,
     keep_random,
+    memory_messages,
 )
 from fedjax_sim.settings import choice, group, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
@@ -43,7 +43,6 @@ from fedjax_sim.types import (
     Hints,
     Key,
     LatentProblem,
-    Messages,
     Plan,
     System,
     Work,
@@ -127,7 +126,13 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         }
 
     is_random = hyper.output == "random"
-    return Algorithm(init, step, lambda state: state.random if is_random else state.server, metrics)
+    return Algorithm(
+        init,
+        step,
+        lambda state: state.random if is_random else state.server,
+        metrics,
+        obeys=dict(memory_messages.relies_on),
+    )
 
 
 paper = preset(Hyper, EM)
@@ -138,7 +143,7 @@ system = System(
     algorithm,
     "expectation maximisation on compressed differences of expected statistics, with memories",
     overshoot=False,
-    messages=Messages(per_tick=count_bits),
+    messages=memory_messages,
     hints=Hints(lambda hyper, time: time / hyper.round_length),
     fit=Fit(LatentProblem, check_batch_size),
     paper=paper,

@@ -79,6 +79,7 @@ from fedjax_sim.server import (
     member_bits,
     weighted_sum,
 )
+from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, struct, switch
 from fedjax_sim.timelines import (
     complete_groups,
@@ -191,7 +192,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def client_models(state: State) -> tuple[Params, Array]:
         return state.groups, jnp.asarray(list_members(hyper).size)
 
-    return Algorithm(init, step, lambda state: state.server, metrics, client_models)
+    return Algorithm(
+        init, step, lambda state: state.server, metrics, client_models, obeys=dict(RELIED_ON)
+    )
 
 
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
@@ -220,6 +223,7 @@ system = System(
         count_bits,
         further=count_client_bits,
         num_senders=lambda hyper: hyper.num_groups,
+        relies_on=RELIED_ON,
     ),
     hints=Hints(group_rounds_within, iteration_examples),
     fit=Fit(complete=complete_groups),

@@ -54,6 +54,9 @@ class Hyper(Contacts, LocalTraining, Compression):
     """Settings of QuAFL: its clock, local training, and compression of messages both ways."""
 
 
+RELIED_ON = (("compression", Identity()),)
+
+
 class State(NamedTuple):
     """The state of QuAFL.
 
@@ -106,7 +109,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def client_models(state: State) -> tuple[Params, Array]:
         return state.clients, jnp.ones(problem.counts.shape)
 
-    return Algorithm(init, step, model=lambda state: state.server, client_models=client_models)
+    return Algorithm(
+        init, step, lambda state: state.server, client_models=client_models, obeys=dict(RELIED_ON)
+    )
 
 
 paper = preset(Hyper, FAVANO)
@@ -117,7 +122,10 @@ system = System(
     algorithm,
     "periodic contacts; clients mix the server's model into their own",
     overshoot=False,
-    messages=Messages(lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2),
+    messages=Messages(
+        lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2,
+        relies_on=RELIED_ON,
+    ),
     hints=Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )

@@ -383,6 +383,24 @@ def test_a_timeline_may_be_given(regression: Callable, small: Callable) -> None:
         bind(system, problem, hyper, budget=own._replace(clients=clients + 90))
 
 
+def test_weights_that_another_clock_makes_are_not_computed_again(
+    regression: Callable, small: Callable
+) -> None:
+    """FedBuff's own weights follow a new exponent; those of a changed clock have read it."""
+    hyper, problem, budget = small(fedbuff.system), regression(), fedjax_sim.Ticks(9)
+
+    def halved(*inputs: Any) -> Timeline:
+        found = fedbuff.system.timeline(*inputs)
+        return found._replace(weight=found.weight / 2)
+
+    own = bind(fedbuff.system, problem, hyper, budget=budget)
+    other = bind(fedbuff.system._replace(timeline=halved), problem, hyper, budget=budget)
+    np.testing.assert_allclose(other.events.weight, own.events.weight / 2, rtol=1e-6)
+    assert not np.allclose(own.with_settings(exponent=3.0).events.weight, own.events.weight)
+    with pytest.raises(ConfigError, match=r"exponent is 3\.0, .* the schedule has read it"):
+        other.with_settings(exponent=3.0)
+
+
 @pytest.mark.slow
 def test_given_timelines_may_have_different_lengths(regression: Callable, small: Callable) -> None:
     """Nothing happens at the ticks that shorter ones lack."""

@@ -10,11 +10,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS
-from fedjax_sim.compression import TopK
+from fedjax_sim.compression import Identity, RandK, TopK
 from fedjax_sim.engine.contract import check_step
 from fedjax_sim.privacy import parse_privacy
-from fedjax_sim.settings import ConfigError, real, struct
-from fedjax_sim.types import Event, Work
+from fedjax_sim.settings import ConfigError, fields, real, struct
+from fedjax_sim.types import Event, LatentProblem, Plan, Work
 
 PRIVATE = {
     "privacy": parse_privacy("fixed:noise=1"),
@@ -76,26 +76,61 @@ def test_an_algorithm_that_is_none_is_refused(
         fedjax_sim.simulate(system, regression(), small(system), budget=fedjax_sim.Ticks(2))
 
 
+@pytest.fixture
+def problem_of(regression: Callable[..., Any], noisy_mean: Callable[..., Any]) -> Any:
+    """Return a function from a system to a small problem that it learns."""
+    return lambda system: (noisy_mean if system.fit.learns is LatentProblem else regression)(
+        **({"is_split": True} if system.name == "fedper" else {})
+    )
+
+
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("system", "name", "settings"),
     [
-        ("privacy", PRIVATE),
-        ("messages.compression", {"compression": TopK(kept=1)}),
-        ("messages.downlink", {"downlink": TopK(kept=1)}),
+        ("fedavg", "privacy", PRIVATE),
+        ("fedavg", "messages.compression", {"compression": TopK(kept=1)}),
+        ("fedavg", "messages.downlink", {"downlink": TopK(kept=1)}),
+        ("quafl", "compression", {"compression": RandK(kept=1)}),
+        ("langevin", "messages.compression", {"compression": RandK(kept=1)}),
+        ("langevin", "preconditioning.preconditioner", {"preconditioner": "rmsprop"}),
+        ("langevin", "dynamics.friction", {"friction": 0.5}),
+        ("hierarchical", "messages.edge_compression", {"edge_compression": TopK(kept=1)}),
+        ("async_hierarchical", "messages.downlink", {"downlink": TopK(kept=1)}),
+        ("fedem", "memories.compression", {"compression": RandK(kept=1), "memory_start": "zero"}),
+        ("vr_fedem", "memories.memory_start", {"compression": Identity()}),
     ],
 )
 def test_no_bits_and_no_privacy_are_counted_of_what_an_algorithm_does_not_do(
-    name: str, settings: dict[str, Any], regression: Callable[..., Any], small: Callable[..., Any]
+    system: str,
+    name: str,
+    settings: dict[str, Any],
+    problem_of: Callable[..., Any],
+    small: Callable[..., Any],
 ) -> None:
-    """An algorithm in place of FedAvg's must say that it obeys what FedAvg's messages rely on."""
-    fedavg = SYSTEMS["fedavg"]
-    replaced = fedavg._replace(
-        algorithm=lambda *inputs: fedavg.algorithm(*inputs)._replace(obeys=())
-    )
-    run = partial(fedjax_sim.simulate, problem=regression(), budget=fedjax_sim.Ticks(1))
+    """An algorithm in place of a system's must say that it obeys what its messages rely on."""
+    whole = SYSTEMS[system]
+    replaced = whole._replace(algorithm=lambda *inputs: whole.algorithm(*inputs)._replace(obeys=()))
+    run = partial(fedjax_sim.simulate, problem=problem_of(whole), budget=fedjax_sim.Ticks(1))
     with pytest.raises(ConfigError, match=f"^{name} is .* does not name it in `obeys`"):
-        run(replaced, hyper=small(fedavg, **settings))
-    run(replaced, hyper=small(fedavg))
+        run(replaced, hyper=small(whole, **settings))
+    idle = {"memory_start": "zero", "compression": Identity()} if "memories" in name else {}
+    run(replaced, hyper=small(whole, **idle))
+
+
+def test_who_relies_on_settings_obeys_them(
+    problem_of: Callable[..., Any], small: Callable[..., Any]
+) -> None:
+    """Every system whose messages are counted by a setting of messages says so."""
+    for system in SYSTEMS.values():
+        counted = {
+            name
+            for name, field in fields(system.Hyper).items()
+            if "compression" in name.rpartition(".")[2] or name.endswith("downlink")
+        }
+        relied = dict(system.messages.relies_on)
+        assert counted <= relied.keys(), system.name
+        found = system.algorithm(problem_of(system), small(system), Plan())
+        assert relied.keys() & fields(system.Hyper).keys() <= {*found.obeys}, system.name
 
 
 def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any]) -> None:

@@ -331,6 +331,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             found.append(new if name in changed else old)
         return ours.unflatten(found), changed
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the weights of the schedule are those that `System.weigh` computes."""
+        ours, theirs = self._ticks.weight, self._weighed(self.hyper).weight
+        return np.allclose(ours, theirs, rtol=1e-5, atol=1e-7)
+
     def _weighed(self, hyper: Any) -> Ticks:
         """Compute the weights of all slots again, by other settings."""
         assert self.system.weigh is not None

@@ -301,7 +301,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
             problem, batches, key, client, first, most_steps=most_steps, is_alone=True
         )
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(init, step, lambda state: state.server, obeys=dict(RELIED_ON))
 
 
 def langevin_steps(
@@ -356,6 +356,15 @@ def noise_of(
     return add_langevin_noise(key, lambda k: eta(hyper, k), tau, first=first)
 
 
+RELIED_ON = (
+    ("messages.compression", Identity()),
+    ("control_variates.anchor", "none"),
+    ("preconditioning.preconditioner", "none"),
+    ("dynamics.friction", 1.0),
+)
+"""Settings by which messages are counted, with the values that add none."""
+
+
 def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
     """Count the bits sent up and down at each tick, where clients send more than their models."""
     if hyper.control_variates.anchor == "none" and hyper.preconditioning.preconditioner == "none":
@@ -405,7 +414,7 @@ system = System(
     schedule_weighted_rounds,
     algorithm,
     "federated averaging Langevin dynamics: averages of noisy local steps sample a posterior",
-    messages=Messages(message_bits, traffic),
+    messages=Messages(message_bits, traffic, relies_on=RELIED_ON),
     hints=Hints(rounds_within),
     fit=Fit(complete=complete),
     paper=paper,
