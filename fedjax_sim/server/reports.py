@@ -1,7 +1,8 @@
 """Clients' reports and the server's model on the wire: compression, error feedback, and privacy.
 
-A system binds it once, `wire = Wire(problem, hyper, plan)`, and carries what both sides remember of
-earlier messages as a `Memo`. Everything that is not switched on costs nothing and changes no bit.
+A system binds it once, `wire = Wire(problem, hyper, plan)`, carries what both sides remember of
+earlier messages as a `Memo`, and ends with `wire.algorithm(init, step)`. Everything that is not
+switched on costs nothing and changes no bit.
 
     Q -> `hyper.messages.compression`    Delta_i -> a client's progress from where it started
 
@@ -26,6 +27,7 @@ tick's weights mean the same with and without error feedback.
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +52,7 @@ from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
-from fedjax_sim.types import EMPTY, Array, Event, Key, Losses, Params, Plan
+from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan
 
 
 class Memo(NamedTuple):
@@ -125,6 +127,24 @@ class Wire:
         # A plain mean of models needs weights that sum to 1.
         has_mean = not has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
+
+    def algorithm(
+        self,
+        init: Callable[[Key], Any],
+        step: Callable[[Key, Any, Event], tuple[Any, Any]],
+        **others: Any,
+    ) -> Algorithm[Any, Any]:
+        """Make an algorithm whose state has the fields `server` and `memo`.
+
+        Args:
+          init: As in `Algorithm`.
+          step: As in `Algorithm`.
+          others: Further fields of `Algorithm`. By default the model is the server's, the metrics
+            are `metrics`, and clients receive `received`.
+        """
+        model = lambda state: state.server  # noqa: E731
+        made = Algorithm(init, step, model, self.metrics, received=self.received, obeys=self.obeys)
+        return made._replace(**others)
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, which clients know.
@@ -264,8 +284,7 @@ class Wire:
         self,
         key: Key,
         event: Event,
-        memo: Memo,
-        server: Params,
+        state: Any,
         local: Params,
         *,
         total: Total | None = None,
@@ -274,31 +293,30 @@ class Wire:
 
         Args:
           event: The round.
-          memo: What both sides remember.
-          server: The server's model, leaves `[...]`.
+          state: A state with the fields `memo` and `server`.
           local: Models that clients reached, leaves `[S, ...]`, or the sum, leaves `[...]`.
           total: What training was given; None if local has each client's model.
 
         Returns:
-          The mean, leaves `[...]`, and what both sides remember. In an empty tick these are
-          `server` and `memo`.
+          The mean, leaves `[...]`, and what both sides remember. In an empty tick these are those
+          of the state.
         """
         if not self.is_plain(event):
-            progress, memo = self.progress(key, event, memo, server, local, total=total)
-            mean = jax.tree.map(jnp.add, server, progress)
+            progress, memo = self.progress(key, event, state, local, total=total)
+            mean = jax.tree.map(jnp.add, state.server, progress)
             return mean, self.publish(key, event, memo, mean)
+        memo = state.memo
         if total is None:
-            starts = replicate(server, event.clients.shape[0])
+            starts = replicate(state.server, event.clients.shape[0])
             reports, memo = self.receive(key, event, memo, starts, local)
             local = weighted_sum(event.weight, reports)
-        return keep_if_empty(event, local, server), memo
+        return keep_if_empty(event, local, state.server), memo
 
     def progress(
         self,
         key: Key,
         event: Event,
-        memo: Memo,
-        server: Params,
+        state: Any,
         local: Params,
         *,
         total: Total | None = None,
@@ -308,19 +326,18 @@ class Wire:
         Args:
           key: As in `average`.
           event: As in `average`.
-          memo: As in `average`.
-          server: As in `average`.
+          state: As in `average`.
           local: As in `average`; a sum is of progress.
           total: As in `average`.
 
         Returns:
           The sum, leaves `[...]`, with noise if that is set, and what both sides remember. In an
-          empty tick these are 0 and `memo`.
+          empty tick these are 0 and the state's.
         """
         if total is not None:
-            return local, memo
-        starts = replicate(self.start(memo, server), event.clients.shape[0])
-        reports, memo = self.receive(key, event, memo, starts, local)
+            return local, state.memo
+        starts = replicate(self.received(state), event.clients.shape[0])
+        reports, memo = self.receive(key, event, state.memo, starts, local)
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return weighted_sum(event.weight, updates), memo

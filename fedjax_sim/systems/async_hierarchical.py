@@ -130,9 +130,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = jax.tree.map(lambda x, d: x + hyper.server_lr * d, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:

@@ -61,7 +61,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         own = read_clients(state.clients, event.clients)  # v_k
         target = replicate(start, event.clients.shape[0])
         own, more = personalise(key, event, starts=own, extras=(target,))
-        server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
+        server, memo = wire.average(key, event, state, local, total=total)
         clients = write_clients(state.clients, event.clients, own)
         return RoundState(server, (), clients, memo), work.and_more(more)
 
@@ -72,9 +72,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def client_models(state: RoundState) -> tuple[Params, Array]:
         return state.clients, jnp.ones(num_clients)
 
-    return Algorithm(
-        init, step, lambda state: state.server, metrics, client_models, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
 system = cohort_system(

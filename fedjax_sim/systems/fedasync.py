@@ -62,9 +62,6 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if self.buffer_size != 1:
-            allowed = "1, because every model is mixed in when it arrives"
-            raise ConfigError("buffer_size", self.buffer_size, allowed)
         if self.staleness.normalised:
             allowed = "false, because the weight of a single update would be 1"
             raise ConfigError("staleness.normalised", True, allowed)
@@ -92,9 +89,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         )
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 paper = preset(Hyper, STALENESS)

@@ -44,17 +44,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         start = wire.received(state)  # w_t, as far as clients know it
         total = wire.total(event)  # local is a sum then, where that is enough
         local, optimizers, work = train(key, event, state.clients, start=start, total=total)
-        server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
+        server, memo = wire.average(key, event, state, local, total=total)
         return RoundState(server, clients=optimizers, memo=memo), work
 
-    return Algorithm(
-        init,
-        step,
-        lambda state: state.server,
-        wire.metrics,
-        received=wire.received,
-        obeys=wire.obeys,
-    )
+    return wire.algorithm(init, step)
 
 
 system = cohort_system(

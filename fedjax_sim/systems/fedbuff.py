@@ -122,9 +122,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 paper = preset(Hyper, FAVANO)

@@ -77,9 +77,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         clients = write_clients(state.clients, event.clients, linear)
         return RoundState(server, memory, clients, memo), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 system = cohort_system(

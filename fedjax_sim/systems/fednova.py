@@ -82,12 +82,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         event = event.within(facts=event.facts, weight=scale * event.weight)
         total = wire.total(event, of_progress=True)
         local, work = train(key, event, start=wire.received(state), total=total)
-        progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)
+        progress, memo = wire.progress(key, event, state, local, total=total)
         return wire.step(key, event, state, memo, progress), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 system = cohort_system(

@@ -59,7 +59,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         own = read_clients(state.clients, event.clients)
         local, work = train(key, event, starts=join(shared, own))
         shared, own = hyper.split(local)
-        server, memo = wire.average(key, event, state.memo, state.server, shared)
+        server, memo = wire.average(key, event, state, shared)
         clients = write_clients(state.clients, event.clients, own)
         return RoundState(server, (), clients, memo), work
 
@@ -76,7 +76,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         body = replicate(wire.received(state), num_clients)
         return join(body, state.clients), jnp.ones(num_clients)
 
-    return Algorithm(init, step, model, metrics, client_models, obeys=wire.obeys)
+    return wire.algorithm(init, step, model=model, metrics=metrics, client_models=client_models)
 
 
 system = cohort_system(

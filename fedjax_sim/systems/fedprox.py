@@ -47,17 +47,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         total = wire.total(event)
         # The w_k^{t+1}, or a weighted sum where that is enough.
         local, optimizers, work = train(key, event, state.clients, start=start, total=total)
-        server, memo = wire.average(key, event, state.memo, state.server, local, total=total)
+        server, memo = wire.average(key, event, state, local, total=total)
         return RoundState(server, clients=optimizers, memo=memo), work
 
-    return Algorithm(
-        init,
-        step,
-        lambda state: state.server,
-        wire.metrics,
-        received=wire.received,
-        obeys=wire.obeys,
-    )
+    return wire.algorithm(init, step)
 
 
 system = cohort_system(

@@ -52,9 +52,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, scaled)
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 paper = preset(Hyper, {**FAVANO, "local_steps": 1})

@@ -192,9 +192,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def client_models(state: State) -> tuple[Params, Array]:
         return state.groups, jnp.asarray(list_members(hyper).size)
 
-    return Algorithm(
-        init, step, lambda state: state.server, metrics, client_models, obeys=dict(RELIED_ON)
-    )
+    return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:

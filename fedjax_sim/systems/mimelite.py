@@ -80,7 +80,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
     def received(state: RoundState) -> Params:
         return wire.start(state.memo, (state.server, state.memory))[0]
 
-    return Algorithm(init, step, lambda state: state.server, received=received, obeys=wire.obeys)
+    return wire.algorithm(init, step, received=received)
 
 
 def message(params: Params, hyper: Hyper) -> Params:

@@ -72,14 +72,12 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         event = event.within(facts=event.facts, weight=weight)
         total = wire.total(event, of_progress=True)
         local, work = train(key, event, start=start, total=total)
-        progress, memo = wire.progress(key, event, state.memo, state.server, local, total=total)
+        progress, memo = wire.progress(key, event, state, local, total=total)
         server = jax.tree.map(jnp.add, state.server, progress)  # + 0 if all slots are empty
         memo = wire.publish(key, event, memo, server)
         return RoundState(server, memo=memo), work._replace(event=asked.changed)
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:

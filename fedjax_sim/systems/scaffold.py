@@ -96,7 +96,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def received(state: RoundState) -> Any:
         return wire.start(state.memo, (state.server, state.memory))[0]
 
-    return Algorithm(init, step, lambda state: state.server, received=received, obeys=wire.obeys)
+    return wire.algorithm(init, step, received=received)
 
 
 system = cohort_system(

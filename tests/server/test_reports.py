@@ -16,7 +16,7 @@ from fedjax_sim.compression import parse_compressor
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.server import Memo, Wire
+from fedjax_sim.server import RoundState, Wire
 from fedjax_sim.server.report_counts import _count_changes
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression, slow_but
@@ -136,6 +136,21 @@ def test_error_feedback_converges_at_the_rate_of_ef21(paths: dict[str, Path], na
 def test_unbiased_messages_are_scaled_down_for_error_feedback(paths: dict[str, Path]) -> None:
     """A random entry times 3 has omega = 2; divided by 3 it is contractive and converges."""
     assert loss(paths["random"].models[-1:])[0] < 1e-5 * loss(paths["random"].models[:1])[0]
+
+
+def test_an_algorithm_has_the_parts_of_its_wire_unless_others_are_given() -> None:
+    """A new algorithm on a wire obeys the wire's settings; its model is the server's."""
+    hyper = fedavg.paper(num_clients=3, num_selected=3, downlink=parse_compressor("top_k"))
+    wire = Wire(Quadratic.of(np.zeros((3, 2))), hyper, Plan())
+    state = RoundState(jnp.ones(2), memo=wire.first(jnp.zeros(2)))
+    made = wire.algorithm(lambda key: state, lambda key, state, event: (state, ()))
+    np.testing.assert_array_equal(made.model(state), [1, 1])
+    assert made.received is not None and made.metrics(state) == {}
+    np.testing.assert_array_equal(made.received(state), [0, 0])  # nothing was sent down yet
+    assert "messages.downlink" in made.obeys and "privacy" in made.obeys
+    other = wire.algorithm(made.init, made.step, model=lambda state: 2 * state.server)
+    np.testing.assert_array_equal(other.model(state), [2, 2])
+    assert other.obeys == made.obeys
 
 
 def test_two_messages_of_one_client_in_a_tick() -> None:
@@ -287,7 +302,7 @@ def test_what_one_client_can_change() -> None:
 
     @jax.jit
     def total(event: Event, updates: jax.Array) -> jax.Array:
-        return wire.progress(jax.random.key(1), event, Memo(), jnp.zeros(DIM), updates)[0]
+        return wire.progress(jax.random.key(1), event, RoundState(jnp.zeros(DIM)), updates)[0]
 
     sums = total(event, updates), total(fewer, updates), total(event, updates.at[3].multiply(-1))
     for other, most in ((sums[1], 1), (sums[2], 2)):

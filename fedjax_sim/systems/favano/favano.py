@@ -150,9 +150,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         server = mean_with_server(state.server, reports, event.clients >= 0)
         return wire.next_version(key, event, state, memo, server), work
 
-    return Algorithm(
-        init, step, lambda state: state.server, received=wire.received, obeys=wire.obeys
-    )
+    return wire.algorithm(init, step)
 
 
 def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) -> Array:

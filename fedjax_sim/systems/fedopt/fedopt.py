@@ -77,19 +77,10 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         total = wire.total(event, of_progress=True)
         local, work = train(key, event, start=wire.received(state), total=total)
-        progress, memo = wire.progress(  # Delta_t
-            key, event, state.memo, state.server, local, total=total
-        )
+        progress, memo = wire.progress(key, event, state, local, total=total)  # Delta_t
         return wire.step(key, event, state, memo, progress), work
 
-    return Algorithm(
-        init,
-        step,
-        lambda state: state.server,
-        wire.metrics,
-        received=wire.received,
-        obeys=wire.obeys,
-    )
+    return wire.algorithm(init, step)
 
 
 def _named(name: str, settings: type, optimizer: str) -> System:
