@@ -34,7 +34,7 @@ from fedjax_sim.datasets.raw_files import (
 )
 from fedjax_sim.datasets.text import Text, from_text
 from fedjax_sim.datasets.text import from_npz as text_from_npz
-from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_sealed
+from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_npz, write_sealed
 from fedjax_sim.settings import ConfigError
 
 
@@ -296,13 +296,7 @@ def _find_or_prepare(
             check_seal(decoded)
             return decoded
         cache.mkdir(parents=True, exist_ok=True)
-        arrays = prepare(name, data_dir, cache)
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-
-        write_sealed(decoded, write)
+        write_sealed(decoded, partial(write_npz, arrays=prepare(name, data_dir, cache)))
     except ConfigError:
         raise
     except InputError:

@@ -33,6 +33,7 @@ from fedjax_sim.lifecycle.folders import (
     cache_folder,
     open_own,
     remove_scratch,
+    write_npz,
     write_whole,
 )
 from fedjax_sim.lifecycle.free_memory import free_on_host, write_bytes
@@ -77,6 +78,7 @@ __all__ = [
     "seal_json",
     "tell",
     "write_bytes",
+    "write_npz",
     "write_record",
     "write_sealed",
     "write_whole",

@@ -8,7 +8,7 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,19 @@ def write_whole(
         # If even this fails, the folder is gone or cannot be written, and the error above says so.
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays into an .npz file, for `write_whole`.
+
+    Args:
+      path: The file, to whose name no ending is added.
+      arrays: The arrays by name.
+    """
+    import numpy as np
+
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def remove_scratch(folder: Path) -> None:

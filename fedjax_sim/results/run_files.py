@@ -38,7 +38,7 @@ from fedjax_sim.lifecycle import (
 )
 from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.plain_values import TRUST, Reader, UnreadableError, Writer
-from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.records import environment, storable, to_json
 from fedjax_sim.results.summaries import is_part, summary
 from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.types import Timeline
@@ -413,14 +413,10 @@ def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
     dims, data = (*_lane_dims(run.curves), *more_dims), {}
     names = jax.tree.leaves(_names_of(run.models))
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
-        values = np.asarray(leaf)
-        attributes = {}
-        if values.dtype.isbuiltin == 2:  # A type that JAX adds to NumPy's.
-            attributes = {TYPE: values.dtype.name}
-            values = values.view(f"u{values.dtype.itemsize}")
+        values, dtype = storable(np.asarray(leaf))
         values = values.reshape(*sizes, *values.shape[1:]) if sizes else values
         own = tuple(f"{name}.axis{i}" for i in range(values.ndim - len(dims)))
-        data[name] = ((*dims, *own), values, attributes)
+        data[name] = ((*dims, *own), values, {TYPE: dtype} if dtype else {})
     return xr.Dataset(data, _coordinates(run.curves, dims), {"system": run.curves.attrs["system"]})
 
 

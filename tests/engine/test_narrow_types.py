@@ -16,6 +16,7 @@ from fedjax_sim import Algorithm, Event, Plan, System, datasets, partition, prob
 from fedjax_sim.batching import map_slots, weighted_sum
 from fedjax_sim.engine.program.client_variance import client_variance
 from fedjax_sim.problems.losses import is_right
+from fedjax_sim.results.records import storable
 from fedjax_sim.server.aggregation import mean_with_server
 from fedjax_sim.types import Work
 from tests.conftest import slow_but
@@ -197,6 +198,16 @@ def test_whatever_ran_can_be_saved_and_resumed(tmp_path: Path) -> None:
             assert values.dtype == np.float32
             np.testing.assert_array_equal(values, [[1, 2, 3, 4, 5]] * 2)
         assert found.curves["int8"].dtype == np.int8 and found.curves["bool"].dtype == bool
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, "float32"])
+def test_files_keep_the_bits_of_types_that_they_do_not_know(dtype: str) -> None:
+    """NumPy's and netCDF's formats know float16 and float32, and none that JAX adds."""
+    values = np.asarray(jnp.asarray([1.5, -2, 0.25], dtype))
+    kept, name = storable(values)
+    assert name == ("" if dtype in ("float16", "float32") else dtype)
+    assert kept.dtype == (f"u{values.dtype.itemsize}" if name else dtype)
+    np.testing.assert_array_equal(kept.view(name) if name else kept, values)
 
 
 def test_a_run_in_bfloat16_can_be_saved(

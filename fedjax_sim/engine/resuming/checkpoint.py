@@ -27,6 +27,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,11 +49,12 @@ from fedjax_sim.lifecycle import (
     InputError,
     remove_scratch,
     say,
+    write_npz,
     write_record,
     write_whole,
 )
 from fedjax_sim.results.curves import Curves
-from fedjax_sim.results.records import JAX, digest_of_array, text_of, versions
+from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
 from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.types import Budget, System, Ticks, Time, Timeline
 
@@ -407,21 +409,15 @@ class Checkpoint:
 
     def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
         """Write an array file. Its content says to which run it belongs, its name its digest."""
-        # NumPy's files do not know the types that JAX adds to it, such as bfloat16.
-        entries = {
-            f"{name}@{values.dtype.name}" if values.dtype.isbuiltin == 2 else name: (
-                values.view(f"u{values.dtype.itemsize}") if values.dtype.isbuiltin == 2 else values
-            )
-            for name, values in arrays.items()
-        }
-
-        def write(path: Path) -> None:
-            with path.open("wb") as file:
-                np.savez(file, allow_pickle=False, identity=np.array(identity), **entries)
-
+        entries = {"identity": np.array(identity)}
+        for name, values in arrays.items():
+            bits, dtype = storable(values)
+            entries[f"{name}@{dtype}" if dtype else name] = bits
         stem = f"{kind}-{done:012d}"
         return write_whole(
-            self._folder / stem, write, named=lambda path: f"{stem}-{_digest_of(path)}.npz"
+            self._folder / stem,
+            partial(write_npz, arrays=entries),
+            named=lambda path: f"{stem}-{_digest_of(path)}.npz",
         )
 
     def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, Arrays]]:

@@ -15,6 +15,7 @@ Letters: `n` examples, `D` coordinates of an example, `G` components.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import AtLeast0, Whole, checked
-from fedjax_sim.lifecycle import InputError, check_seal, write_sealed
+from fedjax_sim.lifecycle import InputError, check_seal, write_npz, write_sealed
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
 from fedjax_sim.settings import ConfigError, check_file
@@ -143,12 +144,7 @@ class Fitted(NamedTuple):
                 if (value := getattr(owner, name)) is not None:
                     entries[f"{part}.{name}"] = np.asarray(value)
         entries |= {name: np.asarray(getattr(self, name)) for name in self._fields[2:]}
-
-        def write(scratch: Path) -> None:
-            with scratch.open("wb") as file:
-                np.savez(file, allow_pickle=False, **entries)
-
-        write_sealed(Path(path), write)
+        write_sealed(Path(path), partial(write_npz, arrays=entries))
 
     def _apply(self, function: Callable[[Any, Any], jax.Array], examples: Any) -> np.ndarray:
         """Apply a function of parameters and examples in the precision of the parameters."""
