@@ -223,13 +223,21 @@ def count(
     return _field(default, meaning, False, accepts, allowed, int, **further)
 
 
-def whole(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CONDITION) -> Any:
+def whole(
+    default: int,
+    meaning: str,
+    *,
+    least: int = 1,
+    most: int | None = None,
+    only_with: Uses = NO_CONDITION,
+) -> Any:
     """Declare a traced whole number: a count on which no shape depends.
 
     Args:
       default: Default value.
       meaning: What the setting does, in plain words.
       least: Inclusive lower limit.
+      most: Inclusive upper limit.
       only_with: As in `real`.
     """
 
@@ -237,9 +245,12 @@ def whole(default: int, meaning: str, *, least: int = 1, only_with: Uses = NO_CO
         if not _accepts_numbers(value):
             return False
         x = np.asarray(value)
-        return bool(np.all(x >= least) and np.all(x == np.round(x)))
+        is_within = np.all(x >= least) and (most is None or np.all(x <= most))
+        return bool(is_within and np.all(x == np.round(x)))
 
     allowed = f"a whole number of at least {least}"
+    if most is not None:
+        allowed += f" and at most {most}"
     further = {"is_single": True, "only_with": only_with}
     return _field(default, meaning, True, accepts, allowed, int, **further)
 

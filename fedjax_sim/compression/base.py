@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_sim.settings import ConfigError, fixed, struct, write_kind
+from fedjax_sim.settings import fixed, struct, write_kind
 from fedjax_sim.types import Array, Key
 
 
@@ -162,17 +161,3 @@ def wide_of(vector: Array) -> Array:
 def divisor(value: Array) -> Array:
     """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
     return jnp.where(value == 0, 1, value)
-
-
-def check_whole(name: str, value: Any) -> None:
-    """Check that a setting is a whole number.
-
-    Args:
-      name: Name of the setting.
-      value: Its value.
-
-    Raises:
-      ConfigError: If the value is not whole.
-    """
-    if np.any(np.asarray(value) != np.round(value)):
-        raise ConfigError(name, value, "a whole number")

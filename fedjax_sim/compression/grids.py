@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import checked, shape
-from fedjax_sim.compression.base import Compressor, Rounding, check_whole, divisor
-from fedjax_sim.settings import ConfigError, count, fixed, real, redefault, static, struct
+from fedjax_sim.compression.base import Compressor, Rounding, divisor
+from fedjax_sim.settings import ConfigError, count, fixed, redefault, static, struct, whole
 from fedjax_sim.types import Array
 
 
@@ -132,15 +132,7 @@ class Dithering(Grid):
 
     name: str = fixed("dithering")
 
-    levels: Any = real(4.0, "Number of levels above 0, s; a whole number.", least=1)
-
-    def check_together(self) -> None:
-        """Check that the number of levels is whole.
-
-        Raises:
-          ConfigError: If it is not.
-        """
-        check_whole("levels", self.levels)
+    levels: Any = whole(4, "Number of levels above 0, s.")
 
     @property
     def num_levels(self) -> Any:
@@ -184,17 +176,7 @@ class StochasticRounding(Grid):
     name: str = fixed("rounding")
 
     norm: float = fixed(math.inf)
-    width: Any = real(
-        8.0, "Bits of an entry, including its sign; a whole number.", least=2, most=24
-    )
-
-    def check_together(self) -> None:
-        """Check that the width is whole.
-
-        Raises:
-          ConfigError: If it is not.
-        """
-        check_whole("width", self.width)
+    width: Any = whole(8, "Bits of an entry, including its sign.", least=2, most=24)
 
     @property
     def num_levels(self) -> Any:

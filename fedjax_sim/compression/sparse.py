@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import checked, shape
-from fedjax_sim.compression.base import Compressor, Rounding, check_whole, wide_of
-from fedjax_sim.settings import fixed, real, struct
+from fedjax_sim.compression.base import Compressor, Rounding, wide_of
+from fedjax_sim.settings import fixed, real, struct, whole
 from fedjax_sim.types import Array, Key
 
 
@@ -51,15 +51,7 @@ class RandK(Compressor):
 
     name: str = fixed("rand_k")
 
-    kept: Any = real(1.0, "Number of entries kept, k; a whole number.", least=1)
-
-    def check_together(self) -> None:
-        """Check that the number of entries is whole.
-
-        Raises:
-          ConfigError: If it is not.
-        """
-        check_whole("kept", self.kept)
+    kept: Any = whole(1, "Number of entries kept, k.")
 
     @checked
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:

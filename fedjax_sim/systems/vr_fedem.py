@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import (
@@ -43,7 +42,7 @@ from fedjax_sim.server import (
     keep_random,
     memory_messages,
 )
-from fedjax_sim.settings import ConfigError, choice, group, real, struct
+from fedjax_sim.settings import ConfigError, choice, group, struct, whole
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.presets import EM, preset
 from fedjax_sim.types import (
@@ -67,7 +66,7 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
     memories: Memories = group(Memories(), "compression of messages, and its memories")
 
-    inner_steps: float = real(20, "Inner steps of an outer loop, k_in; a whole number.", least=1)
+    inner_steps: int = whole(20, "Inner steps of an outer loop, k_in.")
     offline: str = choice(
         "compute",
         ("compute", "freeze"),
@@ -77,8 +76,6 @@ class Hyper(CoinRounds, Expectation, Approximation):
     def check_together(self) -> None:
         """Check combinations of settings."""
         super().check_together()
-        if np.any(np.asarray(self.inner_steps) != np.round(self.inner_steps)):
-            raise ConfigError("inner_steps", self.inner_steps, "whole")
         if self.batches == "full":
             allowed = "one of with_replacement, without_replacement in VR-FedEM"
             raise ConfigError("batches", self.batches, allowed)

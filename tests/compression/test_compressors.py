@@ -487,6 +487,7 @@ def test_text_is_short() -> None:
         ("dithering:levels=0", ["levels", "0", "at least 1"]),
         ("dithering:levels=2.5", ["levels", "2.5", "whole"]),
         ("rounding:width=1", ["width", "1", "at least 2"]),
+        ("rounding:width=25", ["width", "25", "at least 2 and at most 24"]),
         ("rounding:width=3.5", ["width", "3.5", "whole"]),
         ("sparsification:keep=0", ["keep", "0", "above 0"]),
         ("sparsification:keep=1.5", ["keep", "1.5", "at most 1"]),
