@@ -14,7 +14,7 @@ of a tick.
 from fedjax_sim.clients.base_optimizers import BaseOptimizer, frozen_training
 from fedjax_sim.clients.e_steps import Expectation, check_batch_size, local_expectation
 from fedjax_sim.clients.gradient_steps import (
-    Direction,
+    Correction,
     Total,
     Train,
     Training,
@@ -30,7 +30,7 @@ from fedjax_sim.clients.langevin_noise import (
     without_gradients,
 )
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
-from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient, batch_loss
+from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient, batch_loss
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,
@@ -50,10 +50,11 @@ __all__ = [
     "BaseOptimizer",
     "BatchGradient",
     "ClientTraining",
-    "Direction",
+    "Correction",
     "Expectation",
     "LastingTraining",
     "LocalTraining",
+    "LossGradient",
     "PersonalLeaves",
     "Total",
     "Train",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import typed_structure
+from fedjax_sim.trees import is_narrow, typed_structure
 from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
 
 INTEGERS = ("clients", "steps", "version", "holds")
@@ -333,11 +333,6 @@ def check_step(state: Any, event: Event, result: Any, changes: Collection[str] =
         if was.shape != now.shape or not is_alike:
             name = f"state{jax.tree_util.keystr(path)} that step returns"
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
 def keep_narrow(before: Any, after: Any) -> Any:

@@ -45,8 +45,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         problem,
         hyper,
         plan,
-        direction=lambda g, v, q, start, w: jax.tree.map(
-            lambda g, v, w: g + hyper.attachment * (v - w), g, v, w
+        correction=lambda v, q, start, w: jax.tree.map(
+            lambda v, w: hyper.attachment * (v - w), v, w
         ),
     )
 

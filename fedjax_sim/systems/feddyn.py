@@ -51,7 +51,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         problem,
         hyper,
         plan,
-        direction=lambda g, theta, q, start, linear: optax.tree.sub(g, linear),
+        correction=lambda theta, q, start, linear: optax.tree.scale(-1, linear),
         proximal=alpha,
     )
 
