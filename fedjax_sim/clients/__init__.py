@@ -14,7 +14,7 @@ of a tick.
 from fedjax_sim.clients.base_optimizers import BaseOptimizer, frozen_training
 from fedjax_sim.clients.e_steps import Expectation, check_batch_size, local_expectation
 from fedjax_sim.clients.gradient_steps import (
-    Correction,
+    Direction,
     Total,
     Train,
     Training,
@@ -30,7 +30,12 @@ from fedjax_sim.clients.langevin_noise import (
     without_gradients,
 )
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
-from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient, batch_loss
+from fedjax_sim.clients.mini_batches import (
+    BatchGradient,
+    LossGradient,
+    batch_gradient,
+    batch_loss,
+)
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,
@@ -50,7 +55,7 @@ __all__ = [
     "BaseOptimizer",
     "BatchGradient",
     "ClientTraining",
-    "Correction",
+    "Direction",
     "Expectation",
     "LastingTraining",
     "LocalTraining",

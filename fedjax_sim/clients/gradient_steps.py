@@ -25,10 +25,10 @@ from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
-Correction = Callable[..., Params]
-"""An elementwise function to what a local step adds to the gradient that it follows.
+Direction = Callable[..., Params]
+"""An elementwise function from the gradient g to the direction of a local step.
 
-It is called as `correction(model, q, start, *extras)` with the number of the step q, `i32[]`, the
+It is called as `direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the
 slot's start and the slot's extras, which are models too.
 """
 
@@ -43,14 +43,14 @@ class Training(NamedTuple):
       gradient: The gradient that each step follows.
       optimizer: The optimizer; its state starts afresh.
       is_elementwise: Whether the optimizer does the same to a matrix and to its transpose.
-      correction: What each step adds to the gradient; None for nothing.
-      aside: Models that the correction reads besides the slot's own, the start among them.
+      direction: What the steps follow in place of the gradient; None for the gradient.
+      aside: Models that the direction reads besides the slot's own, the start among them.
     """
 
     gradient: BatchGradient
     optimizer: optax.GradientTransformation
     is_elementwise: bool = False
-    correction: Correction | None = None
+    direction: Direction | None = None
     aside: tuple[Params, ...] = ()
 
 
@@ -87,7 +87,7 @@ class Train(Protocol):
         Args:
           start: Model that all slots start from, leaves `[...]`. Give either this or `starts`.
           starts: Model that each slot starts from, leaves `[S, ...]`.
-          extras: Further inputs of each slot's gradient or correction, leaves `[S, ...]`.
+          extras: Further inputs of each slot's gradient or direction, leaves `[S, ...]`.
           total: The sum to make in place of single models, if that is enough.
 
         Returns:
@@ -107,7 +107,7 @@ def local_training(
     plan: Plan,
     *,
     gradient: GradientOfClient | None = None,
-    correction: Correction | None = None,
+    direction: Direction | None = None,
     proximal: Array | float | None = None,
 ) -> Train:
     """Bind local training: w <- w - lr g, as often as the event says.
@@ -116,10 +116,10 @@ def local_training(
     done before (`event.offset`); they do not depend on when or with whom it is received.
 
     Args:
-      gradient: The gradient g, where it is not that of a client's mini-batch loss or where more is
-        done to it, such as a mask. It is given the slot's extras.
-      correction: What each step adds to g, such as a control variate. It is given the slot's
-        extras, and must do the same to a matrix and to its transpose.
+      gradient: The gradient g, where slots stand for something other than single clients;
+        `batch_gradient` if None. It is given the slot's extras.
+      direction: What the steps follow in place of g, such as g plus a correction. It is given the
+        slot's extras, and must do the same to a matrix and to its transpose.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
 
     Returns:
@@ -127,7 +127,7 @@ def local_training(
       reach, leaves `[S, ...]`, and the work done.
     """
     training = unchecked(training_of)(
-        problem, hyper, plan, gradient=gradient, correction=correction, proximal=proximal
+        problem, hyper, plan, gradient=gradient, direction=direction, proximal=proximal
     )
 
     def train(
@@ -153,7 +153,7 @@ def training_of(
     plan: Plan,
     *,
     gradient: GradientOfClient | None = None,
-    correction: Correction | None = None,
+    direction: Direction | None = None,
     proximal: Array | float | None = None,
 ) -> Callable[..., Training]:
     """Return a function from key, facts, start, client, offset and extras to a slot's training.
@@ -162,17 +162,16 @@ def training_of(
 
     Args:
       gradient: As in `local_training`.
-      correction: As in `local_training`.
+      direction: As in `local_training`.
       proximal: As in `local_training`.
     """
 
-    def corrected(model: Params, q: Array, start: Params, *extras: Any) -> Params:
-        if correction is None:
-            return jax.tree.map(lambda w, w0: proximal * (w - w0), model, start)
-        added = correction(model, q, start, *extras)
+    def followed(slope: Params, model: Params, q: Array, start: Params, *extras: Any) -> Params:
+        if direction is not None:
+            slope = direction(slope, model, q, start, *extras)
         if proximal is not None:
-            added = jax.tree.map(lambda c, w, w0: c + proximal * (w - w0), added, model, start)
-        return added
+            slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
+        return slope
 
     def training(
         key: Key, facts: Facts, start: Params, client: Array, offset: Array, *extras: Any
@@ -191,10 +190,10 @@ def training_of(
             )
         optimizer = hyper.local_optimizer()
         is_elementwise = hyper.training.optimizer in ELEMENTWISE
-        if correction is None and proximal is None:
+        if direction is None and proximal is None:
             return Training(slope, optimizer, is_elementwise)
-        of_model = extras if correction is not None else ()
-        return Training(slope, optimizer, is_elementwise, corrected, (start, *of_model))
+        of_model = extras if direction is not None else ()
+        return Training(slope, optimizer, is_elementwise, followed, (start, *of_model))
 
     return training
 
@@ -271,7 +270,7 @@ def lasting_steps(
         """Return the state of a slot, and its step. start: None for the common one."""
         start = common if start is None else start
         given = training(start, client, offset, *extras)
-        optimizer = given.optimizer
+        optimizer, direction = given.optimizer, given.direction
         are_turned = tuple(
             given.is_elementwise and leaf.ndim == 2 and leaf.shape[1] <= plan.narrow
             for leaf in jax.tree.leaves(start)
@@ -280,20 +279,22 @@ def lasting_steps(
         # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
         model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
 
+        # The rate goes in as the loss's cotangent, so that an update is a product that is added to
+        # the weights. Otherwise an accelerator writes and reads an array of the weights' size that
+        # holds each lane's rate. A direction reads arrays of that size anyway.
+        scaled = None
+        if isinstance(optimizer, Descent) and isinstance(given.gradient, LossGradient):
+            scaled = partial(given.gradient.times, -optimizer.rate) if direction is None else None
+
         @jax.named_scope("local_step")
         def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
-            added = given.correction and given.correction(local.model, q, *aside)
-            if isinstance(optimizer, Descent) and isinstance(given.gradient, LossGradient):
-                # The rate is the loss's cotangent. Otherwise an accelerator writes and reads an
-                # array of the model's size for it, where lanes have rates of their own.
-                pace = -optimizer.rate
-                update = turned(given.gradient.times(pace, turned(local.model), q))
-                if added is not None:
-                    update = jax.tree.map(lambda u, c: u + pace * c, update, added)
+            if scaled is not None:
+                update = turned(scaled(turned(local.model), q))
                 after = local.state
             else:
                 slope = turned(given.gradient(turned(local.model), q))
-                slope = slope if added is None else optax.tree.add(slope, added)
+                if direction is not None:
+                    slope = direction(slope, local.model, q, *aside)
                 update, after = optimizer.update(slope, local.state, local.model)
             if is_asked is not None:
                 update = jax.tree.map(lambda leaf: jnp.where(is_asked, leaf, 0), update)

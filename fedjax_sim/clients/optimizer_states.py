@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fedjax_sim.batching import replicate
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.gradient_steps import (
-    Correction,
+    Direction,
     Total,
     lasting_steps,
     training_of,
@@ -77,22 +77,20 @@ def lasting_training(
     hyper: LastingTraining,
     plan: Plan,
     *,
-    correction: Correction | None = None,
+    direction: Direction | None = None,
     proximal: Array | float | None = None,
 ) -> LastingTrain:
     """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
 
     Args:
-      correction: As in `local_training`.
+      direction: As in `local_training`.
       proximal: As in `local_training`.
 
     Returns:
       A function like that of `local_training`, which also takes and returns the states of all
       clients' optimizers.
     """
-    training = unchecked(training_of)(
-        problem, hyper, plan, correction=correction, proximal=proximal
-    )
+    training = unchecked(training_of)(problem, hyper, plan, direction=direction, proximal=proximal)
 
     def train(
         key: Key,

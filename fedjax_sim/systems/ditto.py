@@ -45,8 +45,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         problem,
         hyper,
         plan,
-        correction=lambda v, q, start, w: jax.tree.map(
-            lambda v, w: hyper.attachment * (v - w), v, w
+        direction=lambda g, v, q, start, w: jax.tree.map(
+            lambda g, v, w: g + hyper.attachment * (v - w), g, v, w
         ),
     )
 

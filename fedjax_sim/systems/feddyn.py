@@ -51,7 +51,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         problem,
         hyper,
         plan,
-        correction=lambda theta, q, start, linear: optax.tree.scale(-1, linear),
+        direction=lambda g, theta, q, start, linear: optax.tree.sub(g, linear),
         proximal=alpha,
     )
 

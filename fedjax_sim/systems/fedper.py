@@ -15,20 +15,11 @@ no client uses; personal models are the body as clients know it with their own h
 evaluated on each client's own kind of test examples, see `fedjax_sim.types.PersonalProblem`.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import (
-    LocalTraining,
-    PersonalLeaves,
-    Training,
-    local_steps,
-    personal_metrics,
-    training_of,
-)
+from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics
 from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.settings import count, struct
@@ -50,23 +41,14 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     """Bind FedPer to a problem. The state has None in place of leaves of the other kind."""
     num_clients, wire = problem.counts.shape[0], Wire(problem, hyper, plan)
 
-    training = training_of(problem, hyper, plan)
+    def in_turn(gradient: Params, model: Params, q: Array, start: Params) -> Params:
+        return jax.tree.map(
+            lambda g, is_own: jnp.where((q < hyper.head_steps) == is_own, g, 0),
+            gradient,
+            hyper.are_personal(model),
+        )
 
-    def train(key: Key, event: Event, starts: Params) -> tuple[Params, Work]:
-        def in_turn(*slot: Any) -> Training:
-            """Return training whose first steps change the head alone, and the rest the body."""
-            found = training(key, event.facts, *slot)
-            if not hyper.head_steps:
-                return found
-            return found._replace(
-                gradient=lambda model, q: jax.tree.map(
-                    lambda g, is_own: jnp.where((q < hyper.head_steps) == is_own, g, 0),
-                    found.gradient(model, q),
-                    hyper.are_personal(model),
-                )
-            )
-
-        return local_steps(plan, event, in_turn, starts=starts)
+    train = local_training(problem, hyper, plan, direction=in_turn if hyper.head_steps else None)
 
     def init(key: Key) -> RoundState:
         shared, own = hyper.split(problem.init(key))
@@ -75,7 +57,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         shared = replicate(wire.received(state), event.clients.shape[0])
         own = read_clients(state.clients, event.clients)
-        local, work = train(key, event, join(shared, own))
+        local, work = train(key, event, starts=join(shared, own))
         shared, own = hyper.split(local)
         server, memo = wire.average(key, event, state.memo, state.server, shared)
         clients = write_clients(state.clients, event.clients, own)

@@ -60,7 +60,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     share, wire = hyper.shares(problem.counts), Wire(problem, hyper, plan)
     gradient_at = gradients_at(problem, hyper, plan, is_exact=hyper.control == "exact")
     train = local_training(  # y_i <- y_i - eta_l (g_i(y_i) + c - c_i)
-        problem, hyper, plan, correction=lambda y, q, x, correction: correction
+        problem, hyper, plan, direction=lambda g, y, q, x, correction: optax.tree.add(g, correction)
     )
 
     def init(key: Key) -> RoundState:

@@ -261,7 +261,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "proximal": {"proximal": 0.3},
     "extras": {"gradient": made_up},
     "matrices": {"gradient": of_matrices},
-    "correction": {"correction": lambda w, q, start, other: 0.3 * (w - other) + q * start},
+    "direction": {"direction": lambda g, w, q, start, other: g + 0.3 * (w - other) + q * start},
 }
 
 
@@ -290,7 +290,7 @@ def test_local_training(kind: str, steps: list[int], most: int, regression: Call
     """The fourth slot is empty. The state of adam moves with the model from row to row."""
     starts: Any = jax.random.normal(jax.random.key(1), (6, 3))
     extras: Any = (jnp.arange(6.0),) if kind == "extras" else ()
-    if kind == "correction":
+    if kind == "direction":
         extras = (starts[::-1],)
     if kind == "matrices":
         starts = {"a": jax.random.normal(jax.random.key(1), (6, 4, 2)), "b": starts}
