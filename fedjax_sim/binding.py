@@ -150,7 +150,7 @@ def bind_together(
     drawn = row = None
     if timelines is not None:
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
-        drawn, row = _joined(lists["timelines"], num, num_clients), np.arange(num)
+        drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
     return _bounds_of(system, planned, is_drawn=timelines is None, differentiable=differentiable)
 
@@ -179,14 +179,15 @@ def _of_one_lane(layout: Layout) -> Layout:
 
 
 def _joined(
-    timelines: Sequence[Timeline], num: int, num_clients: int
+    system: System, timelines: Sequence[Timeline], num: int, num_clients: int
 ) -> tuple[Timeline, np.ndarray]:
     """Check timelines and stack them: leaves `[D, T, ...]`, and `i64[D]`, their ticks."""
     found = []
     for timeline in timelines:
         whole = Timeline(*map(np.asarray, timeline))
         check_form(whole)
-        check_values(Timeline(*(leaf[None] for leaf in whole)), len(whole.time), num_clients)
+        each = Timeline(*(leaf[None] for leaf in whole))
+        check_values(system, each, len(whole.time), num_clients)
         found.append(whole)
     ends = np.array([len(timeline.time) for timeline in found])
     slots = {timeline.clients.shape[1] for timeline in found}

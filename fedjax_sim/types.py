@@ -567,6 +567,8 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
       summary: One line for lists.
       overshoot: Whether a tick that begins before the end of the time budget is completed (servers
         that wait), or whether only ticks that act within the budget count.
+      can_repeat: Whether a client may have several slots of a tick. What is written for each client
+        would then be written in no fixed order, so that a system must say that it can.
       messages: Bits sent.
       hints: Estimates that size requests and choose layouts.
       fit: Which problems the system learns.
@@ -583,6 +585,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     algorithm: Callable[[Any, HyperT, Plan], Algorithm[StateT, InfoT]]
     summary: str = ""
     overshoot: bool = True
+    can_repeat: bool = False
     messages: Messages = Messages()
     hints: Hints = Hints()
     fit: Fit = Fit()
