@@ -58,6 +58,10 @@ def bind(
     The schedule is drawn and laid out here, once. What is returned is a pytree with the pure
     functions `init`, `step`, `run`, `model` and `evaluate`; see `Bound`.
 
+        bound = fedjax_sim.bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20))
+        state, infos = bound.run(bound.init())
+        print(bound.evaluate(state)["loss"], infos.needed.sum())
+
     Args:
       hyper: The system's settings; its defaults if None.
       seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
@@ -110,6 +114,12 @@ def bind_together(
     a list of one, serves all.
     The schedules get common shapes, common rows for old server models, and common facts, so that
     all programs are one and `Bound.stack` can stack them.
+
+        bounds = fedjax_sim.bind_together(
+            fedavg.system, problem, hyper, seeds=[0, 1], budget=fedjax_sim.Ticks(20)
+        )
+        stacked, axes = fedjax_sim.Bound.stack(bounds)
+        states, _ = jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
 
     Args:
       problems: What is learnt, with equal shapes.

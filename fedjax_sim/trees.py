@@ -140,7 +140,11 @@ def join(part: Params, other: Params) -> Params:
 
 
 def is_narrow(dtype: Any) -> bool:
-    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16."""
+    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16.
+
+    Args:
+      dtype: The type.
+    """
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 

@@ -115,6 +115,9 @@ def local_training(
     A client's batches and noise depend on the key, the client and the number of local steps it has
     done before (`event.offset`); they do not depend on when or with whom it is received.
 
+        train = local_training(problem, hyper, plan)
+        models, work = train(key, event, start=model)
+
     Args:
       gradient: The gradient g, where slots stand for something other than single clients;
         `batch_gradient` if None. It is given the slot's extras.

@@ -34,10 +34,15 @@ class LossGradient:
         return jax.grad(self.loss)(model, q)
 
     def times(self, number: Any, model: Params, q: Array) -> Params:
-        """Return the gradient times a number, `f[]`, by which no array of its size is multiplied.
+        """Return the gradient times a number, by which no array of its size is multiplied.
 
         In types narrower than float32 the gradient is multiplied, because the number would be
         rounded.
+
+        Args:
+          number: `f[]`.
+          model: The model, leaves `[...]`.
+          q: As in `BatchGradient`.
         """
         value, pull_back = jax.vjp(lambda model: self.loss(model, q), model)
         if any(is_narrow(leaf.dtype) for leaf in (value, *jax.tree.leaves(model))):
