@@ -295,6 +295,9 @@ def replicate(model: Params, num: int) -> Params:
 def weighted_sum(weight: Array, models: Params) -> Params:
     """Sum models with weights.
 
+        models = {"w": jnp.ones((4, 3))}  # of four slots
+        weighted_sum(jnp.full(4, 1 / 4), models)
+
     Args:
       weight: `[S]`.
       models: Leaves `[S, ...]`.

@@ -58,6 +58,10 @@ def bind(
     The schedule is drawn and laid out here, once. What is returned is a pytree with the pure
     functions `init`, `step`, `run`, `model` and `evaluate`; see `Bound`.
 
+        bound = fedjax_sim.bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20))
+        state, infos = bound.run(bound.init())
+        print(bound.evaluate(state)["loss"], infos.needed.sum())
+
     Args:
       hyper: The system's settings; its defaults if None.
       seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
@@ -111,6 +115,12 @@ def bind_together(
     The schedules get common shapes, common rows for old server models, and common facts, so that
     all programs are one and `Bound.stack` can stack them.
 
+        bounds = fedjax_sim.bind_together(
+            fedavg.system, problem, hyper, seeds=[0, 1], budget=fedjax_sim.Ticks(20)
+        )
+        stacked, axes = fedjax_sim.Bound.stack(bounds)
+        states, _ = jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
+
     Args:
       problems: What is learnt, with equal shapes.
       hypers: Settings with equal static parts; None for the system's defaults.
@@ -150,7 +160,7 @@ def bind_together(
     drawn = row = None
     if timelines is not None:
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
-        drawn, row = _joined(lists["timelines"], num, num_clients), np.arange(num)
+        drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
     return _bounds_of(system, planned, is_drawn=timelines is None, differentiable=differentiable)
 
@@ -179,14 +189,15 @@ def _of_one_lane(layout: Layout) -> Layout:
 
 
 def _joined(
-    timelines: Sequence[Timeline], num: int, num_clients: int
+    system: System, timelines: Sequence[Timeline], num: int, num_clients: int
 ) -> tuple[Timeline, np.ndarray]:
     """Check timelines and stack them: leaves `[D, T, ...]`, and `i64[D]`, their ticks."""
     found = []
     for timeline in timelines:
         whole = Timeline(*map(np.asarray, timeline))
         check_form(whole)
-        check_values(Timeline(*(leaf[None] for leaf in whole)), len(whole.time), num_clients)
+        each = Timeline(*(leaf[None] for leaf in whole))
+        check_values(system, each, len(whole.time), num_clients)
         found.append(whole)
     ends = np.array([len(timeline.time) for timeline in found])
     slots = {timeline.clients.shape[1] for timeline in found}

@@ -424,6 +424,13 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     Settings are given by name only, because their order says nothing. Settings of groups may be
     given by their full names, or by short ones. A name that there is not ends in a `ConfigError`
     with the nearest one. `replace` takes the same names.
+
+        @settings.struct
+        class Hyper:
+            num_clients: int = settings.count(10, "Number of clients.")
+            lr: float = settings.real(0.1, "Learning rate.", above=0)
+
+        Hyper(lr=0.3)
     """
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     made.replace = dataclasses.replace

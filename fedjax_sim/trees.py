@@ -139,6 +139,15 @@ def join(part: Params, other: Params) -> Params:
     )
 
 
+def is_narrow(dtype: Any) -> bool:
+    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16.
+
+    Args:
+      dtype: The type.
+    """
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+
+
 def in_32_bits(tree: Any) -> Any:
     """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
 
@@ -153,7 +162,7 @@ def in_32_bits(tree: Any) -> Any:
 
     def widen(leaf: Any) -> Any:
         dtype = getattr(leaf, "dtype", np.dtype(bool))
-        if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        if is_narrow(dtype):
             return jnp.asarray(leaf, "float32")
         if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
             return jnp.asarray(leaf, "int32")

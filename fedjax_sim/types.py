@@ -46,6 +46,10 @@ class Timeline(NamedTuple):
     never happens (a recorded trace has ended). A time of `nan` means that the tick cannot be known
     before more ticks are drawn.
 
+        timeline = run.timelines[0]
+        stale = (np.arange(len(timeline.time))[:, None] - timeline.version)[timeline.clients >= 0]
+        print(timeline.time[-1], stale.max())
+
     Attributes:
       time: `f64[T]`, virtual time at which the server acts; non-decreasing.
       clients: `i32[T, S]`, client whose work is received in each slot; `EMPTY` for none.
@@ -97,6 +101,11 @@ Budget = Ticks | Time
 class Keep:
     """Results of a run that are only kept on request.
 
+        keep = fedjax_sim.Keep(models=True)
+        budget = fedjax_sim.Ticks(20)
+        run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=budget, keep=keep)
+        print(run.samples.shape)  # the models of all evaluations, the initial one first
+
     Attributes:
       models: Whether the model of every evaluation is kept in host memory (a sampler's samples).
       client_variance: Whether `client_variance` is measured, the sum of squared distances of the
@@ -118,6 +127,11 @@ class Layout(NamedTuple):
 
     With `lanes_at_once` given, lanes that differ only in numeric settings are not batched as
     families either, so that a lane's bits do not depend on which other lanes run.
+
+        in_turn = fedjax_sim.Layout(slots_at_once=1)  # the model of one client at a time
+        run = fedjax_sim.simulate(
+            fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20), layout=in_turn
+        )
 
     Attributes:
       slots_at_once: Slots of a tick that are batched; 1 runs each alone, with its own steps.
@@ -567,6 +581,8 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
       summary: One line for lists.
       overshoot: Whether a tick that begins before the end of the time budget is completed (servers
         that wait), or whether only ticks that act within the budget count.
+      can_repeat: Whether a client may have several slots of a tick. What is written for each client
+        would then be written in no fixed order, so that a system must say that it can.
       messages: Bits sent.
       hints: Estimates that size requests and choose layouts.
       fit: Which problems the system learns.
@@ -583,6 +599,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     algorithm: Callable[[Any, HyperT, Plan], Algorithm[StateT, InfoT]]
     summary: str = ""
     overshoot: bool = True
+    can_repeat: bool = False
     messages: Messages = Messages()
     hints: Hints = Hints()
     fit: Fit = Fit()

@@ -30,7 +30,12 @@ from fedjax_sim.clients.langevin_noise import (
     without_gradients,
 )
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
-from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient, batch_loss
+from fedjax_sim.clients.mini_batches import (
+    BatchGradient,
+    LossGradient,
+    batch_gradient,
+    batch_loss,
+)
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
     first_optimizers,
@@ -54,6 +59,7 @@ __all__ = [
     "Expectation",
     "LastingTraining",
     "LocalTraining",
+    "LossGradient",
     "PersonalLeaves",
     "Total",
     "Train",

@@ -19,8 +19,8 @@ import optax
 
 from fedjax_sim.batching import map_slots, replicate, split_over_devices, weighted_sum
 from fedjax_sim.checking import checked, unchecked
-from fedjax_sim.clients.local_settings import LocalTraining
-from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
+from fedjax_sim.clients.local_settings import Descent, LocalTraining
+from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import Rows, run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
@@ -114,6 +114,9 @@ def local_training(
 
     A client's batches and noise depend on the key, the client and the number of local steps it has
     done before (`event.offset`); they do not depend on when or with whom it is received.
+
+        train = local_training(problem, hyper, plan)
+        models, work = train(key, event, start=model)
 
     Args:
       gradient: The gradient g, where slots stand for something other than single clients;
@@ -279,12 +282,23 @@ def lasting_steps(
         # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
         model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
 
+        # The rate goes in as the loss's cotangent, so that an update is a product that is added to
+        # the weights. Otherwise an accelerator writes and reads an array of the weights' size that
+        # holds each lane's rate. A direction reads arrays of that size anyway.
+        scaled = None
+        if isinstance(optimizer, Descent) and isinstance(given.gradient, LossGradient):
+            scaled = partial(given.gradient.times, -optimizer.rate) if direction is None else None
+
         @jax.named_scope("local_step")
         def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
-            slope = turned(given.gradient(turned(local.model), q))
-            if direction is not None:
-                slope = direction(slope, local.model, q, *aside)
-            update, after = optimizer.update(slope, local.state, local.model)
+            if scaled is not None:
+                update = turned(scaled(turned(local.model), q))
+                after = local.state
+            else:
+                slope = turned(given.gradient(turned(local.model), q))
+                if direction is not None:
+                    slope = direction(slope, local.model, q, *aside)
+                update, after = optimizer.update(slope, local.state, local.model)
             if is_asked is not None:
                 update = jax.tree.map(lambda leaf: jnp.where(is_asked, leaf, 0), update)
                 if states is not None:

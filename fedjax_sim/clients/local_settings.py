@@ -52,6 +52,23 @@ def _is_bound(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
 
 
+class Descent(optax.GradientTransformation):
+    """Plain gradient descent, `optax.sgd(rate)`, whose update is -rate g and nothing else.
+
+    Attributes:
+      rate: The learning rate, a number.
+    """
+
+    rate: Any
+
+    @classmethod
+    def with_rate(cls, rate: Any) -> "Descent":
+        """Make it."""
+        found = cls(*optax.sgd(rate))
+        found.rate = rate
+        return found
+
+
 @struct
 class ClientTraining(Checked):
     """Settings of local steps apart from their size."""
@@ -101,4 +118,6 @@ class LocalTraining(Checked):
 
     def local_optimizer(self) -> optax.GradientTransformation:
         """Make the optimizer of local steps."""
+        if self.training.optimizer is optax.sgd:
+            return Descent.with_rate(self.lr)
         return self.training.optimizer(self.lr)

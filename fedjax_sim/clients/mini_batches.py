@@ -13,12 +13,42 @@ from fedjax_sim.batching import look_ahead
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.trees import is_narrow
 from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
 BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
+
+
+class LossGradient:
+    """The gradient of a loss, a `BatchGradient` that can be had multiplied by a number."""
+
+    def __init__(self, loss: BatchLoss):
+        """Differentiate a loss."""
+        self.loss = loss
+
+    def __call__(self, model: Params, q: Array) -> Params:
+        """Return the gradient."""
+        return jax.grad(self.loss)(model, q)
+
+    def times(self, number: Any, model: Params, q: Array) -> Params:
+        """Return the gradient times a number, by which no array of its size is multiplied.
+
+        In types narrower than float32 the gradient is multiplied, because the number would be
+        rounded.
+
+        Args:
+          number: `f[]`.
+          model: The model, leaves `[...]`.
+          q: As in `BatchGradient`.
+        """
+        value, pull_back = jax.vjp(lambda model: self.loss(model, q), model)
+        if any(is_narrow(leaf.dtype) for leaf in (value, *jax.tree.leaves(model))):
+            (slope,) = pull_back(jnp.ones_like(value))
+            return jax.tree.map(lambda leaf: number * leaf, slope)
+        return pull_back(jnp.asarray(number, value.dtype))[0]
 
 
 @checked
@@ -49,7 +79,7 @@ def batch_gradient(
         problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
     )
     if hyper.training.example_clip == 0:
-        return jax.grad(lambda model, q: losses.loss(model, client, *drawn(q)))
+        return LossGradient(lambda model, q: losses.loss(model, client, *drawn(q)))
     bound = hyper.training.example_clip
 
     def gradient(model: Params, q: Array) -> Params:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.batching import look_ahead, map_slots
 from fedjax_sim.checking import Whole, checked
-from fedjax_sim.clients.mini_batches import BatchGradient, batch_gradient
+from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
@@ -77,7 +77,7 @@ def whole_gradient(
     """
     losses = problem.alone(client) if hasattr(problem, "alone") else problem
     keys = look_ahead(lambda q: jax.random.fold_in(key, first + q), most_steps)
-    return lambda model, q: jax.grad(losses.client_loss)(model, client, keys(q))
+    return LossGradient(lambda model, q: losses.client_loss(model, client, keys(q)))
 
 
 class GradientsAt(Protocol):

@@ -29,6 +29,8 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 def parse_compressor(text: str) -> Compressor:
     """Read a compressor from text.
 
+        assert parse_compressor("top_k:kept=100") == TopK(kept=100)
+
     Args:
       text: A name of `COMPRESSORS`, followed by values for its fields, such as
         "block:norm=inf:block=9". Other fields have their defaults.

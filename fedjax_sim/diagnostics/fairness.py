@@ -71,6 +71,8 @@ def fairness_report(
 ) -> FairnessReport:
     """Compute all measures of this module that need only a timeline.
 
+        report = fairness_report(run.timelines[0], num_clients=8)
+
     Args:
       timeline: Schedule of one lane.
       num_clients: N.
@@ -235,6 +237,8 @@ def group_sums(values: np.ndarray, groups: Groups) -> np.ndarray:
 @checked
 def jain_index(values: np.ndarray) -> float:
     """Compute Jain's index (sum x)^2 / (N sum x^2).
+
+        assert jain_index(np.array([1.0, 1.0, 1.0, 1.0])) == 1.0
 
     Args:
       values: `f64[N]`, x, at least 0.

@@ -32,6 +32,8 @@ class Gaussian(NamedTuple):
 def fit_gaussian(samples: Annotated[npt.ArrayLike, shape("... R P"), Limit()]) -> Gaussian:
     """Compute the mean and the covariance of samples.
 
+        law = fit_gaussian(np.random.default_rng(0).normal(size=(100, 2)))
+
     Args:
         samples: `[..., R, P]`, R samples of P coordinates, R at least 2.
 
@@ -58,6 +60,8 @@ def wasserstein2(
     The distance is symmetric, and 0 for equal laws up to the square root of rounding. Between laws
     that are not Gaussian but have these moments, it is a lower bound of W2 (Gelbrich 1990). Leading
     axes broadcast. A `Gaussian` can be passed as `*law`.
+
+        assert wasserstein2(np.zeros(2), np.eye(2), np.array([3.0, 4.0]), np.eye(2)) == 5.0
 
     Args:
         mean1: `[..., P]`, mean of the first law.

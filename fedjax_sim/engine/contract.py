@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import typed_structure
+from fedjax_sim.trees import is_narrow, typed_structure
 from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
 
 INTEGERS = ("clients", "steps", "version", "holds")
@@ -71,19 +71,21 @@ def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_sl
                 raise ConfigError(field, value.item(), "a whole number of 32 bits")
 
 
-def check_values(timeline: Timeline, num_ticks: int, num_clients: int) -> None:
+def check_values(system: System, timeline: Timeline, num_ticks: int, num_clients: int) -> None:
     """Check that there are enough ticks in order, and that slots name what exists.
 
     Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
 
     Args:
+      system: The system, whose clients may have several slots of a tick or not.
       timeline: Leaves `[D, T, ...]` on the host.
       num_ticks: Ticks that were asked for.
       num_clients: Clients that slots can name.
 
     Raises:
-      ConfigError: If ticks are missing, times go back, a client does not exist, a number of steps
-        is negative, a version does not exist yet, or a weight is not finite.
+      ConfigError: If ticks are missing, times go back, a client does not exist or has several slots
+        of a tick that can be only one's, a number of steps is negative, a version does not exist
+        yet, or a weight is not finite.
     """
     num, known, slots = timeline.clients.shape
     if known < num_ticks:
@@ -98,8 +100,11 @@ def check_values(timeline: Timeline, num_ticks: int, num_clients: int) -> None:
     ticks = max(1, PIECE // max(1, rows * slots))
     for row in range(0, num, rows):
         for tick in range(0, num_ticks, ticks):
-            piece = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
-            _check_slots(Timeline(*piece), num_clients, tick)
+            leaves = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
+            piece = Timeline(*leaves)
+            _check_slots(piece, num_clients, tick)
+            if not system.can_repeat:
+                _check_once(system, piece, tick)
 
 
 def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
@@ -124,6 +129,23 @@ def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
                 allowed = "finite"
             field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"
             raise ConfigError(field, values[place].item(), allowed)
+
+
+def _check_once(system: System, timeline: Timeline, first: int) -> None:
+    """Check that no client has several slots of a tick, of which `first` is the first number."""
+    filled = np.where(np.isfinite(timeline.time)[..., None], timeline.clients, EMPTY)
+    if (filled[..., 1:] > filled[..., :-1]).all():
+        return
+    filled = np.sort(filled, axis=-1)
+    is_twice = (filled[..., 1:] == filled[..., :-1]) & (filled[..., 1:] != EMPTY)
+    if is_twice.any():
+        row, tick, slot = np.argwhere(is_twice)[0]
+        allowed = (
+            f"in one slot, because {system.name} does not say by `can_repeat` that it takes "
+            "several reports of a client in a tick"
+        )
+        field = f"client {filled[row, tick, slot]} of tick {first + tick} of the timeline"
+        raise ConfigError(field, "in several slots", allowed)
 
 
 STATISTICS = "batch_stats"
@@ -333,11 +355,6 @@ def check_step(state: Any, event: Event, result: Any, changes: Collection[str] =
         if was.shape != now.shape or not is_alike:
             name = f"state{jax.tree_util.keystr(path)} that step returns"
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
 def keep_narrow(before: Any, after: Any) -> Any:

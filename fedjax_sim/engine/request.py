@@ -71,6 +71,16 @@ class Checkpoints:
     the problem, the system or a function among the settings, the schedule, or the version of this
     package or of JAX.
 
+        saved = fedjax_sim.Checkpoints(folder / "checkpoints", resume=True)
+        for num_ticks in (10, 20):  # the second run goes on where the first one ended
+            run = fedjax_sim.simulate(
+                fedavg.system,
+                problem,
+                hyper,
+                budget=fedjax_sim.Ticks(num_ticks),
+                checkpoints=saved,
+            )
+
     Attributes:
       folder: Their folder. One process at a time writes to it.
       every: Least seconds between two checkpoints.

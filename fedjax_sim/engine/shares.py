@@ -243,6 +243,11 @@ class Sharing(Protocol):
 class Part:
     """The lanes of one part of a sweep, or of a study of several, that is shared out.
 
+        half = fedjax_sim.Part(0, 2)  # the other half is Part(1, 2), on another machine
+        run = fedjax_sim.sweep(
+            fedavg.system, problem, hyper, seeds=4, budget=fedjax_sim.Ticks(20), lanes=half
+        )
+
     Attributes:
       number: Number of the part, from 0.
       num_parts: Number of parts, above `number`.

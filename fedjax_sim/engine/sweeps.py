@@ -62,6 +62,10 @@ def simulate(
 ) -> Run[HyperT]:
     """Run one lane: a sweep over one seed.
 
+        budget = fedjax_sim.Ticks(20)
+        run = fedjax_sim.simulate(fedavg.system, problem, hyper, seed=1, budget=budget)
+        print(run.curves.loss[-1].item())
+
     Args:
       system: As in `sweep`.
       hyper: As in `sweep`.
@@ -108,10 +112,10 @@ def sweep(
         run = fedjax_sim.sweep(
             favano.system,
             problem,
-            favano.Hyper(num_clients=100),
+            favano.Hyper(num_clients=8, num_selected=4),
             seeds=5,
             settings={"lr": [0.1, 0.3]},
-            budget=fedjax_sim.Time(5000),
+            budget=fedjax_sim.Time(100),
         )
 
     Numeric settings are swept without compiling again; sizes and choices are static, and each of

@@ -214,6 +214,10 @@ OnEvaluation = Callable[[Progress], Stop]
 class Watch:
     """Who watches a run, and may stop it.
 
+        watch = fedjax_sim.Watch(on_evaluation=lambda now: now.metrics["loss"][:, -1] < 0.1)
+        budget = fedjax_sim.Ticks(20)
+        run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=budget, watch=watch)
+
     Attributes:
       progress: Whether to show how far the lanes are. None: on a terminal and in a notebook. True:
         also as lines in a pipe. False: nowhere. Or a file that is to hold one line.

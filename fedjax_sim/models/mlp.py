@@ -40,6 +40,8 @@ class LogisticRegression(nn.Module):
 class MLP(nn.Module):
     """Dense layers with ReLU between them. Without hidden layers this is logistic regression.
 
+        network = MLP(hidden=(32, 32), num_classes=10)
+
     Attributes:
       hidden: Number of units of each hidden layer.
       num_classes: Number of logits.

@@ -35,6 +35,9 @@ class Partition(NamedTuple):
 def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count) -> np.ndarray:
     """Count each client's examples of each class.
 
+        clients = dirichlet(data.train_labels, num_clients=8, alpha=0.3, seed=0)
+        label_histogram(clients, data.train_labels, 10)  # [8, 10]
+
     Args:
       partition: The clients' examples.
       labels: Class of each training example, integers `[n]`.

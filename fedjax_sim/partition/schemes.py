@@ -29,6 +29,9 @@ def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
 
     The remainder of n / N is left out.
 
+        clients = iid(data.train_labels, num_clients=8, seed=0)
+        assert (clients.counts == len(data.train_labels) // 8).all()  # the rest is left out
+
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
       num_clients: Number of clients, N, at most n.
@@ -62,6 +65,8 @@ def dirichlet(
 
     Every example is given to a client. Proportions are drawn again until every client has
     `min_examples`. Source: Yurochkin et al. (arXiv 1905.12022); Li et al. (arXiv 2102.02079).
+
+        clients = dirichlet(data.train_labels, num_clients=8, alpha=0.3, seed=0)
 
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
@@ -106,6 +111,8 @@ def shards(
 
     A client has about `shards_per_client` classes, possibly fewer. Examples that do not fill a
     shard are left out at random. Source: McMahan et al. (arXiv 1602.05629), section 3.
+
+        clients = shards(data.train_labels, num_clients=8, shards_per_client=2, seed=0)
 
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.

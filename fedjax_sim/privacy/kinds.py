@@ -151,6 +151,8 @@ PRIVACY: dict[str, type[Privacy]] = {
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 
+        private = fedavg.Hyper(privacy=parse_privacy("fixed:clip=0.1:noise=1"))
+
     Args:
       text: A kind, followed by values for its fields.
 

@@ -153,6 +153,9 @@ def make_classification(
 ) -> Classification:
     """Build a classification problem.
 
+        clients = iid(data.train_labels, num_clients=8, seed=0)
+        problem = make_classification(MLP((16,), 10), data, clients)
+
     Args:
       model: A network whose logits are `[B, K]` for images `[B, H, W, C]`.
       dataset: Training and test set, as `fedjax_sim.datasets.load` returns them.

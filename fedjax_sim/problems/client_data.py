@@ -137,6 +137,8 @@ def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable
 def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition, Partition]:
     """Keep a share of every client's examples for testing.
 
+        train, test = hold_out(iid(data.train_labels, num_clients=8, seed=0), share=0.2, seed=1)
+
     Args:
       partition: Every client's examples.
       share: The share, rounded down for each client to a whole number, but to at least 1.

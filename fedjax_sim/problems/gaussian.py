@@ -307,6 +307,8 @@ def make_gaussian_clients(
     Each client has a true mean from N(0, alpha I) and data around it with a known covariance. Only
     the mean of each client's data is kept, as exact gradients need nothing else.
 
+        problem = make_gaussian_clients(seed=0, alpha=0.1, num_clients=20)
+
     Args:
       seed: Seed of the draws.
       alpha: Variance of each coordinate of the clients' true means, at least 0. It sets how

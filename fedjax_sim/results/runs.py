@@ -31,6 +31,16 @@ class Run(Generic[HyperT]):
 
     Lanes are in the order of the flattened dimensions: settings as given, then seeds.
 
+        run = fedjax_sim.sweep(
+            fedavg.system,
+            problem,
+            hyper,
+            seeds=3,
+            settings={"lr": [0.1, 0.3]},
+            budget=fedjax_sim.Ticks(20),
+        )
+        run.curves.loss.sel(lr=0.1).mean("seed").isel(eval=-1)  # curves are an xarray.Dataset
+
     Attributes:
       curves: Metrics with dimensions (swept names..., seed, eval), and further ones that a
         metric names, see `fedjax_sim.types.Problem.evaluate`. Coordinates: time, ticks,
@@ -145,6 +155,10 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
 
     Reading runs no code of the folder, unless it is trusted. Settings are data: functions and
     classes are named, and found among this package's and what is imported already.
+
+        run.save(folder / "first")
+        same = fedjax_sim.load(folder / "first", "fedavg")
+        assert same.curves.equals(run.curves)
 
     Args:
       folder: A folder that `Run.save` or `fedjax-sim run` wrote.

@@ -45,6 +45,7 @@ from fedjax_sim.clients import (
     BatchGradient,
     ClientTraining,
     LocalTraining,
+    LossGradient,
     Training,
     batch_loss,
     local_training,
@@ -328,7 +329,12 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
 
 
 def group_gradient(
-    problem: Losses, hyper: EdgeTraining, key: Key, group: Array, offset: Array, draw: Array
+    problem: Losses,
+    hyper: EdgeTraining,
+    key: Key,
+    group: Array,
+    offset: Array,
+    draw: Array,
 ) -> BatchGradient:
     """Return the weighted mean gradient of a group's clients: sum_k g_{i,k} / |N_i| by default.
 
@@ -345,19 +351,20 @@ def group_gradient(
     clients = jnp.concatenate([clients, jnp.repeat(clients[:1], padding)]).reshape(-1, at_once)
     weight = jnp.pad(weight, (0, padding)).reshape(-1, at_once)
 
+    def loss(model: Params, q: Array, clients: Array, weight: Array) -> Array:
+        def of_client(client: Array) -> Array:
+            return batch_loss(problem, hyper, key, client, offset)(model, q)
+
+        losses = jax.vmap(of_client)(clients)
+        return jnp.sum(weight.astype(losses.dtype) * losses)
+
+    if clients.shape[0] == 1:
+        return LossGradient(lambda model, q: loss(model, q, clients[0], weight[0]))
+
     def gradient(model: Params, q: Array) -> Params:
-        def loss(model: Params, clients: Array, weight: Array) -> Array:
-            def of_client(client: Array) -> Array:
-                return batch_loss(problem, hyper, key, client, offset)(model, q)
-
-            losses = jax.vmap(of_client)(clients)
-            return jnp.sum(weight.astype(losses.dtype) * losses)
-
         def add(total: Params, chunk: tuple[Array, Array]) -> tuple[Params, None]:
-            return jax.tree.map(jnp.add, total, jax.grad(loss)(model, *chunk)), None
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(model, q, *chunk)), None
 
-        if clients.shape[0] == 1:
-            return jax.grad(loss)(model, clients[0], weight[0])
         return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, model), (clients, weight))[0]
 
     return gradient

@@ -148,6 +148,7 @@ system = System(
     timeline,
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
+    can_repeat=True,
     messages=Messages(
         member_bits,
         count_bits,

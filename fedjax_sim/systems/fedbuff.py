@@ -132,6 +132,7 @@ system = System(
     schedule_stale_arrivals,
     algorithm,
     "buffered asynchronous aggregation: the server acts when Z updates have arrived",
+    can_repeat=True,
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,

@@ -81,6 +81,7 @@ system = System(
     schedule_stale_arrivals,
     algorithm,
     "buffered asynchronous aggregation; weights from staleness give slow clients their share",
+    can_repeat=True,
     messages=report_messages(),
     hints=Hints(arrivals_within),
     weigh=weigh_arrivals,

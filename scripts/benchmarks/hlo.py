@@ -11,6 +11,7 @@ each instruction, such as "jit(_advance)/while/body/tick/while/body/local_step/m
 """
 
 import itertools
+import math
 import posixpath
 import re
 from collections import Counter
@@ -22,8 +23,8 @@ Counts = Counter[str]
 
 LAUNCHES = ("fusions", "custom calls", "copies", "other kernels")
 """What is launched one by one. A launch may start more than one kernel of the device's."""
-COUNTED = (*LAUNCHES, "collectives", "conditionals", "loop checks")
-"""What is counted.
+COUNTED = (*LAUNCHES, "collectives", "conditionals", "loop checks", "bytes")
+"""What is counted. Bytes are those that launches read and write outside caches, at most.
 
 Only the device knows the trip count of an *open* loop, and before each trip a host that drives a
 GPU waits for the device's answer whether there is one: a loop check.
@@ -42,6 +43,12 @@ FREE = {
     "tuple",
 }
 """Instructions that run nothing."""
+SLICES = {"dynamic-slice", "gather", "slice"}
+"""Instructions that read of their first operand no more than they return."""
+UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""Instructions that change their first operand in place, and the operand that they write to it."""
+SIZES = {"pred": 8, "c64": 64, "c128": 128, "bf16": 16}
+"""Bits of the types whose name does not end with them."""
 CALLERS = {"async", "call", "conditional", "while"}
 """Instructions that only run computations; a `call` may be a GPU's command buffer."""
 FREE_TARGETS = {
@@ -90,6 +97,7 @@ _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|true_computation|false_computation|branch_computations)="
     r"(?:\{([^}]*)\}|%?([\w.\-]+))"
 )
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _ONE_NUMBER = re.compile(r"\w+\[[1,]*\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _PATH = re.compile(r'op_name="([^"]*)"')
@@ -304,6 +312,7 @@ def _count(program: Program, computation: str, without: Container[str]) -> Count
     for each in program.computations[computation]:
         if each.kind is not None:
             counts[each.kind] += 1
+            counts["bytes"] += count_bytes(program, computation, each)
         elif each.opcode == "while":
             counts += _count_check(program, each)
             if each.name not in without:
@@ -320,6 +329,56 @@ def _count(program: Program, computation: str, without: Container[str]) -> Count
             for name in each.called:
                 counts += _count(program, name, without)
     return counts
+
+
+def size_of(shape: str) -> int:
+    """Count the bytes of an array, or of a tuple of arrays, from its shape as HLO writes it."""
+    bits = 0
+    for kind, dims in _ARRAY.findall(shape):
+        numbers = [int(dim) for dim in dims.split(",") if dim]
+        width = SIZES.get(kind) or int((re.findall(r"\d+", kind) or [0])[0])
+        bits += width * math.prod(numbers)
+    return bits // 8
+
+
+def count_bytes(program: Program, computation: str, launch: Instruction) -> int:
+    """Count the bytes that a launch reads and writes, each array once.
+
+    Of an array that is only sliced or looked up in, as much as that returns counts, and of one that
+    is changed in place, what is written to it.
+    """
+    if launch.opcode != "fusion":
+        around = {each.name: each for each in program.computations[computation]}
+        read = sum(size_of(around[name].shape) for name in launch.operands if name in around)
+        return read + size_of(launch.shape)
+    (inside,) = launch.calls["calls"]
+    body = program.computations[inside]
+    of = {each.name: each for each in body}
+
+    def read(name: str) -> int:
+        whole, total = size_of(of[name].shape), 0
+        for user in body:
+            if name not in user.operands:
+                continue
+            is_first = user.operands[0] == name and name not in user.operands[1:]
+            if user.opcode == "bitcast":
+                total += read(user.name)
+            elif is_first and user.opcode in SLICES:
+                total += size_of(user.shape)
+            elif not (is_first and user.opcode in UPDATES):
+                return whole
+        return min(whole, total)
+
+    def written(name: str) -> int:
+        each = of[name]
+        if each.opcode in {"tuple", "bitcast"}:
+            return sum(written(operand) for operand in each.operands)
+        if each.opcode in UPDATES:
+            return size_of(of[each.operands[UPDATES[each.opcode]]].shape)
+        return 0 if each.opcode == "parameter" else size_of(each.shape)
+
+    parameters = [each.name for each in body if each.opcode == "parameter"]
+    return sum(map(read, parameters)) + written(body[-1].name)
 
 
 class Launch(NamedTuple):

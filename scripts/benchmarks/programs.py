@@ -177,6 +177,20 @@ WORKLOADS = {
         seeds=30,
         settings={"step_size": [1e-6, 1e-7]},
     ),
+    "fedavg-128-sweep": Workload(
+        "perceptron 784-128-10, batches of 32, 16 seeds of four learning rates",
+        "fedavg",
+        images(128),
+        {"batch_size": 32},
+        seeds=16,
+        settings={"lr": [0.05, 0.1, 0.2, 0.3]},
+    ),
+    "favano-32-sweep": Workload(
+        "perceptron 784-32-10, batches of 128, four seeds of four learning rates",
+        "favano",
+        images(32),
+        settings={"lr": [0.1, 0.2, 0.3, 0.4]},
+    ),
     "fedavg-8-sweep": Workload(
         "perceptron 784-8-10, batches of 8, 16 seeds of four learning rates",
         "fedavg",
@@ -192,7 +206,7 @@ WORKLOADS = {
         for name, system in fedjax_sim.SYSTEMS.items()
     },
 }
-"""The programs by name: four of other sizes, and every system with its default settings."""
+"""The programs by name: six of other sizes, and every system with its default settings."""
 
 
 def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
@@ -277,14 +291,15 @@ def facts_of(anatomy: hlo.Anatomy, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-_COLUMNS = f"{'launched':>8} {'(f+c+y+o)':15}check cond coll"
+_COLUMNS = f"{'launched':>8} {'(f+c+y+o)':13}chk cnd col"
 HEADER = f"""\
-{"":15} {"a local step":^45} {"a tick without its steps":^39} {"evalu-":>7} {"tempo-":>9}
-{"program":15} {"trips":>5} {_COLUMNS} {_COLUMNS} {"ation":>7} {"raries/kB":>9}"""
+{"":16} {"a local step":^48} {"a tick without its steps":^33} {"evalu-":>6} {"tempo-":>9}
+{"program":16} {"trips":>5} {_COLUMNS} {"moved/MB":>8} {_COLUMNS} {"ation":>6} {"raries/kB":>9}"""
 LEGEND = (
-    "f: fusions, c: custom calls, y: copies, o: other kernels; check: checks of loops whose trips "
-    "only the device knows (trips: ?), cond: conditionals, each of both a wait of a GPU's host; "
-    "coll: collectives. trips -: XLA has dissolved the loop of one step into the tick."
+    "f: fusions, c: custom calls, y: copies, o: other kernels; chk: checks of loops whose trips "
+    "only the device knows (trips: ?), cnd: conditionals, each of both a wait of a GPU's host; "
+    "col: collectives; moved: what launches read and write of arrays. trips -: XLA has dissolved "
+    "the loop of one step into the tick."
 )
 
 
@@ -293,18 +308,19 @@ def rows_of(name: str, facts: Mapping[str, Any]) -> list[str]:
 
     def cells(counts: Mapping[str, int]) -> str:
         kinds = "+".join(str(counts[kind]) for kind in hlo.LAUNCHES)
-        waits = f"{counts['loop checks']:5} {counts['conditionals']:4} {counts['collectives']:4}"
-        return f"{counts['launches']:8} ({kinds})".ljust(24) + waits
+        waits = f"{counts['loop checks']:3} {counts['conditionals']:3} {counts['collectives']:3}"
+        return f"{counts['launches']:8} ({kinds})".ljust(22) + waits
 
     def step_cells(step: Mapping[str, Any]) -> str:
-        return f"{'?' if step['trips'] is None else step['trips']:>5} {cells(step)}"
+        trips = "?" if step["trips"] is None else step["trips"]
+        return f"{trips:>5} {cells(step)} {step['bytes'] / 1e6:8.1f}"
 
     first, *others = [step_cells(step) for step in facts["local steps"]] or ["    -"]
     tick, evaluation = facts["tick without steps"], facts["evaluation without ticks"]["launches"]
     kilobytes = round(facts["bytes of temporaries"] / 1000)
     return [
-        f"{name:15} {first:45} {cells(tick)} {evaluation:7} {kilobytes:9}",
-        *(f"{'':15} {other}" for other in others),
+        f"{name:16} {first:48} {cells(tick)} {evaluation:6} {kilobytes:9}",
+        *(f"{'':16} {other}" for other in others),
     ]
 
 

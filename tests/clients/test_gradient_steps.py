@@ -3,6 +3,7 @@
 Dimension letters: `S` slots, `M` examples of a client.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,8 +18,15 @@ from flax import struct
 from scipy import stats
 
 from fedjax_sim import Event, Plan
-from fedjax_sim.clients import LocalTraining, Total, batch_gradient, local_training
-from fedjax_sim.clients.mini_batches import shuffled_examples
+from fedjax_sim.clients import (
+    BaseOptimizer,
+    LocalTraining,
+    Total,
+    batch_gradient,
+    local_training,
+)
+from fedjax_sim.clients.local_settings import Descent
+from fedjax_sim.clients.mini_batches import LossGradient, shuffled_examples
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
 from fedjax_sim.types import Facts
@@ -451,6 +459,50 @@ def test_every_slots_gradient_gets_its_extras(regression: Callable) -> None:
     plain, _ = run(plan, problem, hyper, KEY, jnp.asarray(STARTS), event)
     moved = jnp.where(event.steps[:, None] > 0, 0.1 * extras, 0)
     np.testing.assert_allclose(ends, plain + moved, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam])
+def test_the_rate_multiplies_nothing_of_the_models_size(optimizer: Any) -> None:
+    """It is the cotangent of the loss: nothing but the weights and one gradient moves in a step."""
+    model = {"w": jnp.ones((6, 5)), "b": jnp.ones(5)}
+
+    @struct.dataclass
+    class Linear:
+        counts: jax.Array
+
+        def loss(self, params: Any, client: Any, examples: Any, key: Any) -> jax.Array:
+            inputs = jnp.linspace(0, 1, 12).reshape(2, 6)
+            return jnp.tanh(inputs @ params["w"] + params["b"][None]).sum()
+
+    def step(rate: jax.Array) -> Any:
+        hyper = LocalTraining(lr=rate, batch_size=2, optimizer=optimizer)
+        train = local_training(Linear(jnp.array([4])), hyper, Plan())
+        return train(KEY, event_of([0], [1], [0]), start=model)[0]
+
+    is_multiplied = re.search(r"f32\[(1,)*6,5\] = mul ", str(jax.make_jaxpr(step)(0.1)))
+    assert bool(is_multiplied) == (optimizer is optax.adam)
+
+
+def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
+    """Types that would round the rate are multiplied by it after all."""
+    gradient = LossGradient(lambda model, q: jnp.sum(jnp.sin(model)) + q)
+    model = jnp.linspace(0.0, 2, 7)
+    scaled = gradient.times(-0.3, model, jnp.int32(0))
+    np.testing.assert_allclose(scaled, -0.3 * jnp.cos(model), rtol=1e-6)
+    narrow = model.astype("bfloat16")
+    scaled = gradient.times(jnp.float32(-0.3), narrow, jnp.int32(0))
+    np.testing.assert_array_equal(scaled, jnp.float32(-0.3) * gradient(narrow, jnp.int32(0)))
+    assert scaled.dtype == "float32"
+
+
+def test_only_plain_sgd_has_a_rate() -> None:
+    """An optimizer of one's own may do anything with its rate."""
+    assert isinstance(LocalTraining(lr=0.1).local_optimizer(), Descent)
+    for optimizer in (optax.adam, lambda rate: optax.sgd(rate, momentum=0.9)):
+        own = LocalTraining(lr=0.1, optimizer=optimizer).local_optimizer()
+        assert not isinstance(own, Descent)
+    base = BaseOptimizer(lr=0.1)
+    assert not isinstance(base.local_optimizer(), Descent)
 
 
 def test_starts_of_the_wrong_number_of_slots_are_refused(regression: Callable) -> None:

@@ -18,9 +18,10 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
-from fedjax_sim.engine.machine import memory
+from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.machine.memory import Free
 from fedjax_sim.engine.planning.drawing import count_ticks, measure_plan
+from fedjax_sim.engine.program import replay
 from fedjax_sim.engine.running import chunks, groups, pieces
 from tests.conftest import Regression
 from tests.engine.limited_sweep import Bowl
@@ -117,7 +118,7 @@ def test_pieces_give_the_results_of_the_whole(
     The longest lane has more ticks than any lane of the other piece, and yet both are evaluated
     after the same ticks as in the whole.
     """
-    free = 0.9 * needed[0] / memory.SHARE
+    free = 0.9 * needed[-1] / memory.SHARE
     monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
     # Schedules, which are reserved too, take more than a program for models of three numbers.
     monkeypatch.setattr(pieces._Pieces, "_bytes_to_keep", lambda *_: 0)
@@ -126,6 +127,40 @@ def test_pieces_give_the_results_of_the_whole(
     said = capsys.readouterr().err
     assert said.startswith("fedjax-sim: 8 lanes of fedbuff run 4 at a time, which takes about ")
     assert said.count("\n") == 1
+
+
+def test_what_cannot_fit_is_not_compiled(
+    small: Callable, lanes_run: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The models of twelve lanes alone would take three times the memory that is free."""
+    compiled: list[int] = []
+    compile_programs = replay.Replay.compile
+
+    def listen(self: Any, **how: Any) -> Any:
+        compiled.append(len(self.place_of))
+        return compile_programs(self, **how)
+
+    def run(size: int) -> fedjax_sim.Run:
+        return fedjax_sim.sweep(
+            fedjax_sim.SYSTEMS["fedavg"],
+            Bowl(jnp.ones(7, "int32"), size),
+            small(fedjax_sim.SYSTEMS["fedavg"]),
+            seeds=12,
+            budget=fedjax_sim.Ticks(2),
+            num_evals=1,
+            layout=Layout(4, True, 1),
+        )
+
+    monkeypatch.setattr(replay.Replay, "compile", listen)
+    whole = run(5000)
+    assert (compiled, lanes_run) == ([12], [12])
+    compiling.forget_known()
+    # Four slots and the server's model of each lane.
+    free = 12 * (4 + 1) * 5000 * 4 / 3
+    monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free / memory.SHARE))
+    monkeypatch.setattr(pieces._Pieces, "_bytes_to_keep", lambda *_: 0)
+    np.testing.assert_array_equal(run(5000).models, whole.models)
+    assert max(compiled[1:]) <= 4 and sum(lanes_run[1:]) == 12 and max(lanes_run[1:]) <= 4
 
 
 def test_running_out_of_memory_halves_the_lanes(

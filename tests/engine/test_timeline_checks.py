@@ -42,10 +42,12 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[jax.Array, Wo
     return Algorithm(problem.init, step, model=lambda model: model)
 
 
-def run(timeline: Callable[..., Any]) -> fedjax_sim.Run:
-    return fedjax_sim.simulate(
-        System("visits", Hyper, timeline, algorithm), PROBLEM, budget=fedjax_sim.Ticks(9)
-    )
+VISITS = System("visits", Hyper, visits, algorithm)
+
+
+def run(timeline: Callable[..., Any], **fields: Any) -> fedjax_sim.Run:
+    system = VISITS._replace(timeline=timeline, **fields)
+    return fedjax_sim.simulate(system, PROBLEM, budget=fedjax_sim.Ticks(9))
 
 
 def changed(**fields: Callable[[Timeline], Any]) -> Callable[..., Timeline]:
@@ -87,10 +89,32 @@ def test_empty_slots_and_ticks_that_never_happen_may_hold_anything() -> None:
     timeline = Timeline(*(np.asarray(leaf)[None].copy() for leaf in silent(leaves)))
     timeline.time[0, 3:] = np.inf, np.inf, np.nan
     timeline.clients[0, 4] = 99
-    check_values(timeline, 6, 7)
+    check_values(VISITS, timeline, 6, 7)
     timeline.clients[0, 2] = 99
     with pytest.raises(ConfigError, match="clients of tick 2 in slot 0 of the timeline is 99"):
-        check_values(timeline, 6, 7)
+        check_values(VISITS, timeline, 6, 7)
+
+
+def visited_twice(key: jax.Array, hyper: Hyper, num_ticks: int) -> Timeline:
+    """Visit a client and its successor, but in the fifth tick one of them twice."""
+    timeline = visits(key, hyper, num_ticks)
+    two = jax.tree.map(lambda leaf: jnp.tile(leaf, 2) if leaf.ndim == 2 else leaf, timeline)
+    second = jnp.where(jnp.arange(num_ticks) == 4, two.clients[:, 0], (two.clients[:, 0] + 1) % 7)
+    return two._replace(clients=two.clients.at[:, 1].set(second))
+
+
+def test_a_client_has_one_slot_of_a_tick_unless_a_system_takes_more() -> None:
+    """What is kept for each client would be written in no fixed order."""
+    with pytest.raises(ConfigError, match="client 4 of tick 4 of the timeline is 'in several sl"):
+        run(visited_twice)
+    run(visited_twice, can_repeat=True)
+    # Empty slots, and ticks that never happen, are nobody's.
+    run(lambda *given: visited_twice(*given)._replace(clients=jnp.full((given[2], 2), -1)))
+    timeline = Timeline(*map(np.array, visited_twice(jax.random.key(0), Hyper(), 9)))
+    with pytest.raises(ConfigError, match="client 4 of tick 4"):
+        fedjax_sim.bind(VISITS, PROBLEM, Hyper(), budget=timeline)
+    timeline.time[4:] = np.inf
+    fedjax_sim.bind(VISITS, PROBLEM, Hyper(), budget=timeline)
 
 
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {

@@ -91,14 +91,14 @@ def test_every_system_is_compiled_with_its_default_settings(module: ModuleType) 
 
 def test_each_further_loop_over_steps_has_a_row_of_the_table(module: ModuleType) -> None:
     hlo = module.hlo
-    step = Counter({"fusions": 17, "copies": 2})
+    step = Counter({"fusions": 17, "copies": 2, "bytes": 36_557_000})
     tick = Counter({"fusions": 8, "custom calls": 3, "loop checks": 1, "conditionals": 2})
     steps = [hlo.Step(20, "while.1", step), hlo.Step(None, "while.2", Counter({"fusions": 5}))]
     anatomy = hlo.Anatomy(steps, tick, Counter({"fusions": 47}), Counter(), "while.3")
     rows = module.rows_of("fedavg", module.facts_of(anatomy, {"bytes of temporaries": 24_216_520}))
     assert [" ".join(row.split()) for row in rows] == [
-        "fedavg 20 19 (17+0+2+0) 0 0 0 11 (8+3+0+0) 1 2 0 47 24217",
-        "? 5 (5+0+0+0) 0 0 0",
+        "fedavg 20 19 (17+0+2+0) 0 0 0 36.6 11 (8+3+0+0) 1 2 0 47 24217",
+        "? 5 (5+0+0+0) 0 0 0 0.0",
     ]
     assert max(map(len, [*rows, *module.HEADER.splitlines()])) <= 120
     # Columns stand under their headings.

@@ -369,6 +369,13 @@ def test_what_an_event_cannot_be_is_refused(
             small(fedavg),
             budget=fedjax_sim.Ticks(1),
         )
+    with pytest.raises(ConfigError, match="client 3 of tick 0 of the timeline is 'in several"):
+        fedjax_sim.simulate(
+            changed_by(fedjax_sim.SYSTEMS["scaffold"], lambda event: {"clients": 3}),
+            problem,
+            small(fedjax_sim.SYSTEMS["scaffold"]),
+            budget=fedjax_sim.Ticks(1),
+        )
     private = {"privacy": parse_privacy("fixed:clip=1:noise=1"), "sampling": "reshuffled"}
     for change in ("weight", "clients"):
         with pytest.raises(ConfigError, match=r"privacy is .*epsilon is the schedule's"):

@@ -296,7 +296,7 @@ def draw_timelines(
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
     drawn = Timeline(*whole)
     num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
-    check_values(drawn, num_ticks, num_clients)
+    check_values(system, drawn, num_ticks, num_clients)
     if is_small and len(seeds) <= size:
         for leaf in drawn:
             leaf.flags.writeable = False

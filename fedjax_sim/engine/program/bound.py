@@ -74,7 +74,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     the program, so it can be passed to `jit`, `vmap` and `scan`. All methods are pure; each
     compiles itself, and can be called within `jit`, `scan`, `vmap` and `grad` as well.
 
-        bound = fedjax_sim.bind(fedavg, problem, hyper, budget=fedjax_sim.Ticks(20))
+        bound = fedjax_sim.bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(20))
         state = bound.init()
         for t in range(bound.num_ticks):
             state, info = bound.step(state, bound.event(t))
@@ -355,9 +355,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Stack programs that were bound together, to map over them.
 
             bounds = fedjax_sim.bind_together(
-                system, problem, hyper, seeds=[0, 1, 2], budget=fedjax_sim.Ticks(20)
+                fedavg.system, problem, hyper, seeds=[0, 1, 2], budget=fedjax_sim.Ticks(20)
             )
-            stacked, axes = Bound.stack(bounds)
+            stacked, axes = fedjax_sim.Bound.stack(bounds)
             jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
 
         Args:

@@ -331,6 +331,11 @@ class Replay:
             if begins:
                 note_known(self.form)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the memory of programs of this form is known, so that none need be compiled."""
+        return bool(find_known(self.form))
+
     def sizes(self) -> tuple[Size, ...]:
         """Return the memory of the programs; they are compiled unless it is known."""
         found = find_known(self.form)

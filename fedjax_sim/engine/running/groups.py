@@ -266,7 +266,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
         for lane, timeline in zip(group, timelines, strict=True):
             num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
             each = Timeline(*(leaf[None] for leaf in timeline))
-            check_values(each, len(timeline.time), num_clients)
+            check_values(system, each, len(timeline.time), num_clients)
     # Bits follow from the messages of the schedule.
     bits = _count_bits(planned, schedule, row, timelines)
     part = Returned(

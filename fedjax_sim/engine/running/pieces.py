@@ -11,7 +11,7 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules.
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,12 +219,24 @@ class _Pieces:
             places = [device.process_index for device in devices]
             here = places.count(jax.process_index())
         added = memory.bytes_to_share(shared, devices)
-        needs = memory.program_needs(ready.replay.sizes(), added, here)
-        if self._free is None or needs.total > FEW * self._free:
-            self._free = memory.free_memory().device
-        free = memory.SHARE * self._free
-        if placement.platform == "cpu":
-            free -= self._bytes_to_keep(planned, num_left)
+
+        def needed(sizes: Sequence[memory.Size]) -> tuple[Needs, float]:
+            """Return what the lanes need, and what is free for them."""
+            needs = memory.program_needs(sizes, added, here)
+            if self._free is None or needs.total > FEW * self._free:
+                self._free = memory.free_memory().device
+            free = memory.SHARE * self._free
+            if placement.platform == "cpu":
+                free -= self._bytes_to_keep(planned, num_left)
+            return needs, free
+
+        if num > 1 and not ready.replay.is_known:
+            # A program for which not even the arrays fit that follow from shapes is not compiled.
+            needs, free = needed([_known_arrays(ready)])
+            if needs.total > free:
+                most = int(num * max(0.0, free - needs.fixed) / needs.lanes)
+                return memory.even_pieces(len(self._group), min(num - 1, most))
+        needs, free = needed(ready.replay.sizes())
         if needs.total > free and num > 1:
             self._too_large.append((num, needs.total))
             return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
@@ -295,6 +307,23 @@ def _bytes_that_differ(trees: list[Any]) -> int:
         for leaves in stacks
         if any(leaf is not leaves[0] for leaf in leaves)
     )
+
+
+def _known_arrays(ready: Ready) -> memory.Size:
+    """Count the bytes of arrays on one device that follow from shapes, before compiling.
+
+    These are what lanes carry from tick to tick, and the models of the slots that train at once.
+    """
+    planned, carries = ready.planned, ready.replay.described().carries()
+    program, placement = planned.program, planned.program.placement
+    at_once = len(planned.group) // (placement.lane_devices * placement.lane_batches)
+    if not placement.lanes_at_once:
+        at_once = min(at_once, placement.family_size)
+    slots = planned.schedule.stored.clients.shape[-1] // placement.client_devices
+    trained = 0
+    if program.facts.most_steps != 1:  # A single step may leave nothing but its sum.
+        trained = at_once * min(slots, program.plan.slots_at_once) * count_bytes(planned.model)
+    return memory.Size(count_bytes(carries) // placement.lane_devices + trained, 0)
 
 
 def _large_stores(ready: Ready, free: float) -> list[str]:

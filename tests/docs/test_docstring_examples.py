@@ -1,0 +1,117 @@
+"""The examples in docstrings run: indented Python, with the names that `prelude` makes."""
+
+import ast
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Event, Plan, datasets, models, problems
+from fedjax_sim.systems import favano, fedavg
+from tests.clients.test_gradient_steps import event_of
+
+ROOMS = (
+    *("clients", "compression", "diagnostics", "models", "partition", "privacy", "problems"),
+    *("server", "settings", "timelines"),
+)
+MAIN = (
+    *("Bound", "Checkpoints", "Keep", "Layout", "Part", "Run", "Timeline", "Watch", "bind"),
+    *("bind_together", "load", "simulate", "sweep", "clients.local_training"),
+    *("compression.parse_compressor", "diagnostics.fairness_report", "models.MLP"),
+    *("partition.dirichlet", "partition.iid", "privacy.parse_privacy"),
+    *("problems.make_classification", "server.weighted_sum", "settings.struct"),
+)
+"""What a stranger meets first, which has an example."""
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """List the names of the package and its rooms, and the public methods of its classes."""
+    rooms: list[tuple[str, ModuleType]] = [("", fedjax_sim)]
+    rooms += [(f"{name}.", importlib.import_module(f"fedjax_sim.{name}")) for name in ROOMS]
+    for prefix, room in rooms:
+        names = getattr(room, "__all__", None) or [n for n in vars(room) if n[0] != "_"]
+        for name in names:
+            value = getattr(room, name)
+            if not getattr(value, "__module__", "").startswith("fedjax_sim"):
+                continue
+            yield prefix + name, value
+            if inspect.isclass(value):
+                for method, function in inspect.getmembers(value, callable):
+                    if method[0] != "_":
+                        yield f"{prefix}{name}.{method}", function
+
+
+def examples_in(value: Any) -> list[str]:
+    """Find the indented blocks of a docstring, outside its sections, that are Python calls."""
+    text = inspect.getdoc(value) if callable(value) else ""
+    found: list[str] = []
+    block: list[str] = []
+    for line in [*(text or "").splitlines(), "end"]:
+        if line.endswith(":") and line[:1].isupper() and " " not in line.strip():
+            break  # The sections begin, such as "Args:".
+        if line.startswith("    ") or (block and not line):
+            block.append(line)
+            continue
+        found.append(textwrap.dedent("\n".join(block)).strip())
+        block = []
+    found.append(textwrap.dedent("\n".join(block)).strip())
+    return [each for each in dict.fromkeys(found) if _is_code(each)]
+
+
+def _is_code(text: str) -> bool:
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:
+        return False
+    kinds = (ast.Call, ast.ClassDef, ast.Attribute)
+    return any(isinstance(node, kinds) for each in body for node in ast.walk(each))
+
+
+EXAMPLES = {
+    f"{name}-{number}": example
+    for name, value in public()
+    for number, example in enumerate(examples_in(value))
+}
+
+
+@pytest.fixture(scope="module")
+def prelude() -> dict[str, Any]:
+    """The names that examples take for granted."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (60, 4, 4, 1), dtype=np.uint8)
+    labels = np.arange(60, dtype="int32") % 10
+    data = datasets.Dataset(images[:50], labels[:50], images[50:], labels[50:], 10, "random")
+    problem = problems.Quadratic.of(random.normal(size=(8, 3)))
+    hyper = fedavg.Hyper(num_clients=8, num_selected=4, batch_size=1, local_steps=2)
+    run = fedjax_sim.sweep(fedavg.system, problem, hyper, seeds=1, budget=fedjax_sim.Ticks(4))
+    event: Event = event_of([0, 3], [2, 1], [0, 0])
+    names = {"np": np, "jax": jax, "jnp": jnp, "fedjax_sim": fedjax_sim, "data": data}
+    names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "fedavg": fedavg}
+    names |= {"favano": favano, "models": models, "problems": problems}
+    names |= {"inputs": np.ones((6, 2)), "targets": np.ones((6, 1)), "names": list("aabbcc")}
+    return names | {"plan": Plan(), "key": jax.random.key(0), "model": jnp.zeros(3)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for room in ("compression", "diagnostics", "models", "partition", "privacy", "problems"):
+        names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
+    for room in ("timelines", "server", "clients"):
+        names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
+    names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.settings}
+    exec(compile(EXAMPLES[name], name, "exec"), names)
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_what_a_stranger_meets_first_has_an_example(name: str) -> None:
+    assert f"{name}-0" in EXAMPLES
