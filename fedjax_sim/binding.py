@@ -66,7 +66,8 @@ def bind(
       hyper: The system's settings; its defaults if None.
       seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
       budget: How long the schedule lasts, `Ticks` or `Time` as in `sweep`; or a schedule of one's
-        own or of an earlier run, such as `run.timelines[0]`, leaves `[T, ...]`.
+        own or of an earlier run, such as `run.timelines[0]`, leaves `[T, ...]`. Settings of the
+        clock, and of the weights that it gives to slots, have no effect then.
       layout: `slots_at_once` and `packed` say how the slots of a tick are laid out; what is None is
         chosen as in `sweep`. Lanes and devices are the caller's business here.
       precision: As in `sweep`.
