@@ -258,6 +258,9 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     is_lost_here = is_lost(devices, jnp.maximum(asked.clients, 0), version) & has_work
     is_asked = asked.clients != EMPTY
     limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
+    # All reports of a Poisson cohort are used, however many they are, and so all are waited for.
+    is_poisson = hyper.cohort.selection == "poisson"
+    num_awaited = asked.clients.shape[1] if is_poisson else hyper.num_selected
 
     def arrivals(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
         """Compute when reports are in, infinite for those that never are: `f64[..., A]`."""
@@ -265,10 +268,10 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
 
     def length(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
         """Compute how long a round lasts, `f64[...]`."""
-        first = jnp.sort(arrivals(taken, is_asked, is_lost_here))[..., : hyper.num_selected]
+        first = jnp.sort(arrivals(taken, is_asked, is_lost_here))[..., :num_awaited]
         is_in = jnp.isfinite(first) & (first <= limit)
         last = jnp.where(is_in, first, 0).max(axis=-1)
-        is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), hyper.num_selected)
+        is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_awaited)
         # A loss is known when the report should have come.
         known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
         until = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, known)

@@ -19,7 +19,7 @@ from fedjax_sim.timelines import (
     schedule_cohort_rounds,
     schedule_rounds,
 )
-from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts
+from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts, draw_poisson_cohorts
 from fedjax_sim.timelines.rounds.synchronous import draw_work_times
 from fedjax_sim.types import EMPTY
 
@@ -132,6 +132,22 @@ def test_the_first_to_arrive_are_used(rounds: Callable, draw: Callable) -> None:
     np.testing.assert_allclose(np.diff(some.time, axis=1, prepend=0.0), 1 + fourth, rtol=1e-9)
     np.testing.assert_allclose(some.weight, 1 / 4)
     assert (some.steps == 5).all()
+
+
+def test_a_poisson_cohort_is_waited_for(rounds: Callable, draw: Callable) -> None:
+    """All its reports are used, so a round lasts as long as its slowest, also beyond S = 4."""
+    settings = {"runtime_law": "runtime_exp", "server_interact": 1.0}
+    some = rounds(selection="poisson", **settings)
+
+    def members(key: jax.Array, hyper: Rounds, num_ticks: int) -> tuple[jax.Array, jax.Array]:
+        clients, is_member = draw_poisson_cohorts(stream(key, "cohorts"), 9, 4, num_ticks)
+        return is_member, draw_work_times(key, clients, hyper)
+
+    is_member, times = draw(members, ROUNDS(**(CLOCK | settings)), num_ticks=40, seeds=3)
+    assert (is_member.sum(axis=-1) > 4).any()
+    np.testing.assert_array_equal(some.weight, np.where(is_member, 1 / 4, 0))
+    last = np.where(is_member, times, 0).max(axis=-1)
+    np.testing.assert_allclose(np.diff(some.time, axis=1, prepend=0.0), 1 + last, rtol=1e-9)
 
 
 def test_a_deadline_cuts_a_round_short(rounds: Callable) -> None:
