@@ -48,7 +48,10 @@ FORMER_NAMES = {
     "weighting": "rule",
 }
 """Settings that had one name and several meanings until version 0.1, and their names since."""
-GONE = {"lr_scale": "left out: multiply lr, or let `optimizer` do it"}
+GONE = {
+    "lr_scale": "left out: multiply lr, or let `optimizer` do it",
+    "throttle": "left out: a `client_table` gives single clients their rates",
+}
 """Settings that there were until version 0.1, and what to do without them."""
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""

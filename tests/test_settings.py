@@ -372,6 +372,8 @@ def test_a_setting_that_is_gone_gets_what_to_do(capsys: pytest.CaptureFixture) -
         FEDAVG(lr_scale=0.5)
     assert main(["run", "fedavg", "--set", "lr_scale=0.5"]) == BAD_INPUT
     assert "left out: multiply lr" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="'throttle', but must be left out: a `client_table` giv"):
+        fedjax_sim.SYSTEMS["fedbuff"].Hyper(throttle=0.5)
 
 
 @pytest.mark.parametrize(

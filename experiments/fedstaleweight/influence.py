@@ -42,12 +42,14 @@ from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.settings import check
 from fedjax_sim.systems import fedstaleweight
 from fedjax_sim.theory import fedstaleweight as theory
+from fedjax_sim.timelines import ClientTable
 from fedjax_sim.types import Array, Params, Timeline
 
 SYSTEM = fedstaleweight.system
 HYPER: Any = SYSTEM.paper()
 NUM, NUM_FAST = 15, 10
 RATE = np.r_[np.full(NUM_FAST, 1 / 1.5), np.full(NUM - NUM_FAST, 1 / 10)]
+SPREAD = np.r_[np.full(NUM_FAST, 1 / 3), np.full(NUM - NUM_FAST, 1 / 5)]
 GROUPS = (np.arange(NUM) >= NUM_FAST).astype(int)
 SLOW, FAIR = 1, 1 / 3
 MEAN, ALG1, RAW = {"rule": "mean"}, {"rule": "alg1"}, {"normalised": False}
@@ -482,10 +484,14 @@ def measure_throttling(sizes: Sizes) -> tuple[dict[str, dict[str, float]], str, 
         "FedStaleWeight": {},
         "reverse exponential": REVERSE,
     }
-    hypers = [HYPER.replace(throttle=share) for share in THROTTLES]
+    rates = [np.r_[phi * RATE[0], RATE[1:]] for phi in THROTTLES]
+    hypers = [SYSTEM.paper(client_table=ClientTable(rate, SPREAD)) for rate in rates]
     for throttled in hypers:
         check(throttled)
-    arrived = arrivals(sizes.seeds, HYPER.buffer_size * sizes.ticks, hypers)
+    num = HYPER.buffer_size * sizes.ticks
+    # Settings that differ in a table are drawn one after another.
+    drawn = [arrivals(sizes.seeds, num, [hyper]) for hyper in hypers]
+    arrived = jax.tree.map(lambda *leaves: np.concatenate(leaves), *drawn)
     found = {
         name: throttled_influence(arrived, **settings).mean(axis=1).tolist()
         for name, settings in ways.items()

@@ -4,8 +4,7 @@ A schedule is drawn from a random key and settings, before any learning. The rul
 a clock: a settings struct, and a function that draws its `fedjax_sim.types.Timeline`. The clocks,
 by what the server waits for:
 
-- `rounds`: for the clients that it selected (`Rounds`, `WeightedRounds`, `CohortRounds`,
-  `CoinRounds`).
+- `rounds`: for the clients that it selected (`CohortRounds`, `WeightedRounds`, `CoinRounds`).
 - `contacts`: for nobody; it interrupts clients periodically (`Contacts`).
 - `arrivals`: for finished work, until its buffer is full (`Arrivals`) or for each task
   (`ClientQueues`).
@@ -72,14 +71,11 @@ from fedjax_sim.timelines.rounds import (
     CohortClock,
     CohortRounds,
     CoinRounds,
-    RoundClock,
-    Rounds,
     WeightedRounds,
     cohort_system,
     rounds_within,
     schedule_cohort_rounds,
     schedule_coin_rounds,
-    schedule_rounds,
     schedule_weighted_rounds,
 )
 
@@ -105,8 +101,6 @@ __all__ = [
     "Groups",
     "IterationDelays",
     "Members",
-    "RoundClock",
-    "Rounds",
     "Speeds",
     "Trace",
     "WeightedRounds",
@@ -136,6 +130,5 @@ __all__ = [
     "schedule_contacts",
     "schedule_group_arrivals",
     "schedule_group_rounds",
-    "schedule_rounds",
     "schedule_weighted_rounds",
 ]

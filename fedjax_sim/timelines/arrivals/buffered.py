@@ -102,13 +102,6 @@ class ArrivalClock(Checked):
         "Whether reporting clients get the model from before the tick that took their update, as "
         'in QuAFL\'s public simulator. This is the only causal choice under restart "own_finish".',
     )
-    throttle: float = real(
-        1.0,
-        "Share of its rate at which client 0 works; its times grow in proportion. Used to measure "
-        "what a client gains by reporting less often than it could.",
-        above=0,
-        most=1,
-    )
     ties: str = choice(
         "random",
         ("random", "client"),
@@ -277,7 +270,7 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """
     num, size = hyper.num_clients, hyper.buffer_size
     everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
-    devices = _devices(key, hyper)
+    devices = draw_devices(key, hyper)
     sent = 0 if hyper.clock.send_old_model else 1
 
     def begin(lots: _Lots, client: Array, update: Array, restart: Array) -> tuple[Array, Array]:
@@ -326,7 +319,7 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
     def first(key: Key, hyper: Arrivals) -> Arrived:
         return first_arrivals(
-            partial(_arriving, _devices(key, hyper)),
+            partial(_arriving, draw_devices(key, hyper)),
             _lots_of_updates(key) if hyper.clock.ties == "random" else None,
             num_clients=hyper.num_clients,
             num=num,
@@ -356,7 +349,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
     def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
-        devices = _devices(key, hyper)
+        devices = draw_devices(key, hyper)
         lots = (
             _lots_of_updates(key) if hyper.clock.ties == "random" else lambda client, update: client
         )
@@ -381,13 +374,6 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     acts, *of_slots = lane_by_lane(first, key, hyper, Arrivals)
     client, version, holds = (leaf.reshape(num_ticks, size) for leaf in of_slots)
     return _timeline(acts, client, version, holds, hyper)
-
-
-def _devices(key: Key, hyper: Arrivals) -> Devices:
-    """Draw the clients' speeds, and slow client 0 down by `throttle`."""
-    devices = draw_devices(key, hyper)
-    rate = devices.speeds.rate.at[0].multiply(hyper.clock.throttle)
-    return devices._replace(speeds=devices.speeds._replace(rate=rate))
 
 
 def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> Update:
@@ -427,7 +413,7 @@ def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     num, size = hyper.num_clients, hyper.buffer_size
     everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
     places = jnp.arange(2 * size, dtype="int32")
-    arriving = partial(_arriving, _devices(key, hyper))
+    arriving = partial(_arriving, draw_devices(key, hyper))
 
     def tick(
         carry: tuple[Queue, Array], t: Array
@@ -477,7 +463,7 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """
     num, size = hyper.num_clients, hyper.buffer_size
     everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
-    devices, tie_key = _devices(key, hyper), stream(key, "ties")
+    devices, tie_key = draw_devices(key, hyper), stream(key, "ties")
 
     def tick(clock: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
         start = jnp.full(num, clock)

@@ -34,7 +34,7 @@ from fedjax_sim.settings import (
     whole,
 )
 from fedjax_sim.timelines.delays import ClientDelays, Clients
-from fedjax_sim.types import EMPTY, Array, Leaf
+from fedjax_sim.types import EMPTY, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")
 """Rules for the weight of a group's progress; the setting `aggregation` explains them."""
@@ -393,15 +393,8 @@ class Groups(Clients):
         if self.clock.delays_of == "client":
             fastest = np.max(np.asarray(self.delays.largest_rate, float))
             return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
-        size = delay_sizes(self)
-        shift = np.asarray(self.iteration.shift_per_client, float) * size + np.asarray(
-            self.iteration.shift, float
-        )
-        return (
-            shift
-            + np.asarray(self.iteration.mean_per_client, float) * size
-            + np.asarray(self.iteration.mean, float)
-        )
+        shift, mean = iteration_law(self, np)
+        return shift + mean
 
     def mean_exchange(self) -> np.ndarray:
         """Compute the mean time of a global exchange; not inside a trace.
@@ -409,14 +402,8 @@ class Groups(Clients):
         Returns:
           Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
         """
-        per_group = (
-            np.asarray(self.exchange.exchange_shift_per_group)
-            + self.exchange.exchange_mean_per_group
-        )
-        alike = np.asarray(self.exchange.exchange_shift, float) + np.asarray(
-            self.exchange.exchange_mean, float
-        )
-        return per_group * self.num_groups + alike
+        shift, mean = exchange_law(self, np)
+        return shift + mean
 
 
 GroupsT = TypeVar("GroupsT", bound=Groups)
@@ -588,37 +575,42 @@ def paper_delays(
     )
 
 
-def iteration_law(groups: Groups) -> tuple[Array, Array]:
+def iteration_law(groups: Groups, array: Any = jnp) -> tuple[Any, Any]:
     """Compute the delay law of every group's local iteration.
 
     Args:
       groups: Settings that passed `check`.
+      array: `jax.numpy`, or `numpy` outside a trace.
 
     Returns:
       The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
       units of virtual time.
     """
-    size = jnp.asarray(delay_sizes(groups), float)
-    shift = groups.iteration.shift_per_client * size + jnp.asarray(groups.iteration.shift, float)
-    return shift, groups.iteration.mean_per_client * size + jnp.asarray(
-        groups.iteration.mean, float
+    size, law = delay_sizes(groups), groups.iteration
+    return (
+        _delay(size, law.shift_per_client, law.shift, array),
+        _delay(size, law.mean_per_client, law.mean, array),
     )
 
 
-def exchange_law(groups: Groups) -> tuple[Any, Any]:
+def exchange_law(groups: Groups, array: Any = jnp) -> tuple[Any, Any]:
     """Compute the delay law of the global exchange.
 
     Args:
       groups: Settings.
+      array: `jax.numpy`, or `numpy` outside a trace.
 
     Returns:
       The constant part c_g and the mean 1 / lambda_g of the exponential part, in units of virtual
       time: `f64[]` each, or `f64[M]` where they are given per group.
     """
-    num = groups.num_groups
-    alike = (
-        jnp.asarray(groups.exchange.exchange_shift, float),
-        jnp.asarray(groups.exchange.exchange_mean, float),
+    num, law = groups.num_groups, groups.exchange
+    return (
+        _delay(num, law.exchange_shift_per_group, law.exchange_shift, array),
+        _delay(num, law.exchange_mean_per_group, law.exchange_mean, array),
     )
-    shift = groups.exchange.exchange_shift_per_group * num + alike[0]
-    return shift, groups.exchange.exchange_mean_per_group * num + alike[1]
+
+
+def _delay(size: Any, each: Any, alike: Any, array: Any) -> Any:
+    """Compute a delay with a part for each member and a part that does not depend on the size."""
+    return array.asarray(each, float) * array.asarray(size, float) + array.asarray(alike, float)

@@ -3,7 +3,7 @@
 The settings are those of FedAvg (McMahan et al. 2017, arXiv 1602.05629, Algorithm 1), with
 over-selection, deadlines and lost reports (`drop_rate`) as in Bonawitz et al. (2019, arXiv
 1902.01046, Sec. 2.2).
-With the defaults a round is that of `schedule_rounds`, with the same random numbers.
+With the defaults the server waits for everyone of a uniform cohort.
 
 Dimension letters: `N` clients, `T` ticks (a tick is a round), `A` clients asked in a round, `S`
 slots of a tick, that is reports that the server uses.
@@ -12,11 +12,10 @@ slots of a tick, that is reports that the server uses.
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -38,11 +37,15 @@ from fedjax_sim.timelines.cohorts import (
     draw_poisson_cohorts,
     draw_with_replacement,
 )
-from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
+from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.presets import FAVANO, preset
-from fedjax_sim.timelines.rounds.synchronous import RoundClock, Rounds, draw_work_times
+from fedjax_sim.timelines.rounds.synchronous import (
+    CohortClock,
+    assemble_rounds,
+    check_clients,
+    rounds_within,
+)
 from fedjax_sim.types import (
-    EMPTY,
     Algorithm,
     Array,
     Fit,
@@ -53,24 +56,6 @@ from fedjax_sim.types import (
     System,
     Timeline,
 )
-
-
-@struct
-class CohortClock(RoundClock):
-    """Settings of the time that a round takes whose reports may be late."""
-
-    num_asked: int = count(
-        0,
-        "Clients that are asked to take part in a round, of which the first `num_selected` reports "
-        "are used; 0 asks `num_selected`.",
-        least=0,
-    )
-    deadline: float = real(
-        0.0,
-        "Longest time that a round waits for reports, in units of virtual time; 0 for no limit.",
-        least=0,
-        simpler_at=(0.0,),
-    )
 
 
 @struct
@@ -98,7 +83,7 @@ class Cohort(Checked):
 
 
 @struct
-class CohortRounds(Rounds):
+class CohortRounds(Clients):
     """Settings of rounds of sampled clients.
 
     With `selection="by_examples"`, `with_replacement` and equal weights, the mean of the reports
@@ -111,6 +96,7 @@ class CohortRounds(Rounds):
         "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
         least=0,
     )
+    num_selected: int = count(10, "Size of the cohort, S.")
     cohort: Cohort = group(Cohort(), "who is asked, and what the reports weigh")
     clock: CohortClock = group(CohortClock(), "how long a round takes")
     # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of
@@ -118,12 +104,14 @@ class CohortRounds(Rounds):
     has_epochs: bool = fixed(False)
     examples: Any = filled()
 
-    def check_cohort(self) -> None:
-        """Check the sizes of the cohort.
+    def check_together(self) -> None:
+        """Check combinations of settings.
 
         Raises:
-          ConfigError: If fewer are asked than are needed, or more than there are.
+          ConfigError: If fewer are asked than are needed, or more than there are, or if a trace
+            lacks rows of some client.
         """
+        super().check_together()
         if self.cohort.selection == "poisson":
             for name, only in (
                 ("cohort.weighting", "equal"),
@@ -133,14 +121,18 @@ class CohortRounds(Rounds):
                 if value_of(self, name) != only:
                     allowed = f'{only!r} with selection = "poisson"'
                     raise ConfigError(name, value_of(self, name), allowed)
-        if not self.cohort.with_replacement:
-            super().check_cohort()
-            if self.clock.num_asked > self.num_clients:
-                allowed = f"at most num_clients = {self.num_clients}"
-                raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+        are_distinct = not self.cohort.with_replacement
+        check_clients(self, are_distinct=are_distinct)
+        if are_distinct and self.clock.num_asked > self.num_clients:
+            allowed = f"at most num_clients = {self.num_clients}"
+            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
         if 0 < self.clock.num_asked < self.num_selected:
             allowed = f"0, or at least num_selected = {self.num_selected}"
             raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        return super().decided() | self.decided_by_trace("clock.round_time")
 
     def completed(self, problem: Any) -> Any:
         """Fill in the clients' numbers of examples, if something depends on them.
@@ -176,23 +168,6 @@ class CohortRounds(Rounds):
 
 
 HyperT = TypeVar("HyperT", bound=CohortRounds)
-
-
-@checked
-def rounds_within(hyper: Any, time: Above0) -> Any:
-    """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
-
-    With a recorded trace these are rounds of its mean work.
-
-    Args:
-      time: Units of virtual time.
-    """
-    if hyper.delays.trace is None:
-        work = hyper.times_per_update / hyper.delays.largest_rate
-    else:
-        work = (hyper.delays.trace.finish - hyper.delays.trace.start).mean()
-    # Work of a trace may take no time.
-    return time / np.maximum(hyper.clock.server_interact + work, 1e-200)
 
 
 @checked
@@ -233,10 +208,8 @@ def cohort_system(
 def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     """Schedule rounds of sampled clients.
 
-    A round ends when `num_selected` reports are in, or when nobody is left to wait for, or at the
-    deadline. A report that is lost is waited for until it should have come. Reports that are not
-    used leave no trace in the timeline, nor in the local steps and bits that are counted. The first
-    rounds do not depend on `num_ticks`.
+    Reports that are not used leave no trace in the timeline, nor in the local steps and bits that
+    are counted. The first rounds do not depend on `num_ticks`.
 
     Args:
       hyper: Settings of `CohortRounds`; completed if needed, and with a `batch_size`.
@@ -247,55 +220,24 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
       sampling they are all 1 / S.
     """
     num_asked = hyper.clock.num_asked or hyper.num_selected
-    asked = _draw_asked(stream(key, "cohorts"), hyper, num_asked, num_ticks)
-    steps = _steps_of(asked.clients, hyper)
-    work_time = draw_work_times(key, asked.clients, hyper, steps if hyper.has_epochs else None)
-    devices = draw_devices(key, hyper)
-    # In an empty cohort of Poisson sampling a client stands in that does nothing.
-    has_work = asked.times > 0
-    working = jnp.where(has_work, asked.clients, EMPTY)
-    version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], asked.clients.shape)
-    is_lost_here = is_lost(devices, jnp.maximum(asked.clients, 0), version) & has_work
-    is_asked = asked.clients != EMPTY
-    limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
-
-    def arrivals(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
-        """Compute when reports are in, infinite for those that never are: `f64[..., A]`."""
-        return jnp.where(is_asked & ~is_lost_here, taken, jnp.inf)
-
-    def length(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
-        """Compute how long a round lasts, `f64[...]`."""
-        first = jnp.sort(arrivals(taken, is_asked, is_lost_here))[..., : hyper.num_selected]
-        is_in = jnp.isfinite(first) & (first <= limit)
-        last = jnp.where(is_in, first, 0).max(axis=-1)
-        is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), hyper.num_selected)
-        # A loss is known when the report should have come.
-        known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
-        until = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, known)
-        return hyper.clock.server_interact + jnp.where(is_whole, last, until)
-
-    facts = is_asked, is_lost_here
-    taken = times_in_rounds(devices, working, work_time, length, *facts)
-    time, arrival = jnp.cumsum(length(taken, *facts)), arrivals(taken, *facts)
-    steps = jnp.where(has_work, steps, 0)
-    if num_asked > hyper.num_selected:
-        first = jnp.argsort(arrival, axis=1, stable=True)[:, : hyper.num_selected]
-        asked, steps, arrival, version = jax.tree.map(
-            lambda leaf: jnp.take_along_axis(leaf, first, axis=1), (asked, steps, arrival, version)
-        )
-    is_in = jnp.isfinite(arrival) & (arrival <= limit)
-    clients, times = asked
-    share = jnp.where(is_in, times, 0).astype(arrival.dtype)
+    clients, times = _draw_asked(stream(key, "cohorts"), hyper, num_asked, num_ticks)
+    share = times.astype(float)
     if hyper.cohort.weighting == "examples" and hyper.examples is not None:
         share = share * hyper.examples[clients]
-    total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
-    return Timeline(
-        time=time,
-        clients=jnp.where(is_in, clients, EMPTY),
-        steps=jnp.where(is_in, steps, 0),
-        version=version,
-        weight=share / (hyper.num_selected if hyper.cohort.selection == "poisson" else total),
-        holds=version,
+    is_poisson = hyper.cohort.selection == "poisson"
+
+    def weigh(share: Array) -> Array:
+        total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
+        return share / (hyper.num_selected if is_poisson else total)
+
+    return assemble_rounds(
+        key,
+        hyper,
+        clients,
+        share,
+        weigh,
+        num_used=clients.shape[1] if is_poisson else hyper.num_selected,
+        steps=_steps_of(clients, hyper) if hyper.has_epochs else None,
     )
 
 
@@ -318,9 +260,6 @@ def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draw
 
 def _steps_of(clients: Array, hyper: Any) -> Array:
     """Compute the local steps of each slot's client: `i[T, A]`."""
-    steps = jnp.full(clients.shape, hyper.local_steps)
-    if not hyper.has_epochs:
-        return steps
     # A quotient that is a whole number must not become the next one by rounding.
     quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
-    return jnp.ceil(quotient - 1e-9).astype(steps.dtype)[clients]
+    return jnp.ceil(quotient - 1e-9).astype(int)[clients]

@@ -1,44 +1,44 @@
-"""Synchronous rounds: the server waits for the slowest of the clients it selected.
+"""How synchronous rounds go: how long one lasts, whose reports are used, and what these weigh.
 
-Dimension letters: `N` clients, `T` ticks (a tick is a round), `S` slots of a tick, `K` local steps
-of a client in a round.
+The server waits for the slowest of the clients that it asked, or for the first reports that are in,
+or until a deadline. The clocks of this folder differ in whom they ask and in the weights.
+
+Dimension letters: `N` clients, `T` ticks (a tick is a round), `A` clients asked in a round, `S`
+slots of a tick, that is reports that the server uses, `K` local steps of a client in a round.
 """
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    count,
-    group,
-    real,
-    redefault,
-    struct,
-    weights,
-    whole,
-)
+from fedjax_sim.checking import Above0, checked
+from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement, previous_visits
-from fedjax_sim.timelines.delays import (
-    Clients,
-    Speeds,
-    draw_client_speeds,
-    draw_runtimes,
-)
+from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.delays import Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
 @struct
-class RoundClock(Checked):
+class CohortClock(Checked):
     """Settings of the time that a round takes."""
 
+    num_asked: int = count(
+        0,
+        "Clients that are asked to take part in a round, of which the first `num_selected` reports "
+        "are used; 0 asks `num_selected`.",
+        least=0,
+    )
+    deadline: float = real(
+        0.0,
+        "Longest time that a round waits for reports, in units of virtual time; 0 for no limit.",
+        least=0,
+        simpler_at=(0.0,),
+    )
     server_interact: float = real(
         0.0,
         "Duration of the exchange with the cohort, in units of virtual time.",
@@ -53,209 +53,119 @@ class RoundClock(Checked):
     )
 
 
-@struct
-class Rounds(Clients):
-    """Settings of synchronous rounds of uniform cohorts."""
+def check_clients(hyper: Any, *, are_distinct: bool) -> None:
+    """Check that there are enough clients for a cohort, and that a trace has rows of each.
 
-    num_selected: int = count(10, "Size of the cohort, S.")
-    clock: RoundClock = group(RoundClock(), "how long a round takes")
+    Args:
+      hyper: Settings of a clock in rounds.
+      are_distinct: Whether the cohort has `num_selected` different clients.
 
-    def check_together(self) -> None:
-        """Check combinations of settings.
-
-        Raises:
-          ConfigError: If the cohort exceeds the clients, or a trace lacks rows of some client.
-        """
-        super().check_together()
-        self.check_cohort()
-        if (
-            self.delays.trace is not None
-            and len(set(self.recorded.client.tolist())) < self.num_clients
-        ):
-            raise ConfigError(
-                "trace",
-                "a client without rows",
-                "with rows of every client, as any may be selected",
-            )
-
-    def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
-
-    def check_cohort(self) -> None:
-        """Check that the cohort is not larger than the number of clients.
-
-        Raises:
-          ConfigError: If it is larger.
-        """
-        if self.num_selected > self.num_clients:
-            raise ConfigError(
-                "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
-            )
-
-
-@struct
-class WeightedRounds(Rounds):
-    """Settings of synchronous rounds of weighted clients."""
-
-    local_steps: int = whole(10, "Local steps of a client in a round, K.")
-    participants: str = choice(
-        "full",
-        ("full", "with_replacement", "without_replacement"),
-        'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
-        "draws of client c with probability p_c; a client drawn j times has weight j/S. "
-        '"without_replacement": a uniform subset of S clients with weights 1/S; needs equal p_c.',
-    )
-    client_weights: Any = weights(
-        "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
-        "or equal weights for a schedule without a problem."
-    )
-    clock: RoundClock = redefault(Rounds, "clock", RoundClock(round_time="mean"))
-
-    def check_together(self) -> None:
-        """Check combinations of settings.
-
-        Raises:
-          ConfigError: If the K running times of a client are to be summed.
-        """
-        super().check_together()
-        if self.clock.round_time == "sum":
-            allowed = "one_draw or mean, because local_steps can be swept in one program here"
-            raise ConfigError("clock.round_time", "sum", allowed)
-
-    def check_cohort(self) -> None:
-        """Check the size of the cohort if it is drawn without replacement.
-
-        Raises:
-          ConfigError: If it is larger than the number of clients.
-        """
-        if self.participants == "without_replacement":
-            super().check_cohort()
-
-    def weighted(self, counts: np.ndarray) -> Any:
-        """Replace the client weights by weights of sum 1. Runs on the host.
-
-        Args:
-          counts: `i[N]`, the clients' numbers of examples, which are the weights if none are set.
-
-        Returns:
-          The same settings with `client_weights` `f64[N]`.
-
-        Raises:
-          ConfigError: If the number of weights is wrong, or they are unequal although a uniform
-            subset takes part, which would be biased.
-        """
-        weights = counts if self.client_weights is None else np.asarray(self.client_weights, float)
-        if weights.shape not in ((), counts.shape):
-            raise ConfigError(
-                "client_weights",
-                f"of {weights.size} numbers",
-                f"one number, or {counts.size}: one per client",
-            )
-        weights = np.broadcast_to(weights, counts.shape)
-        if self.participants == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
-            unequal = f"with weights from {weights.min():g} to {weights.max():g}"
-            raise ConfigError(
-                "participants",
-                f"without_replacement {unequal}",
-                "full or with_replacement unless all weights are equal",
-            )
-        return cast(Any, self).replace(client_weights=weights / weights.sum())
-
-    def shares(self, counts: Array | None = None) -> Array:
-        """Compute the clients' weights p_c.
-
-        Args:
-          counts: `i32[N]`, the clients' numbers of examples, which are the weights if no
-            `client_weights` are set; None for equal weights.
-
-        Returns:
-          `f[N]`, of sum 1.
-        """
-        given = self.client_weights if self.client_weights is not None else counts
-        weight = jnp.broadcast_to(
-            jnp.asarray(1.0 if given is None else given, float), (self.num_clients,)
-        )
-        return weight / weight.sum()
+    Raises:
+      ConfigError: If the cohort exceeds the clients, or the trace lacks rows of some client.
+    """
+    if are_distinct and hyper.num_selected > hyper.num_clients:
+        allowed = f"at most num_clients = {hyper.num_clients}"
+        raise ConfigError("num_selected", hyper.num_selected, allowed)
+    has_trace = hyper.delays.trace is not None
+    if has_trace and len(set(hyper.recorded.client.tolist())) < hyper.num_clients:
+        allowed = "with rows of every client, as any may be selected"
+        raise ConfigError("trace", "a client without rows", allowed)
 
 
 @checked
-def schedule_rounds(key: Key, hyper: Rounds, num_ticks: Count) -> Timeline:
-    """Schedule synchronous rounds of uniform cohorts.
+def rounds_within(hyper: Any, time: Above0) -> Any:
+    """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
-    Every selected client does K steps from the current model. With a recorded trace a client's work
-    takes as long as its rows say, which are used in order and again from the first one after the
-    last. The first rounds do not depend on `num_ticks`.
+    With a recorded trace these are rounds of its mean work.
 
     Args:
-      num_ticks: Number of rounds T.
-
-    Returns:
-      A timeline with all weights 1/S.
+      time: Units of virtual time.
     """
-    clients = draw_cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
-    return _synchronous(key, hyper, clients, jnp.full(clients.shape, 1 / hyper.num_selected))
+    if hyper.delays.trace is None:
+        work = hyper.times_per_update / hyper.delays.largest_rate
+    else:
+        work = (hyper.delays.trace.finish - hyper.delays.trace.start).mean()
+    # Work of a trace may take no time.
+    return time / np.maximum(hyper.clock.server_interact + work, 1e-200)
 
 
-@checked
-def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) -> Timeline:
-    """Schedule synchronous rounds of weighted clients.
+def assemble_rounds(
+    key: Key,
+    hyper: Any,
+    clients: Array,
+    share: Array,
+    weigh: Callable[[Array], Array],
+    *,
+    num_used: int,
+    steps: Array | None = None,
+) -> Timeline:
+    """Make the timeline of rounds in which given clients are asked.
 
-    A client that is drawn more than once in a round works once, in one slot.
+    A round ends when `num_used` reports are in, or when nobody is left to wait for, or at the
+    deadline. A report that is lost is waited for until it should have come. Clients keep the model
+    from which they started until they are selected again.
 
     Args:
-      num_ticks: Number of rounds T.
+      hyper: Settings of a clock in rounds.
+      clients: `i[T, A]`, who is asked; `EMPTY` in empty slots. With a recorded trace a client's
+        work takes as long as its rows say, which are used in order and again from the first one
+        after the last.
+      share: `f[T, A]`, what the clients' reports weigh, up to a factor; 0 for clients that do
+        nothing.
+      weigh: Function from shares `f[T, S]`, 0 for reports that are not in, to weights.
+      num_used: Reports S that are used in a round, at most A: the first ones.
+      steps: `i[T, A]`, local steps of the clients; None for `hyper.local_steps` everywhere.
 
     Returns:
-      A timeline whose weights sum to 1 in every round. Full participation has a slot for each
-      client. With replacement there are S slots, and those left over by repeated draws are `EMPTY`.
+      The timeline. Slots without a report are `EMPTY`.
     """
-    if hyper.participants == "without_replacement":
-        return schedule_rounds(key, hyper, num_ticks)
-    share = hyper.shares()
-    if hyper.participants == "full":
-        shape = (num_ticks, hyper.num_clients)
-        return _synchronous(
-            key,
-            hyper,
-            jnp.broadcast_to(jnp.arange(shape[1]), shape),
-            jnp.broadcast_to(share, shape),
+    work_time = draw_work_times(key, clients, hyper, steps)
+    if steps is None:
+        steps = jnp.full(clients.shape, hyper.local_steps)
+    devices, has_work, tick = draw_devices(key, hyper), share > 0, jnp.arange(len(clients))[:, None]
+    is_asked = clients != EMPTY
+    is_lost_here = is_lost(devices, jnp.maximum(clients, 0), tick) & has_work
+    limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
+
+    def arrivals(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
+        """Compute when reports are in, infinite for those that never are: `f64[..., A]`."""
+        return jnp.where(is_asked & ~is_lost_here, taken, jnp.inf)
+
+    def length(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
+        """Compute how long a round lasts, `f64[...]`."""
+        first = arrivals(taken, is_asked, is_lost_here)
+        if first.shape[-1] > num_used:
+            first = jnp.sort(first)[..., :num_used]
+        is_in = jnp.isfinite(first) & (first <= limit)
+        last = jnp.where(is_in, first, 0).max(axis=-1)
+        is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
+        # A loss is known when the report should have come.
+        known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
+        until = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, known)
+        return hyper.clock.server_interact + jnp.where(is_whole, last, until)
+
+    facts = is_asked, is_lost_here
+    working = jnp.where(has_work, clients, EMPTY)
+    taken = times_in_rounds(devices, working, work_time, length, *facts)
+    time, arrival = jnp.cumsum(length(taken, *facts)), arrivals(taken, *facts)
+    if arrival.shape[1] > num_used:
+        first = jnp.argsort(arrival, axis=1, stable=True)[:, :num_used]
+        clients, share, steps, arrival = (
+            jnp.take_along_axis(leaf, first, axis=1) for leaf in (clients, share, steps, arrival)
         )
-    drawn = draw_with_replacement(stream(key, "cohorts"), share, hyper.num_selected, num_ticks)
-    return _synchronous(
-        key, hyper, drawn.clients, drawn.times.astype(share.dtype) / hyper.num_selected
-    )
-
-
-def _synchronous(key: Key, hyper: Rounds, clients: Array, weight: Array) -> Timeline:
-    """Make the timeline of rounds with given clients `i[T, S]` and weights `f[T, S]`.
-
-    Where updates are lost the weights of the others are scaled to the same sum. The server waits
-    until it knows of a loss, when the update should have arrived.
-    """
-    present = clients != EMPTY
-    work_time = draw_work_times(key, clients, hyper)
-    devices = draw_devices(key, hyper)
-
-    def wait(taken: Array) -> Array:
-        return hyper.clock.server_interact + taken.max(axis=-1)
-
-    taken = times_in_rounds(devices, clients, work_time, wait)
-    time = jnp.cumsum(wait(taken))
-    version = jnp.broadcast_to(jnp.arange(clients.shape[0])[:, None], clients.shape)
-    if devices.loss is not None:
-        present = present & ~is_lost(devices, jnp.maximum(clients, 0), version)
-        left = jnp.where(present, weight, 0)
-        total, kept = (x.sum(axis=1, keepdims=True) for x in (weight, left))
-        weight = left * (total / jnp.where(kept > 0, kept, 1))
-        clients = jnp.where(present, clients, EMPTY)
-    # A client keeps the model from which it started until it is selected again.
+    is_in = jnp.isfinite(arrival) & (arrival <= limit)
+    version = jnp.broadcast_to(tick, clients.shape)
     return Timeline(
-        time, clients, jnp.where(present, hyper.local_steps, 0), version, weight, holds=version
+        time=time,
+        clients=jnp.where(is_in, clients, EMPTY),
+        steps=jnp.where(is_in & (share > 0), steps, 0),
+        version=version,
+        weight=weigh(jnp.where(is_in, share, 0)),
+        holds=version,
     )
 
 
-def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None = None) -> Array:
+def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = None) -> Array:
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
     Args:
@@ -292,7 +202,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Rounds, steps: Array | None
     return jax.lax.fori_loop(0, num_times.max(), add, nothing)
 
 
-def _trace_time(clients: Array, hyper: Rounds) -> Array:
+def _trace_time(clients: Array, hyper: Any) -> Array:
     """Look up how long each slot's work takes in the recorded trace: `f64[T, S]`."""
     rows = hyper.recorded.by_client(hyper.num_clients)
     _, visit = previous_visits(clients)

@@ -638,9 +638,10 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
     The other clients' draws do not change.
     """
     hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25, spread_slow=0.25)
+    tables = [ClientTable([rate, *[1.0] * 5], np.full(6, 0.25)) for rate in (1.0, 1 / 8)]
     schedule, slowed = (
-        draw(schedule_arrivals, hyper.replace(throttle=throttle), num_ticks=200, seeds=2)
-        for throttle in (1.0, 1 / 8)
+        draw(schedule_arrivals, hyper.replace(client_table=table), num_ticks=200, seeds=2)
+        for table in tables
     )
     # Even the shortest time of client 0 is longer than nearly all times of the other clients.
     taken = times_of(hyper, 0, 200)
@@ -683,10 +684,6 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
         (
             {"restart": "never"},
             "clock.restart is 'never', but must be one of after_interaction, own_finish, replaced",
-        ),
-        (
-            {"throttle": 0.0},
-            "clock.throttle is 0.0, but must be a finite number above 0 and at most 1",
         ),
     ],
 )

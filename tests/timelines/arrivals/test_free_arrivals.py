@@ -19,6 +19,7 @@ from fedjax_sim import Timeline
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     Arrivals,
+    ClientTable,
     arrivals_within,
     draw_client_speeds,
     presets,
@@ -444,13 +445,13 @@ settings and need no new compilation.
 RANDOM = {"spread_fast": 1.0, "spread_slow": 1.0}
 LOST = {"drop_rate": 0.3}
 BREAKS = {"on_time": 2.0, "off_time": 1.5}
-KINDS: dict[str, dict[str, float]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "equal and constant": {"rate_slow": 1.0},
     "exponential": RANDOM,
     "lost": RANDOM | LOST,
     "breaks": RANDOM | BREAKS,
     "lost and breaks": {"spread_fast": 0.5, "spread_slow": 0.9} | LOST | BREAKS,
-    "throttled": {"spread_fast": 0.5, "spread_slow": 0.5, "throttle": 0.5},
+    "throttled": {"client_table": ClientTable([0.5, 1.0, 1 / 8, 1.0, 1 / 8, 1.0], 0.5)},
     "close times after long": {
         "spread_fast": 1e-9,
         "spread_slow": 1e-9,
@@ -488,7 +489,6 @@ def test_schedules_are_those_of_a_queue_of_events(lossy: Callable, kind: str) ->
     has_breaks = hyper.delays.off_time > 0
     for seed, (taken, lots, loss, phases) in enumerate(drawn):
         lost = loss < hyper.delays.drop_rate
-        taken = taken / np.where(np.arange(6) == 0, hyper.clock.throttle, 1.0)[:, None]
         expected = one_by_one(
             NUM_TICKS * SIZE,
             taken.tolist(),

@@ -21,17 +21,17 @@ from fedjax_sim.timelines import (
     ClientQueues,
     Clients,
     ClientTable,
+    CohortRounds,
     Contacts,
     GroupArrivals,
     Groups,
-    Rounds,
     presets,
     schedule_arrivals,
     schedule_client_queues,
+    schedule_cohort_rounds,
     schedule_contacts,
     schedule_group_arrivals,
     schedule_group_rounds,
-    schedule_rounds,
 )
 from fedjax_sim.timelines.delays.devices import (
     draw_devices,
@@ -147,10 +147,12 @@ SOME = [0.0, 0.5, 0.25, 0.25, 0.5]
 
 def test_rounds(draw: Callable) -> None:
     """The server waits for the last client, and leaves out what was lost."""
-    hyper = clients_of(Rounds, drop_rate=SOME, num_selected=3, local_steps=2, server_interact=0.5)
-    schedule = jax.tree.map(lambda x: x[0], draw(schedule_rounds, hyper, num_ticks=30))
-    without = clients_of(Rounds, num_selected=3, local_steps=2, server_interact=0.5)
-    cohorts = draw(schedule_rounds, without, num_ticks=30).clients[0]
+    hyper = clients_of(
+        CohortRounds, drop_rate=SOME, num_selected=3, local_steps=2, server_interact=0.5
+    )
+    schedule = jax.tree.map(lambda x: x[0], draw(schedule_cohort_rounds, hyper, num_ticks=30))
+    without = clients_of(CohortRounds, num_selected=3, local_steps=2, server_interact=0.5)
+    cohorts = draw(schedule_cohort_rounds, without, num_ticks=30).clients[0]
     lost, clock = losses(hyper, 30), 0.0
     for t, cohort in enumerate(cohorts):
         ends = [work(i, clock, 2 / RATE[i] + TRANSFER[i])[1] for i in cohort]

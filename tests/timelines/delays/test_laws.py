@@ -20,19 +20,19 @@ from fedjax_sim.timelines import (
     Arrivals,
     Clients,
     ClientTable,
+    CohortRounds,
     Contacts,
-    Rounds,
     Speeds,
     draw_client_speeds,
     draw_runtimes,
     presets,
+    schedule_cohort_rounds,
     schedule_contacts,
-    schedule_rounds,
 )
 from fedjax_sim.timelines.delays.laws import SPREAD_LAWS, read_client_table, update_time
 
 CONTACTS = presets.preset(Contacts, presets.FAVANO)
-ROUNDS = presets.preset(Rounds, presets.FAVANO)
+ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 CLIENTS = presets.preset(Clients, presets.FAVANO)
 
@@ -474,7 +474,7 @@ def test_rounds_of_constant_times(
         runtime_law="runtime_constant",
     )
     schedule = draw(
-        schedule_rounds, hyper.replace(time_of=time_of, round_time=round_time), num_ticks=40
+        schedule_cohort_rounds, hyper.replace(time_of=time_of, round_time=round_time), num_ticks=40
     )
     slow = (schedule.clients[0] >= 7).any(axis=1)
     assert 5 < slow.sum() < 35
@@ -492,7 +492,7 @@ def test_rounds_of_uniform_times(draw: Callable) -> None:
         time_of="update",
         runtime_law="runtime_uniform",
     )
-    schedule = draw(schedule_rounds, hyper.replace(spread_fast=0.5), num_ticks=1000, seeds=2)
+    schedule = draw(schedule_cohort_rounds, hyper.replace(spread_fast=0.5), num_ticks=1000, seeds=2)
     lengths = np.diff(schedule.time, axis=1, prepend=0.0).ravel() - 3
     assert stats.kstest(lengths, stats.beta(4, 1, 1, 2).cdf).pvalue > 1e-3
 
@@ -505,7 +505,7 @@ def test_rounds_of_a_table(draw: Callable) -> None:
         client_table=ClientTable(TABLE.rate),
         runtime_law="runtime_constant",
     )
-    schedule = draw(schedule_rounds, hyper, num_ticks=40)
+    schedule = draw(schedule_cohort_rounds, hyper, num_ticks=40)
     np.testing.assert_array_equal(
         np.diff(schedule.time[0], prepend=0), 3 + 4 / TABLE.rate[schedule.clients[0, :, 0]]
     )

@@ -11,19 +11,19 @@ import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.timelines import (
     Arrivals,
+    CohortRounds,
     Contacts,
-    Rounds,
     Trace,
     presets,
     read_trace,
     schedule_arrivals,
+    schedule_cohort_rounds,
     schedule_contacts,
-    schedule_rounds,
 )
 from tests.conftest import slow_but
 
 CONTACTS = presets.preset(Contacts, presets.FAVANO)
-ROUNDS = presets.preset(Rounds, presets.FAVANO)
+ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 ARRIVALS = presets.preset(Arrivals, presets.FAVANO)
 
 
@@ -198,7 +198,7 @@ def test_rounds_use_a_clients_rows_in_turn(draw: Callable) -> None:
     """After its last row a client starts again from the first."""
     trace = recorded()
     hyper = ROUNDS(num_clients=6, num_selected=2, local_steps=3, server_interact=0.5, trace=trace)
-    schedule = draw(schedule_rounds, hyper, num_ticks=60)
+    schedule = draw(schedule_cohort_rounds, hyper, num_ticks=60)
     lengths = {i: (trace.finish - trace.start)[trace.client == i] for i in range(6)}
     visits, clock = np.zeros(6, int), 0.0
     for t in range(60):

@@ -14,16 +14,13 @@ from fedjax_sim.settings import check
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import (
     CohortRounds,
-    Rounds,
     presets,
     schedule_cohort_rounds,
-    schedule_rounds,
 )
-from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts
+from fedjax_sim.timelines.cohorts import draw_by_share, draw_cohorts, draw_poisson_cohorts
 from fedjax_sim.timelines.rounds.synchronous import draw_work_times
 from fedjax_sim.types import EMPTY
 
-ROUNDS = presets.preset(Rounds, presets.FAVANO)
 COHORT_ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 
 SIZES = np.array([3, 1, 8, 2, 5, 100, 4, 6, 9])
@@ -51,14 +48,23 @@ def rounds(draw: Callable) -> Callable:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("round_time", ["sum", "mean"])
-def test_by_default_they_are_the_rounds_of_uniform_cohorts(draw: Callable, round_time: str) -> None:
-    """Bit for bit."""
-    settings = {**CLOCK, "round_time": round_time}
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        draw(schedule_cohort_rounds, COHORT_ROUNDS(**settings), num_ticks=40, seeds=3),
-        draw(schedule_rounds, ROUNDS(**settings), num_ticks=40, seeds=3),
-    )
+def test_by_default_everyone_of_a_uniform_cohort_is_waited_for(
+    draw: Callable, round_time: str
+) -> None:
+    """Bit for bit what the draws of cohorts and of times say."""
+
+    def asked(key: jax.Array, hyper: CohortRounds, num_ticks: int) -> tuple[jax.Array, jax.Array]:
+        clients = draw_cohorts(stream(key, "cohorts"), 9, 4, num_ticks)
+        length = hyper.clock.server_interact + draw_work_times(key, clients, hyper).max(axis=1)
+        return clients, jnp.cumsum(length)
+
+    hyper = COHORT_ROUNDS(**CLOCK, round_time=round_time)
+    schedule = draw(schedule_cohort_rounds, hyper, num_ticks=40, seeds=3)
+    clients, time = draw(asked, hyper, num_ticks=40, seeds=3)
+    np.testing.assert_array_equal(schedule.clients, clients)
+    np.testing.assert_array_equal(schedule.time, time)
+    assert (schedule.weight == 1 / 4).all()
+    assert (schedule.steps == 5).all()
 
 
 EPOCHS = {"batch_size": 2, "weighting": "examples", "server_interact": 0.0, "num_ticks": 500}
@@ -120,11 +126,11 @@ def test_the_first_to_arrive_are_used(rounds: Callable, draw: Callable) -> None:
     settings = {"runtime_law": "runtime_exp", "server_interact": 1.0}
     some = rounds(num_asked=7, **settings)
 
-    def asked(key: jax.Array, hyper: Rounds, num_ticks: int) -> tuple[jax.Array, jax.Array]:
+    def asked(key: jax.Array, hyper: CohortRounds, num_ticks: int) -> tuple[jax.Array, jax.Array]:
         clients = draw_cohorts(stream(key, "cohorts"), 9, 7, num_ticks)
         return clients, draw_work_times(key, clients, hyper)
 
-    hyper = ROUNDS(**(CLOCK | settings))
+    hyper = COHORT_ROUNDS(**(CLOCK | settings))
     clients, times = draw(asked, hyper, num_ticks=40, seeds=3)
     order = np.argsort(times, axis=-1)[..., :4]
     np.testing.assert_array_equal(some.clients, np.take_along_axis(clients, order, axis=-1))
@@ -132,6 +138,22 @@ def test_the_first_to_arrive_are_used(rounds: Callable, draw: Callable) -> None:
     np.testing.assert_allclose(np.diff(some.time, axis=1, prepend=0.0), 1 + fourth, rtol=1e-9)
     np.testing.assert_allclose(some.weight, 1 / 4)
     assert (some.steps == 5).all()
+
+
+def test_a_poisson_cohort_is_waited_for(rounds: Callable, draw: Callable) -> None:
+    """All its reports are used, so a round lasts as long as its slowest, also beyond S = 4."""
+    settings = {"runtime_law": "runtime_exp", "server_interact": 1.0}
+    some = rounds(selection="poisson", **settings)
+
+    def members(key: jax.Array, hyper: CohortRounds, num_ticks: int) -> tuple[jax.Array, jax.Array]:
+        clients, is_member = draw_poisson_cohorts(stream(key, "cohorts"), 9, 4, num_ticks)
+        return is_member, draw_work_times(key, clients, hyper)
+
+    is_member, times = draw(members, COHORT_ROUNDS(**(CLOCK | settings)), num_ticks=40, seeds=3)
+    assert (is_member.sum(axis=-1) > 4).any()
+    np.testing.assert_array_equal(some.weight, np.where(is_member, 1 / 4, 0))
+    last = np.where(is_member, times, 0).max(axis=-1)
+    np.testing.assert_allclose(np.diff(some.time, axis=1, prepend=0.0), 1 + last, rtol=1e-9)
 
 
 def test_a_deadline_cuts_a_round_short(rounds: Callable) -> None:

@@ -9,15 +9,15 @@ from scipy import stats
 
 from fedjax_sim.engine.planning.drawing import ticks_in_budget
 from fedjax_sim.timelines import (
-    Rounds,
+    CohortRounds,
     WeightedRounds,
     presets,
-    schedule_rounds,
+    schedule_cohort_rounds,
     schedule_weighted_rounds,
 )
 from fedjax_sim.types import EMPTY
 
-ROUNDS = presets.preset(Rounds, presets.FAVANO)
+ROUNDS = presets.preset(CohortRounds, presets.FAVANO)
 WEIGHTED_ROUNDS = presets.preset(WeightedRounds, presets.LOCK_STEP)
 
 
@@ -44,7 +44,9 @@ def test_mean_round_time(
     The formula agrees with numbers from a separate calculation.
     """
     assert abs(mean_round_time(num_slow) - expected) < 0.005
-    schedule = draw(schedule_rounds, ROUNDS(slow_fraction=slow_fraction), num_ticks=60, seeds=160)
+    schedule = draw(
+        schedule_cohort_rounds, ROUNDS(slow_fraction=slow_fraction), num_ticks=60, seeds=160
+    )
     times = np.diff(schedule.time, axis=1)
     error = times.std() / np.sqrt(times.size)
     assert error < 0.7
@@ -70,7 +72,7 @@ def test_rounds_in_a_budget(
 ) -> None:
     """Agree within 5 standard errors, plus the 1 % and the rounding of the expected numbers."""
     schedule = draw(
-        schedule_rounds,
+        schedule_cohort_rounds,
         ROUNDS(slow_fraction=slow_fraction, round_time=reading),
         num_ticks=60,
         seeds=160,
@@ -84,7 +86,7 @@ def test_rounds_in_a_budget(
 
 def test_everyone_starts_from_the_current_model_and_does_all_steps(draw: Callable) -> None:
     hyper = ROUNDS(num_clients=9, num_selected=4, local_steps=5)
-    schedule = draw(schedule_rounds, hyper, num_ticks=30, seeds=3)
+    schedule = draw(schedule_cohort_rounds, hyper, num_ticks=30, seeds=3)
     ticks = np.broadcast_to(np.arange(30)[:, None], (3, 30, 4))
     np.testing.assert_array_equal(schedule.version, ticks)
     np.testing.assert_array_equal(schedule.holds, ticks)
@@ -101,7 +103,7 @@ def test_one_draw_counts_for_all_steps(draw: Callable) -> None:
     hyper = ROUNDS(
         num_clients=9, num_selected=4, local_steps=5, round_time="one_draw", server_interact=0.0
     )
-    schedule = draw(schedule_rounds, hyper, num_ticks=30, seeds=3)
+    schedule = draw(schedule_cohort_rounds, hyper, num_ticks=30, seeds=3)
     np.testing.assert_array_equal(np.diff(schedule.time, axis=1, prepend=0.0) % 5, 0)
 
 
@@ -110,14 +112,16 @@ def test_the_mean_reading_waits_for_the_slowest_mean(draw: Callable) -> None:
     hyper = ROUNDS(
         num_clients=9, num_selected=4, local_steps=5, round_time="mean", slow_fraction=2 / 9
     )
-    lengths = np.diff(draw(schedule_rounds, hyper, num_ticks=60, seeds=2).time, axis=1, prepend=0.0)
+    lengths = np.diff(
+        draw(schedule_cohort_rounds, hyper, num_ticks=60, seeds=2).time, axis=1, prepend=0.0
+    )
     assert set(lengths.ravel().tolist()) == {13.0, 83.0}
 
 
 def test_a_step_per_time_unit_leaves_nothing_to_chance(draw: Callable) -> None:
     hyper = ROUNDS(num_clients=9, num_selected=4, local_steps=5, rate_fast=1.0, rate_slow=1.0)
     np.testing.assert_array_equal(
-        draw(schedule_rounds, hyper, num_ticks=30, seeds=3).time[0], 8.0 * np.arange(1, 31)
+        draw(schedule_cohort_rounds, hyper, num_ticks=30, seeds=3).time[0], 8.0 * np.arange(1, 31)
     )
 
 
@@ -130,7 +134,10 @@ def test_exponential_times_have_the_same_mean(draw: Callable) -> None:
         num_clients=3, num_selected=1, local_steps=5, slow_fraction=0.0, runtime_law="runtime_exp"
     )
     times = (
-        np.diff(draw(schedule_rounds, hyper, num_ticks=500, seeds=8).time, axis=1, prepend=0.0) - 3
+        np.diff(
+            draw(schedule_cohort_rounds, hyper, num_ticks=500, seeds=8).time, axis=1, prepend=0.0
+        )
+        - 3
     )
     error = times.std() / np.sqrt(times.size)
     assert abs(times.mean() - 10) < 5 * error
@@ -139,7 +146,7 @@ def test_exponential_times_have_the_same_mean(draw: Callable) -> None:
 
 def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> None:
     hyper = ROUNDS(num_clients=9, num_selected=4, local_steps=5)
-    short, long = (draw(schedule_rounds, hyper, num_ticks=num, seeds=3) for num in (17, 30))
+    short, long = (draw(schedule_cohort_rounds, hyper, num_ticks=num, seeds=3) for num in (17, 30))
     for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
         np.testing.assert_array_equal(few, many[:, :17])
     assert short.time.dtype == np.float64
@@ -200,6 +207,6 @@ def test_a_uniform_subset_is_the_cohort_of_rounds(draw: Callable) -> None:
     )
     subset, cohort = (
         draw(schedule_weighted_rounds, weighted, num_ticks=30, seeds=2),
-        draw(schedule_rounds, ROUNDS(**clock), num_ticks=30, seeds=2),
+        draw(schedule_cohort_rounds, ROUNDS(**clock), num_ticks=30, seeds=2),
     )
     jax.tree.map(np.testing.assert_array_equal, subset, cohort)

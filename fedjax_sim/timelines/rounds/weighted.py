@@ -1,0 +1,143 @@
+"""Rounds of weighted clients: all of them, or some drawn by their weights or uniformly.
+
+Dimension letters: `N` clients, `T` ticks (a tick is a round), `S` slots of a tick, `K` local steps
+of a client in a round.
+"""
+
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Count, checked
+from fedjax_sim.settings import ConfigError, choice, count, group, struct, weights, whole
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
+from fedjax_sim.timelines.delays import Clients
+from fedjax_sim.timelines.delays.devices import loss_shares
+from fedjax_sim.timelines.rounds.synchronous import CohortClock, assemble_rounds, check_clients
+from fedjax_sim.types import Array, Key, Timeline
+
+
+@struct
+class WeightedRounds(Clients):
+    """Settings of synchronous rounds of weighted clients."""
+
+    local_steps: int = whole(10, "Local steps of a client in a round, K.")
+    participants: str = choice(
+        "full",
+        ("full", "with_replacement", "without_replacement"),
+        'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
+        "draws of client c with probability p_c; a client drawn j times has weight j/S. "
+        '"without_replacement": a uniform subset of S clients with weights 1/S; needs equal p_c.',
+    )
+    client_weights: Any = weights(
+        "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
+        "or equal weights for a schedule without a problem."
+    )
+    num_selected: int = count(10, "Size of the cohort, S.")
+    clock: CohortClock = group(
+        CohortClock(round_time="mean"),
+        "how long a round takes",
+        without=("num_asked", "deadline"),
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the cohort exceeds the clients, a trace lacks rows of some client, or the
+            K running times of a client are to be summed.
+        """
+        super().check_together()
+        check_clients(self, are_distinct=self.participants == "without_replacement")
+        if self.clock.round_time == "sum":
+            allowed = "one_draw or mean, because local_steps can be swept in one program here"
+            raise ConfigError("clock.round_time", "sum", allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        return super().decided() | self.decided_by_trace("clock.round_time")
+
+    def weighted(self, counts: np.ndarray) -> Any:
+        """Replace the client weights by weights of sum 1. Runs on the host.
+
+        Args:
+          counts: `i[N]`, the clients' numbers of examples, which are the weights if none are set.
+
+        Returns:
+          The same settings with `client_weights` `f64[N]`.
+
+        Raises:
+          ConfigError: If the number of weights is wrong, or they are unequal although a uniform
+            subset takes part, which would be biased.
+        """
+        weights = counts if self.client_weights is None else np.asarray(self.client_weights, float)
+        if weights.shape not in ((), counts.shape):
+            raise ConfigError(
+                "client_weights",
+                f"of {weights.size} numbers",
+                f"one number, or {counts.size}: one per client",
+            )
+        weights = np.broadcast_to(weights, counts.shape)
+        if self.participants == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
+            unequal = f"with weights from {weights.min():g} to {weights.max():g}"
+            raise ConfigError(
+                "participants",
+                f"without_replacement {unequal}",
+                "full or with_replacement unless all weights are equal",
+            )
+        return cast(Any, self).replace(client_weights=weights / weights.sum())
+
+    def shares(self, counts: Array | None = None) -> Array:
+        """Compute the clients' weights p_c.
+
+        Args:
+          counts: `i32[N]`, the clients' numbers of examples, which are the weights if no
+            `client_weights` are set; None for equal weights.
+
+        Returns:
+          `f[N]`, of sum 1.
+        """
+        given = self.client_weights if self.client_weights is not None else counts
+        weight = jnp.broadcast_to(
+            jnp.asarray(1.0 if given is None else given, float), (self.num_clients,)
+        )
+        return weight / weight.sum()
+
+
+@checked
+def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) -> Timeline:
+    """Schedule synchronous rounds of weighted clients.
+
+    A client that is drawn more than once in a round works once, in one slot. Where updates are lost
+    the weights of the others are scaled to the same sum. The first rounds do not depend on
+    `num_ticks`.
+
+    Args:
+      num_ticks: Number of rounds T.
+
+    Returns:
+      A timeline whose weights sum to 1 in every round. Full participation has a slot for each
+      client. With replacement there are S slots, and those left over by repeated draws are `EMPTY`.
+    """
+    cohorts, size = stream(key, "cohorts"), hyper.num_selected
+    share = hyper.shares()
+    if hyper.participants == "full":
+        shape = (num_ticks, hyper.num_clients)
+        clients = jnp.broadcast_to(jnp.arange(hyper.num_clients), shape)
+        weight = jnp.broadcast_to(share, shape)
+    elif hyper.participants == "with_replacement":
+        clients, times = draw_with_replacement(cohorts, share, size, num_ticks)
+        weight = times.astype(share.dtype) / size
+    else:
+        clients = draw_cohorts(cohorts, hyper.num_clients, size, num_ticks)
+        weight = jnp.full(clients.shape, 1 / size)
+
+    def weigh(left: Array) -> Array:
+        if loss_shares(hyper) is None:
+            return weight
+        total, kept = (x.sum(axis=1, keepdims=True) for x in (weight, left))
+        return left * (total / jnp.where(kept > 0, kept, 1))
+
+    return assemble_rounds(key, hyper, clients, weight, weigh, num_used=clients.shape[1])
