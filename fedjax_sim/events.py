@@ -30,6 +30,22 @@ A slot with zero local steps is not empty: a FAVANO client that finished no step
 _changes: ContextVar[set[str] | None] = ContextVar("changes", default=None)
 
 
+class PackedRows(NamedTuple):
+    """Rows into which slots are laid end to end, see `fedjax_sim.clients.packing`.
+
+    Attributes:
+      pooled: Rows for the slots of all lanes that run together.
+      of_lane: Rows for the slots of a lane that shares no rows with others.
+      pooled_slots: Slots for which `pooled` was counted.
+      lane_slots: Slots for which `of_lane` was counted.
+    """
+
+    pooled: int
+    of_lane: int
+    pooled_slots: int
+    lane_slots: int
+
+
 class Facts(NamedTuple):
     """Static facts of all events of a schedule.
 
@@ -41,9 +57,7 @@ class Facts(NamedTuple):
       all_filled: Whether no slot is ever empty.
       most_steps: The most local steps of a slot at any tick; None if that is not known.
       same_steps: Whether every slot does `most_steps` steps at every tick.
-      packed_rows: Rows of `most_steps` steps into which the slots of all lanes that run together
-        are laid end to end, see `fedjax_sim.clients.packing`; 0 if they are not.
-      lane_rows: The same for a lane that shares no rows with others.
+      packed: Rows of `most_steps` steps into which slots are laid end to end; None if they are not.
       trace: A number that differs between two traces of a step, so that no function is taken from
         JAX's cache with what an earlier trace has noted.
     """
@@ -54,8 +68,7 @@ class Facts(NamedTuple):
     all_filled: bool = False
     most_steps: int | None = None
     same_steps: bool = False
-    packed_rows: int = 0
-    lane_rows: int = 0
+    packed: PackedRows | None = None
     trace: int = 0
 
     def without(self, names: Collection[str]) -> "Facts":
@@ -84,7 +97,7 @@ class Facts(NamedTuple):
 
     def unpacked(self) -> "Facts":
         """Return the facts without those that hold only for packed slots."""
-        return self._replace(packed_rows=0, lane_rows=0)
+        return self._replace(packed=None)
 
     @property
     def is_scheduled(self) -> bool:

@@ -21,8 +21,9 @@ from fedjax_sim.batching import map_slots, replicate, split_over_devices, weight
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
-from fedjax_sim.clients.packing import Rows, run_in_rows
+from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
+from fedjax_sim.events import PackedRows
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Direction = Callable[..., Params]
@@ -189,7 +190,7 @@ def training_of(
                 client,
                 offset,
                 most_steps=facts.most_steps,
-                is_alone=facts.packed_rows > 0,
+                is_alone=facts.packed is not None,
             )
         optimizer = hyper.local_optimizer()
         is_elementwise = hyper.training.optimizer in ELEMENTWISE
@@ -262,7 +263,7 @@ def lasting_steps(
         steps = jnp.where(event.clients >= 0, jnp.maximum(event.steps, 0), 0)
         event = event.within(facts=facts, steps=steps)
     # Slots that run one after another read the common start where it is.
-    if starts is None and (plan.slots_at_once > 1 or facts.packed_rows):
+    if starts is None and (plan.slots_at_once > 1 or facts.packed):
         starts = replicate(start, num_slots)
     chex.assert_tree_shape_prefix((starts, extras, states), (num_slots,))
     common = start
@@ -334,8 +335,8 @@ def lasting_steps(
     # An empty slot has no steps; its client number only has to be valid.
     clients = event.clients if facts.all_filled else jnp.maximum(event.clients, 0)
     slots = (starts, clients, event.offset, extras, states)
-    if facts.packed_rows:
-        ends, executed = _in_rows(begin, plan, facts, event.steps, *slots)
+    if facts.packed is not None:
+        ends, executed = _in_rows(begin, plan, facts.packed, facts.most_steps, event.steps, *slots)
         if total is not None:
             each = summand(ends.model, turn(starts, ends.are_turned))
             ends = dataclasses.replace(ends, model=weighted_sum(total.weights, each))
@@ -369,16 +370,20 @@ class _Local:
 
 
 def _in_rows(
-    begin: Callable[..., tuple[_Local, Any]], plan: Plan, facts: Facts, steps: Array, *slots: Any
+    begin: Callable[..., tuple[_Local, Any]],
+    plan: Plan,
+    rows: PackedRows,
+    most_steps: int | None,
+    steps: Array,
+    *slots: Any,
 ) -> tuple[_Local, Array]:
     """Run the steps of all slots laid end to end. Results are those of `map_slots`."""
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
         return split_over_devices(
-            lambda _, *here: _in_rows(begin, alone, facts, *here), plan, steps, *slots
+            lambda _, *here: _in_rows(begin, alone, rows, most_steps, *here), plan, steps, *slots
         )
-    if facts.most_steps is None:
+    if most_steps is None:
         raise ValueError("Rows have the length `most_steps`, which is not known.")
-    rows = Rows(max(1, facts.most_steps), facts.packed_rows, facts.lane_rows)
-    ends, executed = run_in_rows(begin, rows, steps, *slots)
+    ends, executed = run_in_rows(begin, rows, max(1, most_steps), steps, *slots)
     return ends, executed.sum()

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
+from fedjax_sim.events import PackedRows
 from fedjax_sim.types import Array
 
 LARGEST_COPIED = 2**16
@@ -36,22 +37,12 @@ Step = Callable[[Array, Any], Any]
 """From the number of a slot's step, `i32[]`, and what the slot carries, to what it carries next."""
 
 
-class Rows(NamedTuple):
-    """The static sizes of the rows.
-
-    Attributes:
-      length: Steps of a row, K: the most steps of any slot.
-      pooled: Rows for the slots of all lanes that run together, W.
-      of_lane: Rows for the slots of one lane.
-    """
-
-    length: int
-    pooled: int
-    of_lane: int
-
-
 def run_in_rows(
-    begin: Callable[..., tuple[Any, Step]], rows: Rows, steps: Array, *slots: Any
+    begin: Callable[..., tuple[Any, Step]],
+    rows: PackedRows,
+    length: int,
+    steps: Array,
+    *slots: Any,
 ) -> tuple[Any, Array]:
     """Run the steps of every slot.
 
@@ -61,7 +52,8 @@ def run_in_rows(
     Args:
       begin: Called as `begin(*slot)` before the first step; returns what the slot carries and its
         step. What the step reads of the slot, `begin` looks up or computes once.
-      rows: The static sizes.
+      rows: How many rows there are.
+      length: Steps of a row, K: the most steps of any slot.
       steps: `i32[S]`, steps of each slot, at most K.
       slots: Pytrees with leading axis S.
 
@@ -103,7 +95,7 @@ def run_in_rows(
         consts = [next(both[0] if is_one else both[1]) for is_one in is_shared]
         return jaxpr_as_fun(ClosedJaxpr(body, consts))(q, *leaves)
 
-    results, executed = _batchable(step, rows)(steps, carries, of_slots, shared)
+    results, executed = _batchable(step, rows, length)(steps, carries, of_slots, shared)
     return jax.tree.unflatten(structure, results), executed
 
 
@@ -116,16 +108,19 @@ def _depending(program: Jaxpr) -> list[bool]:
     return [not isinstance(var, Literal) and var in found for var in program.outvars]
 
 
-def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]:
+def _batchable(step: Callable[..., list[Any]], rows: PackedRows, length: int) -> Callable[..., Any]:
     """Return `_run` as a function that shares rows between the lanes of a `vmap`.
 
     step: Called with what all slots share, what belongs to one slot, the number of the step and the
       leaves that the slot carries; returns these leaves after the step.
     """
 
+    pooled = rows.pooled, rows.pooled_slots
+    of_lane = rows.of_lane, rows.lane_slots
+
     @custom_vmap
     def run(steps: Array, carries: list[Any], of_slots: list[Any], shared: list[Any]) -> Any:
-        return _run(step, rows.pooled, rows.length, steps, carries, of_slots, shared)
+        return _run(step, pooled, length, steps, carries, of_slots, shared)
 
     @run.def_vmap
     def batched(size: int, which: Any, *inputs: Any) -> Any:
@@ -141,7 +136,9 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
                 jnp.swapaxes(leaf, 0, 1) if it else leaf
                 for leaf, it in zip(of_slots, are_of_slots, strict=True)
             ]
-            results, executed = _batchable(of_members, rows)(steps, carries, of_slots, shared)
+            results, executed = _batchable(of_members, rows, length)(
+                steps, carries, of_slots, shared
+            )
             is_batched = [True] * len(results), False
             return ([jnp.swapaxes(leaf, 0, 1) for leaf in results], executed), is_batched
         # Large shared arrays of each lane stay where they are: every lane has rows of
@@ -150,7 +147,7 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
         if sum(leaf.nbytes for leaf in varying) > size * LARGEST_COPIED:
             axes = ([0 if it else None for it in each] for each in (are_of_slots, are_shared))
             lanes = jax.vmap(
-                lambda *each: _run(step, rows.of_lane, rows.length, *each), in_axes=(0, 0, *axes)
+                lambda *each: _run(step, of_lane, length, *each), in_axes=(0, 0, *axes)
             )
             results, executed = lanes(steps, carries, of_slots, shared)
         else:
@@ -172,7 +169,7 @@ def _batchable(step: Callable[..., list[Any]], rows: Rows) -> Callable[..., Any]
                 return step(shared, of_slot, q, leaves)
 
             rest = [leaf for leaf, it in zip(shared, are_shared, strict=True) if not it]
-            results, executed = _batchable(with_copies, rows)(
+            results, executed = _batchable(with_copies, rows, length)(
                 pooled[0], pooled[1], [*pooled[2], *copies], rest
             )
             results, executed = jax.tree.map(
@@ -237,15 +234,30 @@ def lay_in_rows(steps: Array, num_rows: int, length: int) -> Places:
 
 def _run(
     step: Callable[..., list[Any]],
-    num_rows: int,
+    counted: tuple[int, int],
     length: int,
     steps: Array,
     carries: list[Any],
     of_slots: list[Any],
     shared: list[Any],
 ) -> tuple[list[Any], Array]:
-    """Run the steps of every slot, see `run_in_rows`. shared: read by the steps of all slots."""
-    num = steps.shape[0]
+    """Run the steps of every slot, see `run_in_rows`.
+
+    Args:
+      step: As in `_batchable`.
+      counted: The rows, and the slots for which they were counted.
+      length: Steps of a row.
+      steps: `i32[S]`, steps of the slots.
+      carries: What slots carry.
+      of_slots: What the steps of one slot read.
+      shared: What the steps of all slots read.
+
+    Raises:
+      ValueError: If there are more slots than were counted, whose steps might not fit.
+    """
+    num, (num_rows, num_counted) = steps.shape[0], counted
+    if num > num_counted:
+        raise ValueError(f"{num_rows} rows were counted for {num_counted} slots, not for {num}.")
     places = lay_in_rows(steps, num_rows, length)
     # Rows that write nothing write behind the end, each elsewhere.
     target = jnp.where(places.is_last, places.slot, num + jnp.arange(num_rows, dtype="int32")[None])

@@ -27,6 +27,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.local_settings import Descent
 from fedjax_sim.clients.mini_batches import LossGradient, shuffled_examples
+from fedjax_sim.events import PackedRows
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
 from fedjax_sim.types import Facts
@@ -412,7 +413,7 @@ SUMMED = {
     "in blocks": (Plan(slots_at_once=3), Facts()),
     "together": (Plan(slots_at_once=4), Facts()),
     "turned": (Plan(slots_at_once=2, narrow=2), Facts()),
-    "in turned rows": (Plan(narrow=2), Facts(most_steps=5, packed_rows=2, lane_rows=2)),
+    "in turned rows": (Plan(narrow=2), Facts(most_steps=5, packed=PackedRows(2, 2, 4, 4))),
 }
 
 

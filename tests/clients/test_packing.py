@@ -23,9 +23,10 @@ from fedjax_sim.clients import (
     local_training,
     packing,
 )
-from fedjax_sim.clients.packing import Rows, lay_in_rows, run_in_rows
+from fedjax_sim.clients.packing import lay_in_rows, run_in_rows
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.program import prepare
+from fedjax_sim.events import PackedRows
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classifications
@@ -105,10 +106,10 @@ def reference(steps: Any, names: Any, scale: float) -> np.ndarray:
 
 
 def in_rows(
-    rows: Rows, steps: jax.Array, names: jax.Array, scale: jax.Array
+    rows: PackedRows, steps: jax.Array, names: jax.Array, scale: jax.Array
 ) -> tuple[Any, jax.Array]:
     begin = lambda name: written(steps, name, scale)  # noqa: E731
-    return run_in_rows(begin, rows, steps, names)
+    return run_in_rows(begin, rows, 5, steps, names)
 
 
 @pytest.mark.parametrize("steps", LISTS)
@@ -116,9 +117,9 @@ def test_slots_of_one_lane(steps: list[int]) -> None:
     """Slots without steps keep what they begin with, and idle steps are dealt to the slots."""
     num_rows = max(1, -(-sum(steps) // 5))
     names = jnp.arange(len(steps)) * 1.5
-    (found, counts), executed = jax.jit(partial(in_rows, Rows(5, num_rows, num_rows)))(
-        jnp.array(steps, "int32"), names, 0.5
-    )
+    (found, counts), executed = jax.jit(
+        partial(in_rows, PackedRows(num_rows, num_rows, len(steps), len(steps)))
+    )(jnp.array(steps, "int32"), names, 0.5)
     np.testing.assert_allclose(found, reference(steps, np.asarray(names), 0.5), rtol=1e-5)
     assert counts.tolist() == steps
     assert executed.sum() == 5 * num_rows
@@ -143,7 +144,9 @@ def test_lanes_share_rows(
     if is_large:
         monkeypatch.setattr(packing, "LARGEST_COPIED", 3)
     scale = jnp.array(SCALES) if is_scale_of_lane else jnp.float32(0.5)
-    run = jax.vmap(partial(in_rows, Rows(5, 5, 3)), in_axes=(0, 0, 0 if is_scale_of_lane else None))
+    run = jax.vmap(
+        partial(in_rows, PackedRows(5, 3, 12, 3)), in_axes=(0, 0, 0 if is_scale_of_lane else None)
+    )
     (found, counts), executed = jax.jit(run)(LANES, NAMES, scale)
     for i, steps in enumerate(LANES):
         expected = reference(steps, NAMES[i], float(SCALES[i]) if is_scale_of_lane else 0.5)
@@ -155,10 +158,17 @@ def test_lanes_share_rows(
         assert executed.sum(axis=1).tolist() == [15] * 4
 
 
+def test_rows_serve_no_more_slots_than_they_were_counted_for() -> None:
+    """The steps of others might not fit, and would be lost."""
+    run = jax.vmap(partial(in_rows, PackedRows(5, 3, 11, 3)), in_axes=(0, 0, None))
+    with pytest.raises(ValueError, match="5 rows were counted for 11 slots, not for 12"):
+        run(LANES, NAMES, 0.5)
+
+
 def test_members_of_families_share_places() -> None:
     """Three members in each of four families: rows are counted once for the members."""
     names = np.stack([NAMES, NAMES + 20, NAMES + 40], axis=1)
-    members = jax.vmap(partial(in_rows, Rows(5, 5, 3)), in_axes=(None, 0, 0))
+    members = jax.vmap(partial(in_rows, PackedRows(5, 3, 12, 3)), in_axes=(None, 0, 0))
     families = jax.vmap(members, in_axes=(0, 0, None))
     (found, counts), executed = jax.jit(families)(LANES, names, SCALES[:3])
     for i, steps in enumerate(LANES):
@@ -302,7 +312,7 @@ def test_local_training(kind: str, steps: list[int], most: int, regression: Call
         return trained(kind, plan, regression(), tick, starts, extras)
 
     wide, _ = train(Facts(most_steps=5))
-    packed, work = train(Facts(most_steps=most, packed_rows=rows, lane_rows=rows))
+    packed, work = train(Facts(most_steps=most, packed=PackedRows(rows, rows, 6, 6)))
     for ours, theirs in zip(jax.tree.leaves(packed), jax.tree.leaves(wide), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert (int(work.executed), int(work.needed)) == (rows * most, sum(steps))
@@ -345,7 +355,7 @@ def test_optimizers_that_remember() -> None:
 
     alone = train(Plan(slots_at_once=1, client_devices=1))
     wide, known = Plan(slots_at_once=6, narrow=8, static_trips=True), Facts(most_steps=5)
-    packed = Facts(most_steps=5, packed_rows=3, lane_rows=3)
+    packed = Facts(most_steps=5, packed=PackedRows(3, 3, 6, 6))
     for plan, facts in ((wide, known), (wide, packed), (wide._replace(client_devices=2), packed)):
         for ours, theirs in zip(*map(jax.tree.leaves, (train(plan, facts), alone)), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

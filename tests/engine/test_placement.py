@@ -12,6 +12,7 @@ import pytest
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.planning.placement import Placement, check_layout, choose
 from fedjax_sim.engine.planning.step_cost import StepCost
+from fedjax_sim.events import PackedRows
 
 
 def test_lanes_are_dealt_by_their_work() -> None:
@@ -238,18 +239,23 @@ def test_rows_are_enough_for_the_fullest_tick() -> None:
     steps = np.array([[[5, 1, 0], [5, 4, 0]], [[5, 5, 0], [5, 0, 0]], [[0, 1, 0], [5, 5, 5]]])
     work, row = steps.max(axis=-1), np.array([0, 1, 2])
 
-    def rows(lanes_at_once: bool, lane_devices: int, client_devices: int) -> tuple[int, int]:
+    def rows(lanes_at_once: bool, lane_devices: int, client_devices: int) -> PackedRows | None:
         placement = Placement(3, lanes_at_once, lane_devices, client_devices, packed=True)
         return placement.count_rows(steps, work, row)
 
-    assert Placement(3, True, 1, 1).count_rows(steps, work, row) == (0, 0)
-    assert rows(True, 1, 1) == (6, 3)
-    assert rows(False, 1, 1) == (3, 3)
-    assert rows(True, 3, 1) == (3, 3)
+    assert Placement(3, True, 1, 1).count_rows(steps, work, row) is None
+    assert rows(True, 1, 1) == (6, 3, 9, 3)
+    assert rows(False, 1, 1) == (3, 3, 3, 3)
+    assert rows(True, 3, 1) == (3, 3, 3, 3)
     # Slots 0 and 1 on one device, slot 2 on the other.
-    assert rows(True, 1, 2) == (5, 2)
+    assert rows(True, 1, 2) == (5, 2, 6, 2)
     # Members of a family share places, and so do lanes of one schedule.
     of_members = np.repeat(row, 2)
     family = Placement(3, True, 1, 1, family_size=2, members=2, packed=True)
-    assert family.count_rows(steps, work, of_members) == (6, 3)
-    assert Placement(3, True, 1, 1, packed=True).count_rows(steps[:1], work[:1], row * 0) == (2, 2)
+    assert family.count_rows(steps, work, of_members) == (6, 3, 9, 3)
+    assert Placement(3, True, 1, 1, packed=True).count_rows(steps[:1], work[:1], row * 0) == (
+        2,
+        2,
+        3,
+        3,
+    )

@@ -17,7 +17,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan, System, Timeline
 from fedjax_sim.clients import local_training
 from fedjax_sim.compression import parse_compressor
-from fedjax_sim.events import DRAWN
+from fedjax_sim.events import DRAWN, PackedRows
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import known_values
@@ -41,7 +41,7 @@ PLANS = {
     "in blocks": (Plan(rows=3, slots_at_once=3), KNOWN._replace(most_steps=None, same_steps=False)),
     "packed": (
         Plan(rows=3, slots_at_once=4, static_trips=True),
-        KNOWN._replace(packed_rows=4, lane_rows=4),
+        KNOWN._replace(packed=PackedRows(4, 4, 4, 4)),
     ),
 }
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.planning.step_cost import StepCost
+from fedjax_sim.events import PackedRows
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import PRECISIONS, Layout
 
@@ -163,7 +164,7 @@ class Placement(NamedTuple):
         dealt = full.reshape(self.lane_batches, -1, self.lane_devices).transpose(2, 0, 1)
         return sets[dealt.ravel()].ravel()
 
-    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> tuple[int, int]:
+    def count_rows(self, steps: np.ndarray, work: np.ndarray, row: np.ndarray) -> PackedRows | None:
         """Count the rows into which slots are packed, enough for every tick.
 
         Args:
@@ -173,24 +174,26 @@ class Placement(NamedTuple):
           row: `i64[L]`, the number of each lane's schedule.
 
         Returns:
-          The rows for lanes that share them, and the rows for a lane that shares none; 0 if
-          slots are not packed.
+          The rows; None if slots are not packed.
         """
         if not self.packed:
-            return 0, 0
+            return None
         length, num_slots = max(1, int(steps.max(initial=0))), steps.shape[-1]
-        shares = np.arange(0, num_slots, -(-num_slots // self.client_devices))
+        lane_slots = -(-num_slots // self.client_devices)
+        shares = np.arange(0, num_slots, lane_slots)
         totals = np.add.reduceat(steps, shares, axis=-1, dtype=np.int64)
         totals = totals.reshape(len(steps), -1, len(shares))
         of_lane = int(totals.max())
-        together = of_lane
+        together, pooled_slots = of_lane, lane_slots
         # The members of a family share the steps of a row, and so do lanes of equal schedules.
         lanes = self.deal(work.sum(axis=1, dtype=np.int64)[row])[:: self.family_size]
         of_device = np.minimum(row[lanes], len(totals) - 1).reshape(self.lane_devices, -1)
         if self.lanes_at_once and any((rows != rows[0]).any() for rows in of_device):
             batches = of_device.reshape(self.lane_devices * self.lane_batches, -1)
             together = max(int(totals[rows].sum(axis=0).max()) for rows in batches)
-        return max(1, -(-together // length)), max(1, -(-of_lane // length))
+            pooled_slots *= batches.shape[1]
+        pooled, alone = (max(1, -(-steps // length)) for steps in (together, of_lane))
+        return PackedRows(pooled, alone, pooled_slots, lane_slots)
 
 
 def check_layout(layout: Layout) -> None:

@@ -251,7 +251,6 @@ def _facts_of_events(
       is_padded: Whether empty ticks will be appended.
     """
     steps = schedule.stored.steps
-    packed_rows, lane_rows = placement.count_rows(steps, schedule.work, row)
     most = int(steps.max())
     is_filled = not is_padded and bool((schedule.stored.clients != EMPTY).all())
     on_cpu = placement.platform == "cpu"
@@ -264,6 +263,5 @@ def _facts_of_events(
         # Where a CPU would only save a little by it, no program should depend on this number.
         most_steps=None if on_cpu and not (same_steps or placement.packed) else most,
         same_steps=same_steps,
-        packed_rows=packed_rows,
-        lane_rows=lane_rows,
+        packed=placement.count_rows(steps, schedule.work, row),
     )
