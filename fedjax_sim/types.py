@@ -24,6 +24,7 @@ from fedjax_sim.events import EMPTY as EMPTY
 from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
 from fedjax_sim.events import Leaf as Leaf
+from fedjax_sim.events import PackedRows as PackedRows
 
 Key = Annotated[jax.Array, "a random key"]
 """One typed JAX random key."""

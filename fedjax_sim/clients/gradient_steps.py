@@ -23,8 +23,7 @@ from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
-from fedjax_sim.events import PackedRows
-from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
+from fedjax_sim.types import Array, Event, Facts, Key, Losses, PackedRows, Params, Plan, Work
 
 Direction = Callable[..., Params]
 """An elementwise function from the gradient g to the direction of a local step.

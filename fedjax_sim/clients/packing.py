@@ -24,8 +24,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
-from fedjax_sim.events import PackedRows
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, PackedRows
 
 LARGEST_COPIED = 2**16
 """Bytes of the arrays that steps read and that differ between lanes, up to which slots have copies.

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.planning.step_cost import StepCost
-from fedjax_sim.events import PackedRows
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import PRECISIONS, Layout
+from fedjax_sim.types import PRECISIONS, Layout, PackedRows
 
 TINY = 1e4
 """Operations below which a CPU batches lanes.
