@@ -141,6 +141,9 @@ class Wire:
           step: As in `Algorithm`.
           others: Further fields of `Algorithm`. By default the model is the server's, the metrics
             are `metrics`, and clients receive `received`.
+
+        Returns:
+          The algorithm.
         """
         model = lambda state: state.server  # noqa: E731
         made = Algorithm(init, step, model, self.metrics, received=self.received, obeys=self.obeys)
