@@ -22,6 +22,7 @@ BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 
 
+@checked
 class LossGradient:
     """The gradient of a loss, a `BatchGradient` that can be had multiplied by a number."""
 
