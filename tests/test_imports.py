@@ -36,7 +36,7 @@ ALLOWED = {
     "timelines": "types settings checking streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
-    "clients": "types settings checking trees streams batching privacy",
+    "clients": "types settings checking targets trees streams batching privacy",
     "server": "types settings checking streams batching timelines compression privacy clients",
     "models": "types settings checking targets linear trees streams compression",
     "datasets": "lifecycle settings checking",

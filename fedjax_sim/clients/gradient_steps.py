@@ -23,6 +23,7 @@ from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
+from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, PackedRows, Params, Plan, Work
 
 Direction = Callable[..., Params]
@@ -282,12 +283,14 @@ def lasting_steps(
         # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
         model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
 
-        # The rate goes in as the loss's cotangent, so that an update is a product that is added to
-        # the weights. Otherwise an accelerator writes and reads an array of the weights' size that
-        # holds each lane's rate. A direction reads arrays of that size anyway.
+        # On an accelerator the rate goes in as the loss's cotangent, so that an update is a product
+        # that is added to the weights. Otherwise an array of the weights' size, which holds each
+        # lane's rate, is written and read. A direction reads arrays of that size anyway, and a CPU
+        # takes longer.
         scaled = None
-        if isinstance(optimizer, Descent) and isinstance(given.gradient, LossGradient):
-            scaled = partial(given.gradient.times, -optimizer.rate) if direction is None else None
+        is_plain = isinstance(optimizer, Descent) and direction is None
+        if is_plain and isinstance(given.gradient, LossGradient) and not is_for_cpu():
+            scaled = partial(given.gradient.times, -optimizer.rate)
 
         @jax.named_scope("local_step")
         def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:

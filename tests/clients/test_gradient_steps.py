@@ -30,6 +30,7 @@ from fedjax_sim.clients.mini_batches import LossGradient, shuffled_examples
 from fedjax_sim.events import PackedRows
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import shuffle_bits
+from fedjax_sim.targets import tracing_for
 from fedjax_sim.types import Facts
 
 
@@ -464,7 +465,7 @@ def test_every_slots_gradient_gets_its_extras(regression: Callable) -> None:
 
 @pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam])
 def test_the_rate_multiplies_nothing_of_the_models_size(optimizer: Any) -> None:
-    """It is the cotangent of the loss: nothing but the weights and one gradient moves in a step."""
+    """On a GPU it is the cotangent of the loss: only weights and one gradient move in a step."""
     model = {"w": jnp.ones((6, 5)), "b": jnp.ones(5)}
 
     @struct.dataclass
@@ -480,8 +481,17 @@ def test_the_rate_multiplies_nothing_of_the_models_size(optimizer: Any) -> None:
         train = local_training(Linear(jnp.array([4])), hyper, Plan())
         return train(KEY, event_of([0], [1], [0]), start=model)[0]
 
-    is_multiplied = re.search(r"f32\[(1,)*6,5\] = mul ", str(jax.make_jaxpr(step)(0.1)))
-    assert bool(is_multiplied) == (optimizer is optax.adam)
+    def is_multiplied(platform: str) -> bool:
+        with tracing_for(platform):
+            program = jax.make_jaxpr(lambda rate: step(rate))(0.1)
+        return re.search(r"f32\[(1,)*6,5\] = mul ", str(program)) is not None
+
+    assert is_multiplied("gpu") == (optimizer is optax.adam)
+    assert is_multiplied("cpu")
+    with tracing_for("gpu"):
+        scaled = jax.jit(lambda rate: step(rate))(0.1)
+    for ours, theirs in zip(*map(jax.tree.leaves, (scaled, jax.jit(step)(0.1))), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
