@@ -313,7 +313,7 @@ def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_pa
     assert (
         config["components"],
         config["dimensions"],
-        config["systems"]["fedem"]["compression"],
+        config["systems"]["fedem"]["memories.compression"],
     ) == (3, 4, "block")
     curves = groups(tmp_path / "results")
     np.testing.assert_array_equal(
