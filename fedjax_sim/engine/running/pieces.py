@@ -139,11 +139,16 @@ class _Pieces:
                 if fits != num:
                     return None, fits
                 self._accepted = num
+            elif self._may_halve(num) and num > self._accepted:
+                needs, free = self._needed(found, found.replay.sizes())
+                if needs.total > free:  # A program of XLA for CPUs might wait for ever.
+                    raise MemoryError
+                self._accepted = num
             return found.run(), num
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not memory.is_out_of_memory(error):
                 raise
-            if num == 1 or jax.process_count() > 1 or self._has_states():
+            if not self._may_halve(num):
                 raise self._refusal(error, num) from None
         # Only without the error and the plan does nothing hold the arrays of the failed attempt.
         found = None
@@ -170,6 +175,10 @@ class _Pieces:
     def _has_states(self) -> bool:
         """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
         return self._options.checkpoints is not None and has_states(self._folder())
+
+    def _may_halve(self, num: int) -> bool:
+        """Tell whether fewer lanes may be tried, if so many do not fit."""
+        return num > 1 and jax.process_count() == 1 and not self._has_states()
 
     def _lanes_of_earlier_run(self) -> int | None:
         """Return how many lanes this piece had in the resumed run; None if none is resumed."""
@@ -209,8 +218,32 @@ class _Pieces:
           ready: Some lanes.
           num_left: Lanes that have not run yet, these included.
         """
-        planned = ready.planned
-        num, placement = len(planned.group), planned.program.placement
+        num, replay = len(ready.planned.group), ready.replay
+
+        def needed(sizes: Sequence[memory.Size]) -> tuple[Needs, float]:
+            """Return what the lanes need, and what is free for them."""
+            needs, free = self._needed(ready, sizes)
+            free *= memory.SHARE
+            if ready.planned.program.placement.platform == "cpu":
+                free -= self._bytes_to_keep(ready.planned, num_left)
+            return needs, free
+
+        if num > 1 and not replay.is_known:
+            # A program for which not even the arrays fit that follow from shapes is not compiled.
+            needs, free = needed([_known_arrays(ready)])
+            if needs.total > free:
+                most = int(num * max(0.0, free - needs.fixed) / needs.lanes)
+                return memory.even_pieces(len(self._group), min(num - 1, most))
+        needs, free = needed(replay.sizes())
+        if needs.total > free and num > 1:
+            self._too_large.append((num, needs.total))
+            return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
+        self._say_what_is_chosen(ready, needs, free)
+        return num
+
+    def _needed(self, ready: Ready, sizes: Sequence[memory.Size]) -> tuple[Needs, float]:
+        """Return what lanes need by the sizes of their programs, and what is free on a device."""
+        planned, placement = ready.planned, ready.planned.program.placement
         shared = planned.lanes.hyper.shared, planned.lanes.problem.shared
         devices = list(placement.mesh.devices.flat)
         here = 1
@@ -218,30 +251,10 @@ class _Pieces:
             # All devices of this process share one memory.
             places = [device.process_index for device in devices]
             here = places.count(jax.process_index())
-        added = memory.bytes_to_share(shared, devices)
-
-        def needed(sizes: Sequence[memory.Size]) -> tuple[Needs, float]:
-            """Return what the lanes need, and what is free for them."""
-            needs = memory.program_needs(sizes, added, here)
-            if self._free is None or needs.total > FEW * self._free:
-                self._free = memory.free_memory().device
-            free = memory.SHARE * self._free
-            if placement.platform == "cpu":
-                free -= self._bytes_to_keep(planned, num_left)
-            return needs, free
-
-        if num > 1 and not ready.replay.is_known:
-            # A program for which not even the arrays fit that follow from shapes is not compiled.
-            needs, free = needed([_known_arrays(ready)])
-            if needs.total > free:
-                most = int(num * max(0.0, free - needs.fixed) / needs.lanes)
-                return memory.even_pieces(len(self._group), min(num - 1, most))
-        needs, free = needed(ready.replay.sizes())
-        if needs.total > free and num > 1:
-            self._too_large.append((num, needs.total))
-            return memory.even_pieces(len(self._group), min(num - 1, self._guess(needs, free)))
-        self._say_what_is_chosen(ready, needs, free)
-        return num
+        needs = memory.program_needs(sizes, memory.bytes_to_share(shared, devices), here)
+        if self._free is None or needs.total > FEW * self._free:
+            self._free = memory.free_memory().device
+        return needs, self._free
 
     def _bytes_to_keep(self, planned: Planned, num_left: int) -> float:
         """Estimate the host memory that the results will still need.
