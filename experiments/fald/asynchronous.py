@@ -107,7 +107,14 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Wo
     return Algorithm(init, step, model=lambda state: state.server)
 
 
-system = System("async_fald", Hyper, schedule_arrivals, algorithm, hints=Hints(arrivals_within))
+system = System(
+    "async_fald",
+    Hyper,
+    schedule_arrivals,
+    algorithm,
+    can_repeat=True,  # Nothing is kept for a client.
+    hints=Hints(arrivals_within),
+)
 
 
 def make_problem() -> GaussianClients:
