@@ -64,6 +64,17 @@ class Approximation:
         factor = self.gamma_factor(event.tick.astype(event.weight.dtype))
         return jnp.where(jnp.any(event.clients >= 0), self.gamma * factor, 0)
 
+    def result(self, state: Any) -> Array:
+        """Choose the statistics that are evaluated, `f[q]`.
+
+        Args:
+          state: A state with the fields `server` and `random`.
+
+        Returns:
+          S, or S_K, as `output` says.
+        """
+        return state.random if self.output == "random" else state.server
+
 
 @checked
 def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:

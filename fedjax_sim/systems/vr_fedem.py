@@ -183,14 +183,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
             "epochs": state.passes + state.batches * per_batch,
         }
 
-    is_random = hyper.output == "random"
-    return Algorithm(
-        init,
-        step,
-        lambda state: state.random if is_random else state.server,
-        metrics,
-        obeys=dict(memory_messages.relies_on),
-    )
+    return Algorithm(init, step, hyper.result, metrics, obeys=dict(memory_messages.relies_on))
 
 
 paper = preset(Hyper, {**EM, "batch_size": 5})
