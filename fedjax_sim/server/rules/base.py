@@ -1,0 +1,62 @@
+"""The interface of rules, and the weighted mean.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from typing import ClassVar
+
+from fedjax_sim.batching import weighted_sum
+from fedjax_sim.settings import Checked, fixed, struct, write_kind
+from fedjax_sim.types import Array, Key, Params
+
+
+class Rule(Checked):
+    """The interface of rules: what a server makes of the messages of a tick.
+
+    A rule returns a centre: of equal messages, that message. The server moves by the sum of the
+    tick's weights times the centre, so that weights which do not sum to 1, such as those of stale
+    updates, mean the same under every rule.
+
+    Attributes:
+      name: Name on the command line.
+      weighs: Whether messages with larger weights count for more. Where a rule does not weigh, the
+        weights of a tick must be equal.
+    """
+
+    name: str
+    weighs: ClassVar[bool] = False
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Find the centre of the messages of a tick.
+
+        Args:
+          key: Key of the rule's draws in this tick.
+          messages: Finite, leaves `[S, ...]`; 0 where nobody is present. All leaves together are
+            the vector of a message.
+          weight: `f[S]`, at least 0; 0 where nobody is present.
+          is_present: `bool[S]`, at least one of them true.
+
+        Returns:
+          Leaves `[...]` in the messages' types; nan if fewer are present than `least_present`.
+        """
+        raise NotImplementedError
+
+    def least_present(self) -> int:
+        """Return the fewest messages of which the rule can make a centre. On the host."""
+        return 1
+
+    def __str__(self) -> str:
+        """Write the rule as `parse_rule` reads it: name and non-default values."""
+        return write_kind(self)
+
+
+@struct
+class Mean(Rule):
+    """The weighted mean, of which any one message can make anything."""
+
+    name: str = fixed("mean")
+    weighs: ClassVar[bool] = True
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return the mean with the weights of the tick."""
+        return weighted_sum(weight / weight.sum(), messages)
