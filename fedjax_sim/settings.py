@@ -352,6 +352,29 @@ def part(
     return _field(default, meaning, True, accepts, allowed, parse)
 
 
+def parts(
+    default: Any, allowed: str, kind: type, parse: Callable[[str], Any], *, meaning: str
+) -> Any:
+    """Declare a setting that is a tuple of settings structs, such as rules to choose from.
+
+    Args:
+      default: Default value, a tuple.
+      allowed: As in `part`.
+      kind: Class of the members.
+      parse: As in `part`.
+      meaning: As in `part`.
+    """
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, tuple) and value and all(isinstance(each, kind) for each in value):
+            for each in value:
+                check(each)
+            return True
+        return False
+
+    return _field(default, meaning, True, accepts, allowed, parse)
+
+
 def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
     """Declare a group: a settings struct whose settings belong to those of the owner.
 

@@ -526,6 +526,8 @@ class Messages(NamedTuple):
         full names, each with the value, or a setting of the kind, at which there is nothing to
         obey. With another one, an algorithm that does not name the setting in `obeys` is refused:
         bits would be counted, and an epsilon stated, of what is not done.
+      check: From the settings and one lane's timeline, on the host and before compiling; it raises
+        a `ConfigError` if the server cannot do with the messages of some tick what is asked for.
     """
 
     bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
@@ -536,6 +538,7 @@ class Messages(NamedTuple):
     facts: Callable[[Any, Leaf], Mapping[str, Leaf]] = lambda hyper, ticks: {}
     num_senders: Callable[[Any], int | None] = lambda hyper: None
     relies_on: tuple[tuple[str, Any], ...] = ()
+    check: Callable[[Any, Timeline], None] = lambda hyper, timeline: None
 
 
 class Hints(NamedTuple):

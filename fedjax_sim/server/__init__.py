@@ -1,6 +1,7 @@
 """The server's use of reports.
 
-`aggregation` averages models, `reports` decodes clients' messages and makes their sum private
+`aggregation` averages models, `rules` and `attacks` are parts that `robustness` puts together,
+`reports` decodes clients' messages and makes their sum private
 (`report_settings` says how, `report_counts` counts their bits),
 `steps` moves the server's model along their progress, `versions` keeps old server models for
 clients that still work from them, `staleness` and `buffer` weight stale updates, `edges` are local
@@ -50,13 +51,24 @@ from fedjax_sim.server.report_settings import (
     Reports,
 )
 from fedjax_sim.server.reports import Memo, RoundState, Wire
+from fedjax_sim.server.robustness import (
+    COMBINED,
+    Combination,
+    Robust,
+    check_edges,
+    check_numbers,
+    check_reports,
+    combination_of,
+)
 from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
 from fedjax_sim.server.steps import ServerStep, step_server
 from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models
 
 __all__ = [
+    "COMBINED",
     "Approximation",
     "ClientMessages",
+    "Combination",
     "EdgeMessages",
     "EdgeTraining",
     "EdgeWork",
@@ -65,6 +77,7 @@ __all__ = [
     "Memory",
     "PrivateReports",
     "Reports",
+    "Robust",
     "RoundState",
     "ServerStep",
     "StaleArrivals",
@@ -73,6 +86,10 @@ __all__ = [
     "WeightedArrivals",
     "Wire",
     "broadcast_bits",
+    "check_edges",
+    "check_numbers",
+    "check_reports",
+    "combination_of",
     "count_client_bits",
     "count_downlink",
     "edge_training",

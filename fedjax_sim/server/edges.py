@@ -55,9 +55,12 @@ from fedjax_sim.clients import (
 from fedjax_sim.clients.gradient_steps import lasting_steps
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server.aggregation import expand, weighted_sum
+from fedjax_sim.server.aggregation import expand
+from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
+from fedjax_sim.server.robustness import Combination, combination_of
+from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -134,6 +137,13 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     )
     work: EdgeWork = group(EdgeWork(), "what the clients of a group do together")
     messages: EdgeMessages = group(EdgeMessages(), "compression of messages both ways")
+    edge_aggregator: Rule = part(
+        Mean(),
+        "a rule of `fedjax_sim.server.rules`",
+        Rule,
+        parse_rule,
+        meaning="What the global server makes of the messages of local servers.",
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -158,7 +168,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
         is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
-        return self.has_one_step and is_whole
+        return self.has_one_step and is_whole and combination_of(self, 1).is_plain
 
 
 class EdgeTrain(Protocol):
@@ -251,6 +261,7 @@ def edge_wire(
         can_repeat=can_repeat,
         compression=hyper.messages.edge_compression,
         num_senders=hyper.num_groups,
+        combination=Combination(hyper.edge_aggregator, Adversary(), hyper.num_groups),
     )
 
 
@@ -305,22 +316,32 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             # server decodes of them.
             reached, _ = train_clients(key, of_clients, start=edge)
             from_edge = replicate(edge, clients.shape[0])
+            of_group = jax.random.fold_in(stream(key, "members"), clients[0])
+            rule_key = jax.random.fold_in(of_group, offset + iteration)
+            is_there = jnp.where(weight > 0, clients, EMPTY)
+            members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
+            reached = wire.combination.attacked(rule_key, members, from_edge, reached)
             sent, estimates = wire.decode(
                 stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             # Their mean, over those heard; if nobody is heard the group keeps its
             # model.
-            mean = weighted_sum(weight, sent)
             if lost_shares is not None:
                 is_lost = draw_losses(stream(key, "members"), lost_shares, clients, turns)
                 heard = jnp.where(is_lost, 0, weight)
                 total = heard.sum()
-                mean = weighted_sum(heard / jnp.where(total > 0, total, 1), sent)
-                mean = jax.tree.map(lambda m, x: jnp.where(total > 0, m, x), mean, edge)
+                members = members.within(
+                    facts=members.facts,
+                    clients=jnp.where(is_lost, EMPTY, is_there),
+                    weight=heard / jnp.where(total > 0, total, 1),
+                )
                 # Both sides know of a loss, and keep their estimate.
                 estimates = jax.tree.map(
                     lambda d, new: jnp.where(expand(is_lost, d) > 0, d, new), known, estimates
                 )
+            mean = wire.combination.mean(rule_key, members, edge, sent)
+            if lost_shares is not None:
+                mean = jax.tree.map(lambda m, x: jnp.where(total > 0, m, x), mean, edge)
             return jax.tree.map(jnp.subtract, mean, edge), (iteration + 1, estimates)
 
         return Training(lambda edge, _: edge, optax.GradientTransformation(first, iterate))

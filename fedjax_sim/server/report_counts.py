@@ -10,6 +10,7 @@ from fedjax_sim.checking import checked
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server.report_settings import RELIED_ON
+from fedjax_sim.server.robustness import check_numbers, check_reports
 from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Timeline, full_precision_bits
 
 
@@ -22,6 +23,7 @@ def report_messages(
     up: Callable[[Params, Any], Params] = _whole,
     *,
     down: Callable[[Params, Any], Params] | None = None,
+    has_weights: bool = True,
 ) -> Messages:
     """Make the counts of bits of a system whose clients report models.
 
@@ -32,6 +34,7 @@ def report_messages(
     Args:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
+      has_weights: Whether the weights of the schedule are those with which messages are averaged.
 
     Returns:
       The counts, for `System.messages`.
@@ -51,7 +54,11 @@ def report_messages(
         )
 
     return Messages(
-        bits, per_tick, facts=lambda hyper, ticks: hyper.facts(ticks), relies_on=RELIED_ON
+        bits,
+        per_tick,
+        facts=lambda hyper, ticks: hyper.facts(ticks),
+        relies_on=RELIED_ON,
+        check=check_reports if has_weights else check_numbers,
     )
 
 

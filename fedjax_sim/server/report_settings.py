@@ -17,6 +17,8 @@ from fedjax_sim.privacy import (
 )
 from fedjax_sim.privacy.accounting import Mechanism
 from fedjax_sim.privacy.kinds import Privacy
+from fedjax_sim.server.robustness import COMBINED, Robust
+from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -35,6 +37,7 @@ RELIED_ON = (
     ("messages.downlink", Identity()),
     ("messages.edge_compression", Identity()),
     ("privacy", NoPrivacy()),
+    *COMBINED,
 )
 """Settings by which bits are counted and privacy is accounted for; with what needs no obeying."""
 
@@ -67,7 +70,7 @@ def has_poisson_cohorts(hyper: Any) -> bool:
 
 
 @struct
-class Reports(Checked):
+class Reports(Robust):
     """Settings of systems whose clients report to a server."""
 
     messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
@@ -120,6 +123,9 @@ class PrivateReports(Reports):
             value = self._of(name, allowed_value)
             if np.any(np.asarray(value != allowed_value)):
                 raise ConfigError(name, value, f"{allowed_value!r} with privacy, because {why}")
+        if not isinstance(self.aggregator, Mean):
+            allowed = "mean with privacy, because noise is accounted for the clipped sum only"
+            raise ConfigError("aggregator", str(self.aggregator), allowed)
         table = self._of("delays.client_table")
         if table is not None and table.drop_rate is not None:
             why = PRIVATE["delays.drop_rate"][1]

@@ -1,4 +1,4 @@
-"""Clients' reports and the server's model on the wire: compression, error feedback, and privacy.
+"""Clients' reports and the server's model on the wire: compression, feedback, rules, privacy.
 
 A system binds it once, `wire = Wire(problem, hyper, plan)`, carries what both sides remember of
 earlier messages as a `Memo`, and ends with `wire.algorithm(init, step)`. Everything that is not
@@ -15,6 +15,8 @@ switched on costs nothing and changes no bit.
   a message has more than a model, such as a control variate, it is one vector.
 - Private: what the server decodes is clipped and summed with one fixed weight, and noise is added
   once to the sum (`fedjax_sim.privacy`).
+- Malicious clients forge their progress, and the server makes a centre of what it hears by a rule
+  (`fedjax_sim.server.robustness`, which has the order of all parts).
 
 Readings. An unbiased Q need not be contractive, as both schemes ask: its messages are divided by
 1 + omega there. Estimates d_i begin at 0. With cohorts, the server takes the mean of the estimates
@@ -48,6 +50,7 @@ from fedjax_sim.privacy import (
 )
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
 from fedjax_sim.server.report_settings import RELIED_ON, PrivateReports, has_poisson_cohorts
+from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
@@ -95,7 +98,7 @@ class Wire:
       obeys: Full names of the settings that it obeys, for `Algorithm.obeys`.
     """
 
-    obeys = tuple(dict(RELIED_ON))
+    obeys = tuple(name for name, _ in RELIED_ON if (name, _) not in COMBINED)
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Wire:
         can_repeat: bool = False,
         compression: Compressor | None = None,
         num_senders: int | None = None,
+        combination: Combination | None = None,
     ):
         """Bind.
 
@@ -114,6 +118,7 @@ class Wire:
           can_repeat: Whether a client may fill several slots of a tick.
           compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
+          combination: The rule and who is malicious, if these are not those of the settings.
         """
         self.hyper, self.plan, self.can_repeat = hyper, plan, can_repeat
         self.compression = hyper.messages.compression if compression is None else compression
@@ -124,8 +129,10 @@ class Wire:
             self.compression, Identity
         )
         self.is_compressed_down = not isinstance(hyper.messages.downlink, Identity)
+        self.combination = combination or combination_of(hyper, self.num_senders)
+        self._is_combined = False
         # A plain mean of models needs weights that sum to 1.
-        has_mean = not has_poisson_cohorts(hyper)
+        has_mean = self.combination.is_plain and not has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
 
     def algorithm(
@@ -145,8 +152,24 @@ class Wire:
         Returns:
           The algorithm.
         """
+
+        def combining(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+            self._is_combined = False
+            result = step(key, state, event)
+            if not self._is_combined:
+                allowed = "mean: this system makes sums of messages by itself"
+                raise ConfigError("aggregator", self.combination.rule.name, allowed)
+            return result
+
         model = lambda state: state.server  # noqa: E731
-        made = Algorithm(init, step, model, self.metrics, received=self.received, obeys=self.obeys)
+        made = Algorithm(
+            init,
+            step if self.combination.has_mean else combining,
+            model,
+            self.metrics,
+            received=self.received,
+            obeys=(*self.obeys, *dict(COMBINED)),
+        )
         return made._replace(**others)
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
@@ -188,7 +211,7 @@ class Wire:
     def receive(
         self, key: Key, event: Event, memo: Memo, starts: Params, local: Params
     ) -> tuple[Params, Memo]:
-        """Decode the models that the clients of a tick report.
+        """Decode the models that the clients of a tick report, malicious ones among them.
 
         Args:
           memo: What both sides remember.
@@ -198,6 +221,7 @@ class Wire:
         Returns:
           What the server decodes, leaves `[S, ...]`, and what both sides remember.
         """
+        local = self.combination.attacked(key, event, starts, local)
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)[0], memo
@@ -256,7 +280,60 @@ class Wire:
             )
         return jax.tree.map(jnp.add, starts, sent), sent
 
-    def total(self, event: Event, *, of_progress: bool = False) -> Total | None:
+    def sum(
+        self,
+        key: Key,
+        event: Event,
+        updates: Params,
+        *,
+        weight: Array | None = None,
+        scale: Array | None = None,
+    ) -> Params:
+        """Sum what clients send with weights, or make of it what the rule does.
+
+        Args:
+          event: The tick.
+          updates: Decoded progress, leaves `[S, ...]`.
+          weight: `f[S]`; by default the tick's.
+          scale: `f[S]`, by which the server multiplies each message before it looks at them.
+
+        Returns:
+          The total weight times the rule's centre, leaves `[...]`; 0 if nobody is heard.
+        """
+        self._is_combined = True
+        return self.combination.sum(key, event, updates, weight=weight, scale=scale)
+
+    def mean(self, key: Key, event: Event, start: Params, models: Params) -> Params:
+        """Average decoded models with the weights of a tick, or as the rule does.
+
+        Args:
+          event: The tick.
+          start: The model that all clients started from, leaves `[...]`.
+          models: Decoded models, leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        self._is_combined = True
+        return self.combination.mean(key, event, start, models)
+
+    def mean_with_server(self, key: Key, event: Event, server: Params, models: Params) -> Params:
+        """Average decoded models and the server's, as `Combination.mean_with_server`.
+
+        Args:
+          event: The tick.
+          server: The server's model, leaves `[...]`.
+          models: Decoded models, leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        self._is_combined = True
+        return self.combination.mean_with_server(key, event, server, models)
+
+    def total(
+        self, event: Event, *, of_progress: bool = False, scale: Array | None = None
+    ) -> Total | None:
         """Let training return a sum over clients where the server needs no client's own message.
 
         Training that is given it makes that sum itself, for `average` or `progress`, so that the
@@ -267,13 +344,16 @@ class Wire:
           of_progress: Whether progress is wanted. It is also summed where a mean of models is not
             enough: if clients start from another model than the server's, or weights do not sum to
             1.
+          scale: As in `progress`.
 
         Returns:
           The sum to make; None if the message of each client is looked at.
         """
-        if self.is_private or not isinstance(self.compression, Identity):
+        is_summed = self.combination.is_plain and not self.is_private
+        if not is_summed or not isinstance(self.compression, Identity):
             return None
-        return Total(event.weight, of_progress or not self.is_plain(event))
+        weight = event.weight if scale is None else scale * event.weight
+        return Total(weight, of_progress or not self.is_plain(event))
 
     def is_plain(self, event: Event) -> bool:
         """Tell whether a mean of models is enough, as weights sum to 1 and nothing else is done.
@@ -323,6 +403,7 @@ class Wire:
         local: Params,
         *,
         total: Total | None = None,
+        scale: Array | None = None,
     ) -> tuple[Params, Memo]:
         """Sum the progress that the clients of a round report, with the round's weights.
 
@@ -332,6 +413,7 @@ class Wire:
           state: As in `average`.
           local: As in `average`; a sum is of progress.
           total: As in `average`.
+          scale: `f[S]`, by which the server multiplies each client's progress, as in `sum`.
 
         Returns:
           The sum, leaves `[...]`, with noise if that is set, and what both sides remember. In an
@@ -343,7 +425,9 @@ class Wire:
         reports, memo = self.receive(key, event, state.memo, starts, local)
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
-            return weighted_sum(event.weight, updates), memo
+            return self.sum(key, event, updates, scale=scale), memo
+        if not self.combination.is_honest:
+            updates, _ = finite(updates, event.clients != EMPTY)
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")

@@ -33,6 +33,7 @@ from fedjax_sim.server import (
     EdgeTraining,
     StalenessWeights,
     Versioned,
+    check_edges,
     count_client_bits,
     count_downlink,
     edge_training,
@@ -42,7 +43,6 @@ from fedjax_sim.server import (
     member_bits,
     stale_models,
     staleness_weights,
-    weighted_sum,
 )
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, group, real, struct
@@ -126,7 +126,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
         reports, memo = wire.receive(key, event, memo, start, groups)
         progress = jax.tree.map(jnp.subtract, reports, start)  # D_i
-        mixed = weighted_sum(event.weight, progress)  # 0 if all slots are empty
+        mixed = wire.sum(key, event, progress)  # 0 if all slots are empty
         server = jax.tree.map(lambda x, d: x + hyper.server_lr * d, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
@@ -155,6 +155,7 @@ system = System(
         further=count_client_bits,
         num_senders=lambda hyper: hyper.num_groups,
         relies_on=RELIED_ON,
+        check=check_edges,
     ),
     hints=Hints(group_arrivals_within, iteration_examples),
     fit=Fit(complete=complete_groups),

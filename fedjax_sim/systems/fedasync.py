@@ -20,6 +20,7 @@ among the values of FedAsync's own experiments.
 """
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
@@ -83,10 +84,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         start = stale_models(state, event)  # x_k, [1, ...]
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        share = hyper.mixing * event.weight[0]  # a; 0 in an empty slot
-        server = jax.tree.map(
-            lambda x, y: x + share.astype(x.dtype) * (y[0] - x), state.server, reports
-        )
+        share = hyper.mixing * event.weight  # a; 0 in an empty slot
+        moved = jax.tree.map(lambda x, y: y - x[None], state.server, reports)
+        mixed = wire.sum(key, event, moved, weight=share)
+        server = jax.tree.map(jnp.add, state.server, mixed)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)

@@ -53,7 +53,6 @@ from fedjax_sim.server import (
     schedule_stale_arrivals,
     stale_models,
     weigh_arrivals,
-    weighted_sum,
 )
 from fedjax_sim.settings import is_known, real, redefault, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within
@@ -109,8 +108,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         start = stale_models(state, event)  # base[i], a stale server model
         local, work = train(key, event, starts=start)  # y[i]
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        delta = jax.tree.map(lambda base, y: base - y, start, reports)
-        change = weighted_sum(event.weight, delta)  # 0 if all slots are empty
+        progress = jax.tree.map(jnp.subtract, reports, start)
+        change = wire.sum(key, event, progress)  # 0 if all slots are empty
         velocity = state.velocity
         if has_momentum:
             change = jax.tree.map(
@@ -119,7 +118,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             still = jax.tree.map(jnp.zeros_like, change)
             velocity = keep_if_empty(event, change, velocity)
             change = keep_if_empty(event, change, still)
-        server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, change)
+        server = jax.tree.map(lambda w, d: w + hyper.server_lr * d, state.server, change)
         return State(*wire.next_version(key, event, state, memo, server), velocity), work
 
     return wire.algorithm(init, step)

@@ -27,9 +27,7 @@ from fedjax_sim.server import (
     RoundState,
     Wire,
     keep_if_empty,
-    mean_of,
     report_messages,
-    weighted_sum,
 )
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -69,9 +67,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         local, memo = wire.receive(key, event, state.memo, starts, local)
         moved = optax.tree.sub(local, starts)
         linear = optax.tree.add_scale(linear, -alpha, moved)
-        of_all = weighted_sum(share[event.clients] * (event.clients >= 0), moved)
+        of_all = wire.sum(key, event, moved, weight=share[event.clients] * (event.clients >= 0))
         memory = optax.tree.add_scale(state.memory, -alpha, of_all)  # h^t
-        server = optax.tree.add_scale(mean_of(event, start, local), -1 / alpha, memory)
+        server = optax.tree.add_scale(wire.mean(key, event, start, local), -1 / alpha, memory)
         server = keep_if_empty(event, server, state.server)
         memo = wire.publish(key, event, memo, server)
         clients = write_clients(state.clients, event.clients, linear)

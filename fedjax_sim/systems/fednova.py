@@ -79,10 +79,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         size = hyper.size(event.steps)
         scale = event.weight @ size / jnp.where(size > 0, size, 1)  # tau_eff / ||a_i||_1
-        event = event.within(facts=event.facts, weight=scale * event.weight)
-        total = wire.total(event, of_progress=True)
+        total = wire.total(event, of_progress=True, scale=scale)
         local, work = train(key, event, start=wire.received(state), total=total)
-        progress, memo = wire.progress(key, event, state, local, total=total)
+        progress, memo = wire.progress(key, event, state, local, total=total, scale=scale)
         return wire.step(key, event, state, memo, progress), work
 
     return wire.algorithm(init, step)

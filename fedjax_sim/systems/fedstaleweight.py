@@ -28,6 +28,7 @@ share memory, here each version keeps its values.
 """
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
@@ -39,7 +40,6 @@ from fedjax_sim.server import (
     schedule_stale_arrivals,
     stale_models,
     weigh_arrivals,
-    weighted_sum,
 )
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import arrivals_within
@@ -66,9 +66,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         start = stale_models(state, event)  # w_{k_j}
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        delta = jax.tree.map(lambda base, y: base - y, start, reports)  # -Delta_j
-        mean = weighted_sum(event.weight, delta)  # sum_j alpha_j; 0 if all slots are empty
-        server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, mean)
+        progress = jax.tree.map(jnp.subtract, reports, start)  # Delta_j
+        mean = wire.sum(key, event, progress)  # sum_j alpha_j; 0 if all slots are empty
+        server = jax.tree.map(lambda w, d: w + hyper.server_lr * d, state.server, mean)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)

@@ -19,9 +19,10 @@ probabilities; `routing` gives them one by one.
 """
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models, weighted_sum
+from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import ClientQueues, client_queues_within, schedule_client_queues
 from fedjax_sim.timelines.presets import FAVANO, preset
@@ -47,9 +48,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         start = stale_models(state, event)  # w_{I_k}, [1, ...]
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        delta = jax.tree.map(lambda base, y: base - y, start, reports)  # eta g_{J_k}(w_{I_k})
-        scaled = weighted_sum(event.weight, delta)  # / (n p_{J_k}); 0 in an empty slot
-        server = jax.tree.map(lambda w, d: w - hyper.server_lr * d, state.server, scaled)
+        progress = jax.tree.map(jnp.subtract, reports, start)  # -eta g_{J_k}(w_{I_k})
+        scaled = wire.sum(key, event, progress)  # / (n p_{J_k}); 0 in an empty slot
+        server = jax.tree.map(lambda w, d: w + hyper.server_lr * d, state.server, scaled)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)

@@ -71,13 +71,13 @@ from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import (
     EdgeTraining,
     Memo,
+    check_edges,
     count_client_bits,
     edge_training,
     edge_wire,
     first_memo,
     iteration_examples,
     member_bits,
-    weighted_sum,
 )
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, struct, switch
@@ -173,7 +173,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         sent = event.within(steps=jnp.broadcast_to(is_last, (num_slots,)).astype("int32"))
         reports, memo = wire.receive(key, sent, memo, known, groups)
         progress = jax.tree.map(jnp.subtract, reports, known)  # x_i^{u,t_i} - x^u
-        server = jax.tree.map(jnp.add, state.server, weighted_sum(event.weight, progress))  # (12)
+        server = jax.tree.map(jnp.add, state.server, wire.sum(key, event, progress))  # (12)
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
@@ -222,6 +222,7 @@ system = System(
         further=count_client_bits,
         num_senders=lambda hyper: hyper.num_groups,
         relies_on=RELIED_ON,
+        check=check_edges,
     ),
     hints=Hints(group_rounds_within, iteration_examples),
     fit=Fit(complete=complete_groups),

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import BaseOptimizer, WholeGradients, frozen_training, gradients_at
 from fedjax_sim.compression import Identity
-from fedjax_sim.server import Reports, RoundState, Wire, report_messages, weighted_sum
-from fedjax_sim.server.aggregation import keep_if_empty, mean_of
+from fedjax_sim.server import Reports, RoundState, Wire, report_messages
+from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import ConfigError, choice, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Work
@@ -68,8 +68,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, W
         slopes, more = gradient_at(key, event, x)
         starts = replicate(x, event.clients.shape[0]), jax.tree.map(jnp.zeros_like, slopes)
         (local, slopes), memo = wire.receive(key, event, state.memo, starts, (local, slopes))
-        _, s = base.update(weighted_sum(event.weight, slopes), state.memory, state.server)  # V
-        mean = mean_of(event, x, local)
+        nowhere = jax.tree.map(jnp.zeros_like, x)
+        mean, slope = wire.mean(key, event, (x, nowhere), (local, slopes))
+        _, s = base.update(slope, state.memory, state.server)  # V
         if wire.is_compressed_down:  # What clients have not heard yet stays with the server.
             mean = jax.tree.map(lambda w, end, begin: w + (end - begin), state.server, mean, x)
         x = mean

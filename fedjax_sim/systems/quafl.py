@@ -29,7 +29,7 @@ from fedjax_sim.compression.messages import (
     count_parameters,
     decode_messages,
 )
-from fedjax_sim.server import mean_with_server
+from fedjax_sim.server import COMBINED, Robust, check_numbers, combination_of
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, schedule_contacts
 from fedjax_sim.timelines.presets import FAVANO, preset
@@ -50,11 +50,11 @@ from fedjax_sim.types import (
 
 
 @struct
-class Hyper(Contacts, LocalTraining, Compression):
+class Hyper(Contacts, LocalTraining, Compression, Robust):
     """Settings of QuAFL: its clock, local training, and compression of messages both ways."""
 
 
-RELIED_ON = (("compression", Identity()),)
+RELIED_ON = (("compression", Identity()), *COMBINED)
 
 
 class State(NamedTuple):
@@ -81,6 +81,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
     is_compressed = not isinstance(hyper.compression, Identity)
+    combination = combination_of(hyper, problem.counts.shape[0])
 
     def init(key: Key) -> State:
         server = problem.init(key)
@@ -94,9 +95,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         local, work = train(key, event, starts=start)  # y[i], after min(E, K) steps, not scaled
         sent = replicate(state.server, event.clients.shape[0])
         seen = decode_messages(hyper.compression, key, event, known, sent, way="down")  # v[i]
-        reports = decode_messages(hyper.compression, key, event, seen, local)
+        claimed = combination.attacked(key, event, start, local)
+        reports = decode_messages(hyper.compression, key, event, seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
-        server = mean_with_server(state.server, reports, is_present)
+        server = combination.mean_with_server(key, event, state.server, reports)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)
@@ -125,6 +127,7 @@ system = System(
     messages=Messages(
         lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2,
         relies_on=RELIED_ON,
+        check=check_numbers,
     ),
     hints=Hints(lambda hyper, time: time / hyper.period),
     paper=paper,

@@ -32,7 +32,7 @@ from fedjax_sim.clients import (
     local_training,
 )
 from fedjax_sim.clients.rows import read_clients, write_clients
-from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages, weighted_sum
+from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages
 from fedjax_sim.settings import choice, group, real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Plan, Problem, Work
@@ -86,8 +86,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         starts = (replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
         learns = jnp.where(event.steps > 0, event.clients, EMPTY)  # nothing without a step
-        progress = weighted_sum(event.weight, optax.tree.sub(local, starts[0]))
-        gain = weighted_sum(share[learns] * (learns >= 0), optax.tree.sub(after, before))
+        moved = optax.tree.sub((local, after), starts)
+        progress, _ = wire.sum(key, event, moved)
+        _, gain = wire.sum(key, event, moved, weight=share[learns] * (learns >= 0))
         x = optax.tree.add_scale(state.server, hyper.server_lr, progress)
         c = optax.tree.add(state.memory, gain)  # c + (1 / N) sum_i (c_i+ - c_i)
         memo = wire.publish(key, event, memo, (x, c))

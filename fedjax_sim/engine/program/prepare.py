@@ -142,6 +142,7 @@ def plan_group(
         options.budget,
         goes_on=options.folder is not None,
     )
+    _check_messages(system, hypers, timelines, ticks, row)
     schedule = lay_out(
         timelines,
         ticks,
@@ -203,6 +204,16 @@ def plan_group(
     )
     told = _told(system, hypers, schedule.ticks, row)
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)
+
+
+def _check_messages(
+    system: System, hypers: list[Any], timelines: Timeline, ticks: np.ndarray, row: np.ndarray
+) -> None:
+    """Check what the server does with messages, once for lanes of equal settings and schedule."""
+    firsts, _ = distinct_rows(distinct_objects(hypers)[1], row)
+    for i in firsts:
+        timeline = Timeline(*(leaf[row[i], : ticks[row[i]]] for leaf in timelines))
+        system.messages.check(hypers[i], timeline)
 
 
 def _told(

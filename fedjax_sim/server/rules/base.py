@@ -5,6 +5,9 @@ Dimension letters: those of `fedjax_sim.types`.
 
 from typing import ClassVar
 
+import jax
+import jax.numpy as jnp
+
 from fedjax_sim.batching import weighted_sum
 from fedjax_sim.settings import Checked, fixed, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
@@ -33,7 +36,7 @@ class Rule(Checked):
           key: Key of the rule's draws in this tick.
           messages: Finite, leaves `[S, ...]`; 0 where nobody is present. All leaves together are
             the vector of a message.
-          weight: `f[S]`, at least 0; 0 where nobody is present.
+          weight: `f[S]`, at least 0 and with sum 1; 0 where nobody is present.
           is_present: `bool[S]`, at least one of them true.
 
         Returns:
@@ -59,4 +62,30 @@ class Mean(Rule):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the mean with the weights of the tick."""
-        return weighted_sum(weight / weight.sum(), messages)
+        return weighted_sum(weight, messages)
+
+
+def checked_centre(
+    rule: Rule, key: Key, messages: Params, weight: Array, is_present: Array
+) -> Params:
+    """Find a centre as `Rule.centre` does; nan if weights differ and the rule does not weigh.
+
+    Whatever can be checked before compiling is: weights and numbers of messages that a step
+    changes cannot.
+
+    Args:
+      rule: The rule.
+      key: As in `Rule.centre`.
+      messages: As in `Rule.centre`.
+      weight: As in `Rule.centre`.
+      is_present: As in `Rule.centre`.
+
+    Returns:
+      Leaves `[...]`.
+    """
+    centre = rule.centre(key, messages, weight, is_present)
+    if rule.weighs:
+        return centre
+    least = jnp.where(is_present, weight, jnp.inf).min()
+    is_even = least >= (1 - 1e-5) * weight.max()
+    return jax.tree.map(lambda leaf: jnp.where(is_even, leaf, jnp.nan).astype(leaf.dtype), centre)

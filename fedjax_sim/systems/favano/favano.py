@@ -31,7 +31,6 @@ from fedjax_sim.server import (
     Reports,
     Versioned,
     Wire,
-    mean_with_server,
     report_messages,
     scaled_progress,
     stale_models,
@@ -147,7 +146,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
         # u[i] = w_init[i] + (w[i] - w_init[i]) / alpha[i]
         reports = scaled_progress(start, local, event.weight)
         # w_t = (w_{t-1} + sum_i u[i]) / (s + 1)
-        server = mean_with_server(state.server, reports, event.clients >= 0)
+        server = wire.mean_with_server(key, event, state.server, reports)
         return wire.next_version(key, event, state, memo, server), work
 
     return wire.algorithm(init, step)
@@ -238,7 +237,7 @@ system = System(
     algorithm,
     "periodic contacts; progress divided by alpha, which makes it nearly independent of speed",
     overshoot=False,
-    messages=report_messages(),
+    messages=report_messages(has_weights=False),
     hints=Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )

@@ -1,0 +1,280 @@
+"""Rules of aggregation and malicious clients, as parts of every server that averages messages.
+
+The order of what happens to a message, and why:
+
+1. An attacker replaces its progress (`fedjax_sim.server.attacks`). It does so first: whatever a
+   client does to its own message, an attacker need not do.
+2. The message is compressed and decoded (`fedjax_sim.server.reports`): an attacker too can only
+   send what the code can carry.
+3. With privacy the server bounds the norm of what it decodes. No attacker can skip that.
+4. A message that is not finite is left out, if there is an attacker or another rule than the mean.
+   With the mean and nobody malicious messages are not looked at, and a run that diverges fails.
+5. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
+   sum of the tick's weights times the centre.
+6. With privacy, noise is added to the sum. It is accounted for the clipped sum only, so that no
+   other rule than the mean is allowed.
+7. The server's optimizer makes its step.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.batching import weighted_sum
+from fedjax_sim.checking import checked
+from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
+from fedjax_sim.server.attacks import Adversary, Honest, attacked
+from fedjax_sim.server.rules import Mean, Rule, parse_rule
+from fedjax_sim.server.rules.base import checked_centre
+from fedjax_sim.settings import Checked, ConfigError, group, part, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines import list_members, loss_shares
+from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Timeline
+
+COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
+"""Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
+
+
+@struct
+class Robust(Checked):
+    """Settings of servers that average messages: the rule, and who is malicious."""
+
+    aggregator: Rule = part(
+        Mean(),
+        "a rule of `fedjax_sim.server.rules`; on the command line such as mean, median or "
+        "krum:assumed=2",
+        Rule,
+        parse_rule,
+        meaning="What the server makes of the messages of a tick.",
+    )
+    adversary: Adversary = group(Adversary(), "malicious clients, and what they send")
+
+
+class Combination:
+    """A rule and an adversary, bound to a system whose slots are filled by clients.
+
+    Attributes:
+      is_plain: Whether messages are as clients made them, and their weighted sum is wanted.
+    """
+
+    def __init__(self, rule: Rule, adversary: Adversary, num_clients: int):
+        """Bind.
+
+        Args:
+          rule: What is made of messages.
+          adversary: Who is malicious; by default nobody.
+          num_clients: Number of clients, N.
+        """
+        self.rule, self.adversary, self.num_clients = rule, adversary, num_clients
+        self.is_honest = isinstance(adversary.attack, Honest)
+        self.has_mean = isinstance(rule, Mean)
+        self.is_plain = self.is_honest and self.has_mean
+
+    def attacked(self, key: Key, event: Event, starts: Params, local: Params) -> Params:
+        """Return the models that clients claim to have reached, leaves `[S, ...]`.
+
+        Args:
+          starts: Models that they started from, leaves `[S, ...]`.
+          local: Models that they reached, leaves `[S, ...]`.
+        """
+        if self.is_honest:
+            return local
+        return attacked(self.adversary, key, event, starts, local, self.num_clients)
+
+    def sum(
+        self,
+        key: Key,
+        event: Event,
+        updates: Params,
+        *,
+        weight: Array | None = None,
+        scale: Array | None = None,
+    ) -> Params:
+        """Sum messages with weights, or what the rule has for the sum: total weight times centre.
+
+        Args:
+          updates: Messages, leaves `[S, ...]`.
+          weight: `f[S]`, at least 0; by default the tick's.
+          scale: `f[S]`, by which the server multiplies each message before it looks at them.
+
+        Returns:
+          Leaves `[...]`; 0 if nobody sends anything finite.
+        """
+        weight = event.weight if weight is None else weight
+        if self.is_plain:
+            return weighted_sum(weight if scale is None else scale * weight, updates)
+        if scale is not None:
+            updates = jax.tree.map(lambda leaf: leaf * expand(scale, leaf), updates)
+        messages, is_heard = finite(updates, event.clients != EMPTY)
+        used = jnp.where(is_heard, weight, 0)
+        share = used / jnp.where(used.sum() > 0, used.sum(), 1)
+        rule_key = jax.random.fold_in(stream(key, "rule"), event.tick)
+        centre = checked_centre(self.rule, rule_key, messages, share, is_heard)
+        total = jnp.where(is_heard.any(), weight.sum(), 0)
+
+        def moved(leaf: Array) -> Array:
+            wide = jnp.promote_types(leaf.dtype, "float32")
+            found = total.astype(wide) * leaf.astype(wide)
+            return jnp.where(is_heard.any(), found, 0).astype(leaf.dtype)
+
+        return jax.tree.map(moved, centre)
+
+    def mean(self, key: Key, event: Event, start: Params, models: Params) -> Params:
+        """Average models with the weights of a tick, or as the rule does.
+
+        Args:
+          start: The model that clients started from, leaves `[...]`.
+          models: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        if self.is_plain:
+            return mean_of(event, start, models)
+        progress = jax.tree.map(lambda y, x: y - x[None], models, start)
+        return jax.tree.map(jnp.add, start, self.sum(key, event, progress))
+
+    def mean_with_server(self, key: Key, event: Event, server: Params, models: Params) -> Params:
+        """Average the present clients' models and the server's: s / (s + 1) is the clients' share.
+
+        The server's own model is trusted. Of the clients' models, as progress from it, the rule
+        makes a centre.
+
+        Args:
+          server: Leaves `[...]`.
+          models: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        is_present = event.clients != EMPTY
+        if self.is_plain:
+            return mean_with_server(server, models, is_present)
+        progress = jax.tree.map(lambda u, w: u - w[None], models, server)
+        weight = is_present / (1 + is_present.sum())
+        return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
+
+
+@checked
+def finite(messages: Params, is_present: Array) -> tuple[Params, Array]:
+    """Leave out messages that are not finite.
+
+    Args:
+      messages: Leaves `[S, ...]`.
+      is_present: `bool[S]`, who sends one.
+
+    Returns:
+      The messages, 0 where nobody is heard, and who is heard, `bool[S]`.
+    """
+    is_heard = is_present
+    for leaf in jax.tree.leaves(messages):
+        is_heard &= jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+
+    def kept(leaf: Array) -> Array:
+        return jnp.where(expand(is_heard, jnp.empty(leaf.shape, bool)), leaf, 0)
+
+    return jax.tree.map(kept, messages), is_heard
+
+
+@checked
+def combination_of(hyper: Any, num_clients: int) -> Combination:
+    """Bind the rule and the adversary of settings, which need not have them.
+
+    Args:
+      hyper: Settings of a system.
+      num_clients: Number of clients, N.
+
+    Returns:
+      The combination; of settings that are not `Robust` the plain one.
+    """
+    if isinstance(hyper, Robust):
+        return Combination(hyper.aggregator, hyper.adversary, num_clients)
+    return Combination(Mean(), Adversary(), num_clients)
+
+
+@checked
+def check_reports(hyper: Any, timeline: Timeline) -> None:
+    """Check that the rule of settings can be used for all ticks of a schedule, for `Messages`.
+
+    Args:
+      hyper: `Robust` settings.
+      timeline: One lane's schedule.
+
+    Raises:
+      ConfigError: If a tick has too few messages, or unequal weights for a rule that does not
+        weigh.
+    """
+    check_numbers(hyper, timeline)
+    _check_weights("aggregator", hyper.aggregator, timeline)
+
+
+@checked
+def check_numbers(hyper: Any, timeline: Timeline) -> None:
+    """Check that a tick has messages enough for the rule, where the server's weights are equal.
+
+    Args:
+      hyper: `Robust` settings.
+      timeline: One lane's schedule.
+
+    Raises:
+      ConfigError: If a tick has too few messages.
+    """
+    _check_numbers("aggregator", hyper.aggregator, (timeline.clients != EMPTY).sum(axis=1))
+
+
+@checked
+def check_edges(hyper: Any, timeline: Timeline) -> None:
+    """Check the rules of local servers and of the global one.
+
+    Args:
+      hyper: Settings of `EdgeTraining`.
+      timeline: One lane's schedule.
+
+    Raises:
+      ConfigError: If a rule cannot be used.
+    """
+    _check_numbers(
+        "edge_aggregator", hyper.edge_aggregator, (timeline.clients != EMPTY).sum(axis=1)
+    )
+    _check_weights("edge_aggregator", hyper.edge_aggregator, timeline)
+    rule, active = hyper.aggregator, hyper.grouping.active_per_group
+    sizes = np.asarray(list_members(hyper).size)
+    _check_numbers("aggregator", rule, np.minimum(sizes, active) if active else sizes)
+    if rule.weighs:
+        return
+    if hyper.work.weighting != "equal":
+        allowed = f"equal with {rule}, which does not weigh messages"
+        raise ConfigError("work.weighting", hyper.work.weighting, allowed)
+    if rule.least_present() > 1 and loss_shares(hyper) is not None:
+        allowed = f"a rule that can do with one message where messages may be lost; {rule} needs "
+        raise ConfigError("aggregator", str(rule), f"{allowed}{rule.least_present()}")
+
+
+def _check_numbers(name: str, rule: Rule, heard: Array) -> None:
+    """Check numbers of messages, `i64[...]`; 0 where nothing happens."""
+    least = rule.least_present()
+    fewest = np.asarray(heard)[np.asarray(heard) > 0].min(initial=least)
+    if fewest < least:
+        allowed = (
+            f"a rule that can do with {fewest} messages, as few as a tick has; it needs {least}"
+        )
+        raise ConfigError(name, str(rule), allowed)
+
+
+def _check_weights(name: str, rule: Rule, timeline: Timeline) -> None:
+    """Check that the weights of every tick are equal unless the rule weighs."""
+    if rule.weighs:
+        return
+    is_present = timeline.clients != EMPTY
+    most = np.where(is_present, timeline.weight, -np.inf).max(axis=1, initial=-np.inf)
+    least = np.where(is_present, timeline.weight, np.inf).min(axis=1, initial=np.inf)
+    differs = least < (1 - 1e-6) * most
+    if differs.any():
+        tick = int(np.argmax(differs))
+        weights = f"weights from {least[tick]:.3g} to {most[tick]:.3g}"
+        allowed = f"one that weighs messages, because those of tick {tick} have {weights}"
+        raise ConfigError(name, str(rule), allowed)

@@ -1,0 +1,108 @@
+"""One of several rules, chosen by a number: rules as an axis of one compiled program."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax
+
+from fedjax_sim.checking import checked
+from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
+from fedjax_sim.server.rules.bucketing import parse_inner
+from fedjax_sim.settings import ConfigError, fixed, parts, struct, whole, write_kind
+from fedjax_sim.types import Array, Key, Params
+
+
+def parse_options(text: str) -> tuple[Rule, ...]:
+    """Read rules from text.
+
+    Args:
+      text: Their texts with "|" between them, such as "mean|krum:assumed=2".
+
+    Returns:
+      The rules.
+
+    Raises:
+      ConfigError: If a name, a field or a value is not allowed.
+    """
+    return tuple(parse_inner(each) for each in text.split("|"))
+
+
+@struct
+class OneOf(Rule):
+    """One of several rules, chosen by its number, which is traced and can be swept.
+
+    `rules_of_one_program` makes such rules of a list. Where lanes run one after another only the
+    chosen rule is executed (`Layout(lanes_at_once=False)`); where they are batched, all are, and
+    one is taken.
+    """
+
+    name: str = fixed("one_of")
+    weighs: ClassVar[bool] = True  # Those that do not are checked one by one.
+
+    which: int = whole(0, "Number of the rule, counted from 0.", least=0)
+    options: tuple[Rule, ...] = parts(
+        (Mean(),),
+        "a tuple of rules; on the command line joined by |, and written last",
+        Rule,
+        parse_options,
+        meaning="The rules.",
+    )
+
+    def check_together(self) -> None:
+        """Check that there is a rule of this number.
+
+        Raises:
+          ConfigError: If there is none.
+        """
+        super().check_together()
+        if self.which >= len(self.options):
+            raise ConfigError("which", self.which, f"below {len(self.options)}, the rules there are")
+
+    @property
+    def chosen(self) -> Rule:
+        """The rule that is chosen, on the host."""
+        return self.options[int(self.which)].chosen
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return the chosen rule's centre."""
+        branches = [functools.partial(checked_centre, rule) for rule in self.options]
+        return jax.lax.switch(self.which, branches, key, messages, weight, is_present)
+
+    def least_present(self) -> int:
+        """Return what the chosen rule needs."""
+        return self.chosen.least_present()
+
+    def __str__(self) -> str:
+        """Write the rule as `parse_rule` reads it, the rules to choose from last."""
+        outer = write_kind(dataclasses.replace(self, options=(Mean(),)))
+        return f"{outer}:options={'|'.join(map(str, self.options))}"
+
+
+@checked
+def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
+    """Make rules that share a compiled program, one for each of a list.
+
+        rules = rules_of_one_program([Mean(), Median(), Krum(assumed=1), Krum(assumed=2)])
+        settings = {"aggregator": rules, "malicious": [0.0, 0.1, 0.2]}
+
+    Args:
+      rules: Rules, several of which may differ in numbers alone.
+
+    Returns:
+      As many rules, each of which is one of the same kinds.
+    """
+    kinds: list[Rule] = []
+    numbers = []
+    for rule in rules:
+        structure = jax.tree.structure(rule), type(rule)
+        known = [(jax.tree.structure(each), type(each)) for each in kinds]
+        if structure not in known:
+            kinds.append(rule)
+            known.append(structure)
+        numbers.append(known.index(structure))
+    return [
+        OneOf(which=number, options=(*kinds[:number], rule, *kinds[number + 1 :]))
+        for number, rule in zip(numbers, rules, strict=True)
+    ]
