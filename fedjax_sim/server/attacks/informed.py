@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.types`, and `H` honest messages. A messa
 all leaves together.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -76,7 +77,7 @@ class ALittleIsEnough(Attack):
 
 @struct
 class InnerProduct(Attack):
-    """Send -eps times the honest mean (Xie et al. 2020, arXiv 1903.03936, Section 4).
+    """Send -eps times the honest mean (Xie et al. 2020, arXiv 1903.03936).
 
     A result with a negative inner product with the honest mean moves the model the wrong way. Small
     eps deceive rules that look for outliers, large ones the mean.
@@ -98,7 +99,7 @@ class InnerProduct(Attack):
 
 @struct
 class Mimic(Attack):
-    """Send the message of one honest client (Karimireddy et al. 2022, arXiv 2006.09365, Section 3).
+    """Send the message of one honest client (Karimireddy et al. 2022, arXiv 2006.09365).
 
     It is thus counted too often, which no rule can see as an outlier, and which does harm where
     clients have different data. In every tick it is the honest client with the lowest number among
@@ -120,9 +121,9 @@ class Mimic(Attack):
 class Optimized(Attack):
     """The common base of attacks as far from the honest mean as a bound on distances allows.
 
-    Shejwalkar and Houmansadr 2021 (NDSS, "Manipulating the Byzantine"), Section IV: the message is
-    mu + gamma p with the perturbation p and the largest gamma within the bound. Their search for
-    gamma is not needed: squared distances are quadratics in gamma.
+    The message is mu + gamma p, with a perturbation p and the largest gamma within the bound
+    (Shejwalkar and Houmansadr 2021, "Manipulating the Byzantine", NDSS). Their search for gamma is
+    not needed, as squared distances are quadratics in gamma.
     """
 
     perturbation: str = choice(
@@ -231,7 +232,7 @@ def _products(left: Params, right: Params) -> Array:
         left,
         right,
     )
-    return sum(jax.tree.leaves(products)[1:], jax.tree.leaves(products)[0])
+    return functools.reduce(jnp.add, jax.tree.leaves(products))
 
 
 def _squares(messages: Params) -> Array:
@@ -240,7 +241,7 @@ def _squares(messages: Params) -> Array:
         jnp.square(leaf).reshape(leaf.shape[0], -1).sum(axis=1)
         for leaf in jax.tree.leaves(messages)
     ]
-    return sum(squares[1:], squares[0])
+    return functools.reduce(jnp.add, squares)
 
 
 def _divisor(value: Array) -> Array:

@@ -15,7 +15,7 @@ from fedjax_sim.types import Array, Key, Params
 
 @struct
 class SignFlip(Attack):
-    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761, with c = 1 to 10)."""
+    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761)."""
 
     name: str = fixed("sign_flip")
 
@@ -65,7 +65,7 @@ class FreeRider(Attack):
     """Send no progress, which needs no training (Lin et al. 2019, arXiv 1911.12560).
 
     With a deviation above 0, noise on the received model disguises it (Fraboni et al. 2021, arXiv
-    2006.11901, Section 3.3, with noise that does not decay).
+    2006.11901; here the noise does not decay).
     """
 
     name: str = fixed("free_rider")
@@ -104,7 +104,7 @@ def _scaled(messages: Params, factor: Any) -> Params:
 def _noise(key: Key, messages: Params, deviation: Any) -> Params:
     """Draw normal numbers with mean 0 in the shapes and types of messages."""
     leaves, structure = jax.tree.flatten(messages)
-    keys = structure.unflatten(jax.random.split(key, len(leaves)) if leaves else [])
+    keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
 
     def draw(leaf: Array, key: Key) -> Array:
         wide = wide_of(leaf).dtype
