@@ -98,7 +98,14 @@ class Backdoor:
     per_class: bool = False
 
     def put(self, inputs: Array) -> Array:
-        """Put the trigger on inputs `[B, ...]`, which keep their shape and type."""
+        """Put the trigger on inputs.
+
+        Args:
+          inputs: `[B, ...]`, as they are stored.
+
+        Returns:
+          Inputs of the same shape and type.
+        """
         if self.trigger is not None:
             return self.trigger(inputs)
         brightest = 255 if inputs.dtype == jnp.uint8 else 1
@@ -199,13 +206,13 @@ def poison(
 ) -> Supervised:
     """Poison the training examples of some clients.
 
-        flipped = problems.poison(problem, [0, 3], problems.LabelFlip())
-        backdoored = problems.poison(problem, [0, 3], problems.Backdoor(target=2))
+        clients = iid(data.train_labels, num_clients=8, seed=0)
+        problem = make_classification(MLP((16,), 10), data, clients)
+        flipped = poison(problem, [0, 3], LabelFlip())
+        backdoored = poison(problem, [0, 3], Backdoor(target=2))
 
-    The clients that an `Adversary` draws for a seed are
-
-        key = stream(jax.random.key(seed), "learning")
-        np.flatnonzero(are_malicious(adversary, key, num_clients, np.arange(num_clients)))
+    An `Adversary` whose `which` has the same numbers lets these clients attack with their messages
+    too. Those that it draws for a seed are found by `fedjax_sim.server.attacks.are_malicious`.
 
     Args:
       problem: A problem whose data are pairs of inputs and classes, such as one of

@@ -133,7 +133,7 @@ class Optimized(Attack):
         "(std), against the mean, of length 1 (unit), or against the mean's signs (sign).",
     )
 
-    def gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
+    def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
         """Find the largest gamma.
 
         Args:
@@ -153,7 +153,7 @@ class Optimized(Attack):
         mean = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
         apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
         direction = self._direction(mean, wide, slots)
-        gamma = self.gamma(apart, direction, slots)
+        gamma = self._gamma(apart, direction, slots)
         return jax.tree.map(
             lambda leaf, mu, p: (mu + gamma.astype(p.dtype) * p).astype(leaf.dtype),
             messages,
@@ -181,7 +181,7 @@ class MinMax(Optimized):
 
     name: str = fixed("min_max")
 
-    def gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
+    def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
         """Return the smallest root of the quadratics: `f[]`."""
         products = _products(apart, apart)
         squares = jnp.diagonal(products)
@@ -207,7 +207,7 @@ class MinSum(Optimized):
 
     name: str = fixed("min_sum")
 
-    def gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
+    def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
         """Return the largest distance to the mean, in lengths of p: `f[]`."""
         farthest = _squares(apart).max()
         return root(farthest / _divisor(_products(direction, direction)[0, 0]))
