@@ -1,11 +1,17 @@
 """Attacks: what is forged, who forges and when, and what honest clients keep."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import fedjax_sim
+from fedjax_sim import Algorithm, problems
+from fedjax_sim.batching import replicate, weighted_sum
+from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server.attacks import (
     ATTACKS,
     Adversary,
@@ -19,8 +25,9 @@ from fedjax_sim.server.attacks import (
     malicious_slots,
     parse_attack,
 )
-from fedjax_sim.settings import ConfigError, check, idle_of, parse
-from fedjax_sim.types import EMPTY, Event
+from fedjax_sim.settings import ConfigError, check, group, idle_of, parse, struct
+from fedjax_sim.timelines import CohortRounds, cohort_system
+from fedjax_sim.types import EMPTY, Event, Plan
 
 KEY = jax.random.key(3)
 NUM = 10
@@ -337,6 +344,49 @@ def test_nobody_attacks_by_default() -> None:
         Adversary(attack=SignFlip()),
     ):
         assert attacked(idle, KEY, event_of(0, CLIENTS), local, local, NUM) is local
+
+
+class State(NamedTuple):
+    server: Any
+
+
+@struct
+class Hyper(CohortRounds, LocalTraining):
+    adversary: Adversary = group(Adversary(), "who attacks")
+
+
+def bind_rounds(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm:
+    """Put an adversary between clients and a mean."""
+    train = local_training(problem, hyper, plan)
+
+    def step(key: jax.Array, state: State, event: Event) -> tuple[State, Any]:
+        local, work = train(key, event, start=state.server)
+        starts = replicate(state.server, event.clients.shape[0])
+        local = attacked(hyper.adversary, key, event, starts, local, hyper.num_clients)
+        return State(weighted_sum(event.weight, local)), work
+
+    return Algorithm(lambda key: State(problem.init(key)), step, lambda state: state.server)
+
+
+def test_in_a_sweep() -> None:
+    """Clients move by q (c_i - x), forgers by -q times that, from a tick on."""
+    system = cohort_system("attacked", Hyper, bind_rounds, "rounds with an adversary")
+    centres = np.random.default_rng(0).normal(size=(6, 2)).astype("float32")
+    hyper = Hyper(num_clients=6, num_selected=6, local_steps=2, lr=0.1, batch_size=1)
+    run = fedjax_sim.sweep(
+        system,
+        problems.Quadratic.of(centres, noise=0.0),
+        hyper.replace(attack=SignFlip(), which=(1, 4)),
+        settings={"first_tick": [0, 3, 99]},
+        budget=fedjax_sim.Ticks(5),
+        num_evals=1,
+    )
+    for lane, first in enumerate((0, 3, 99)):
+        x = np.zeros(2)
+        for tick in range(5):
+            signs = np.where(np.isin(np.arange(6), (1, 4)) & (tick >= first), -1, 1)
+            x = x + np.mean(signs[:, None] * (1 - 0.9**2) * (centres - x), axis=0)
+        np.testing.assert_allclose(run.models[lane], x, rtol=1e-5, atol=1e-6)
 
 
 # --- settings ---
