@@ -315,6 +315,7 @@ def static(
     parse: Callable[[str], Any] = str,
     *,
     meaning: str,
+    only_with: Uses = NO_CONDITION,
 ) -> Any:
     """Declare a static value of any other hashable kind.
 
@@ -324,8 +325,9 @@ def static(
       accepts: Whether a value is allowed.
       parse: Reads a value from the command line's text.
       meaning: What the setting does.
+      only_with: As in `real`.
     """
-    return _field(default, meaning, False, accepts, allowed, parse)
+    return _field(default, meaning, False, accepts, allowed, parse, only_with=only_with)
 
 
 def part(

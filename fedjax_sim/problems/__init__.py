@@ -5,9 +5,10 @@ reads and `checking` checks; `supervision` has the problem itself, `losses` the 
 metrics, `evaluation` their means over test examples. Images (`classification`, with the random
 changes of `augmentation`) and texts (`next_character`) are cases of it. Problems with a known
 answer are in `quadratic` (known optimum) and `gaussian` (known posterior), Bayesian regression in
-`logistic`, any posterior given by its log-density in `log_density`. `latent` has latent-variable
-models for expectation maximisation. `client_data` checks and pads partitions for all of them, and
-`client_losses` measures clients one by one where they have no test examples.
+`logistic`, any posterior given by its log-density in `log_density`. `poisoning` changes the
+examples of malicious clients. `latent` has latent-variable models for expectation maximisation.
+`client_data` checks and pads partitions for all of them, and `client_losses` measures clients one
+by one where they have no test examples.
 """
 
 from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
@@ -42,15 +43,26 @@ from fedjax_sim.problems.losses import (
     squared_error,
 )
 from fedjax_sim.problems.next_character import NextCharacter, make_next_characters
+from fedjax_sim.problems.poisoning import (
+    Backdoor,
+    Backdoored,
+    BackdooredClassification,
+    LabelFlip,
+    poison,
+)
 from fedjax_sim.problems.quadratic import Quadratic
 from fedjax_sim.problems.supervision import Supervised
 
 __all__ = [
     "AUGMENTATIONS",
     "Augmentation",
+    "Backdoor",
+    "Backdoored",
+    "BackdooredClassification",
     "Classification",
     "Examples",
     "GaussianClients",
+    "LabelFlip",
     "LogDensity",
     "Logistic",
     "Metric",
@@ -75,6 +87,7 @@ __all__ = [
     "make_next_characters",
     "pad_partitions",
     "partition_by_ids",
+    "poison",
     "quadratic_form",
     "squared_error",
     "supervised",

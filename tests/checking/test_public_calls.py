@@ -22,6 +22,8 @@ MADE_HERE = {
     *("RoundTime", "Condition", "Members", "Speeds"),
     # States and messages of algorithms: pytrees, which JAX makes of leaves of any kind.
     *("Memo", "Memory", "RoundState", "Versioned", "Total", "Training"),
+    # What attacks are given, likewise.
+    "Cohort",
     # Classes without arguments.
     *("Compressor", "Identity"),
     # Examples and models of problems, likewise.

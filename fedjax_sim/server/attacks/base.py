@@ -1,9 +1,13 @@
-"""The interface of attacks, and honest clients.
+"""The interface of attacks, honest clients, and what attacks compute of the honest messages.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from fedjax_sim.settings import Checked, fixed, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
@@ -23,6 +27,15 @@ class Cohort(NamedTuple):
     is_malicious: Array
     is_present: Array
     weight: Array
+
+    def references(self) -> Array:
+        """Find the slots whose messages attackers imitate or work against: `bool[S]`.
+
+        These are the honest ones. In a tick without an honest message, such as a tick of one slot,
+        they are those of the attackers, who know what they would have sent honestly.
+        """
+        is_honest = self.is_present & ~self.is_malicious
+        return jnp.where(is_honest.any(), is_honest, self.is_present)
 
 
 class Attack(Checked):
@@ -64,3 +77,49 @@ class Honest(Attack):
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the messages."""
         return messages
+
+
+def in_wide(function: Callable[..., Array], messages: Params, *others: Params) -> Params:
+    """Apply a function to every leaf in at least 32 bits.
+
+    Args:
+      function: From leaves `f[S, ...]` to new ones.
+      messages: Leaves `[S, ...]`.
+      others: Further arguments, with leaves in the same places, of at least 32 bits.
+
+    Returns:
+      The new leaves, in the messages' types.
+    """
+    return jax.tree.map(
+        lambda leaf, *more: function(wide_of(leaf), *more).astype(leaf.dtype), messages, *others
+    )
+
+
+def wide_of(leaf: Array) -> Array:
+    """Convert an array of floats `f[...]` to at least 32 bits per number."""
+    return leaf.astype(jnp.promote_types(leaf.dtype, "float32"))
+
+
+def along(slots: Array, leaf: Array) -> Array:
+    """Give an array `[S]` trailing axes of length 1 to fit a leaf `[S, ...]`."""
+    return slots.reshape(slots.shape + (1,) * (leaf.ndim - 1))
+
+
+def mean_over(slots: Array, leaf: Array) -> Array:
+    """Average over some of the slots, each with the same weight.
+
+    Args:
+      slots: `bool[S]`, which of them.
+      leaf: `f[S, ...]`, of at least 32 bits; any numbers in other slots.
+
+    Returns:
+      `f[1, ...]`, which broadcasts to the leaf's shape; 0 if there are no such slots.
+    """
+    number = jnp.maximum(slots.sum(), 1).astype(leaf.dtype)
+    return jnp.where(along(slots, leaf), leaf, 0).sum(axis=0, keepdims=True) / number
+
+
+def root(squares: Array) -> Array:
+    """Take square roots of numbers `f[...]`, at least 0, with the derivative 0 at 0."""
+    is_above = squares > 0
+    return jnp.where(is_above, jnp.sqrt(jnp.where(is_above, squares, 1)), 0)

@@ -1,0 +1,222 @@
+"""Who is malicious, when they attack, and what the server then receives.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Count, checked
+from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along, wide_of
+from fedjax_sim.server.attacks.catalogue import parse_attack
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    choice,
+    is_known,
+    part,
+    real,
+    static,
+    struct,
+    whole,
+)
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.types import Array, Event, Key, Params
+
+ROUNDING = 1e-5
+"""By what share a weight may lack the mean weight: that of equal weights is rounded."""
+
+
+def _is_attack(attack: Any) -> bool:
+    return not isinstance(attack, Honest)
+
+
+def _is_empty(clients: Any) -> bool:
+    return not clients
+
+
+def _are_clients(value: Any) -> bool:
+    """Tell whether a value is a tuple of different numbers of clients."""
+    return (
+        isinstance(value, tuple)
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+        and all(each >= 0 for each in value)
+        and len(set(value)) == len(value)
+    )
+
+
+@struct
+class Adversary(Checked):
+    """Settings of an attack on the messages that clients send to the server."""
+
+    attack: Attack = part(
+        Honest(),
+        "an attack of `fedjax_sim.server.attacks`; on the command line such as none or "
+        "sign_flip:scale=2",
+        Attack,
+        parse_attack,
+        meaning="What malicious clients send instead of their progress.",
+    )
+    malicious: Any = real(
+        0.0,
+        "Share of the clients that are malicious. Its product with the number of clients is "
+        "rounded. Which clients they are is drawn for each seed; those of a smaller share stay "
+        "malicious with a larger one.",
+        least=0,
+        most=1,
+        simpler_at=(0.0,),
+        only_with={"attack": _is_attack, "which": _is_empty},
+    )
+    which: tuple[int, ...] = static(
+        (),
+        "a tuple of different numbers of clients, from 0; on the command line joined by +, such "
+        "as 0+3",
+        _are_clients,
+        lambda text: tuple(int(word) for word in text.split("+")),
+        meaning="Numbers of the clients that are malicious, instead of a share of them.",
+        only_with={"attack": _is_attack},
+    )
+    first_tick: Any = whole(
+        0,
+        "Number of server actions before the attack; malicious clients are honest until then.",
+        least=0,
+        only_with={"attack": _is_attack},
+    )
+    attack_ticks: Any = whole(
+        0,
+        "Number of server actions that the attack lasts; 0 is for ever.",
+        least=0,
+        only_with={"attack": _is_attack},
+    )
+    when: str = choice(
+        "always",
+        ("always", "heavy"),
+        "Whether malicious clients send forgeries always, or only where their weight in the "
+        "server action is at least the mean weight of those who report, as it is for heavy "
+        "reports of asynchronous systems. Otherwise they are honest.",
+        only_with={"attack": _is_attack},
+    )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is known that nobody attacks."""
+        is_nobody = not self.which and is_known(self.malicious, 0)
+        return isinstance(self.attack, Honest) or is_nobody
+
+    def check_together(self) -> None:
+        """Check that malicious clients are not given twice.
+
+        Raises:
+          ConfigError: If they are given as a share and by their numbers.
+        """
+        super().check_together()
+        if self.which and bool(np.any(np.asarray(self.malicious) > 0)):
+            allowed = "left out with a share `malicious`, or the share left at 0"
+            raise ConfigError("which", self.which, allowed)
+
+
+@checked
+def attacked(
+    adversary: Adversary,
+    key: Key,
+    event: Event,
+    starts: Params,
+    local: Params,
+    num_clients: Count,
+) -> Params:
+    """Put forgeries in the place of what malicious clients have learnt.
+
+    Args:
+      adversary: The settings.
+      key: The lane's learning key.
+      event: The tick.
+      starts: Models from which the clients started, leaves `[S, ...]`.
+      local: Models that they have reached, leaves `[S, ...]`.
+      num_clients: Number of clients, N.
+
+    Returns:
+      Models that they claim to have reached, leaves `[S, ...]` in their types: the start plus the
+      forged progress for attackers, the same bits as before for others.
+    """
+    if adversary.is_idle:
+        return local
+    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+    slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
+    cohort = Cohort(clients, slots, clients >= 0, weight)
+    messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
+    draws = jax.random.fold_in(stream(key, "attack"), event.tick)
+    forged = adversary.attack.forge(draws, messages, cohort)
+
+    def claim(end: Array, start: Array, progress: Array) -> Array:
+        reached = (wide_of(start) + progress).astype(end.dtype)
+        return jnp.where(along(slots, end), reached, end)
+
+    return jax.tree.map(claim, local, starts, forged)
+
+
+@checked
+def malicious_slots(
+    adversary: Adversary,
+    key: Key,
+    num_clients: Count,
+    tick: Any,
+    clients: Array,
+    weight: Array,
+) -> Array:
+    """Find the slots of a tick in which an attacker is at work.
+
+    Args:
+      adversary: The settings.
+      key: The lane's learning key.
+      num_clients: Number of clients, N.
+      tick: `i32[]`, number of server actions before this one.
+      clients: `i32[S]`, as in `Event`.
+      weight: `f[S]`, as in `Event`.
+
+    Returns:
+      `bool[S]`; False in empty slots.
+    """
+    slots = (clients >= 0) & are_malicious(adversary, key, num_clients, clients)
+    since = tick - adversary.first_tick
+    lasting = jnp.asarray(adversary.attack_ticks)
+    slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))
+    if adversary.when == "heavy":
+        is_present = clients >= 0
+        mean = jnp.where(is_present, weight, 0).sum() / jnp.maximum(is_present.sum(), 1)
+        slots = slots & (weight >= (1 - ROUNDING) * mean)
+    return slots
+
+
+@checked
+def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: Array) -> Array:
+    """Tell which clients are malicious, at work or not.
+
+        adversary = Adversary(attack=SignFlip(), malicious=0.2)
+        key = stream(jax.random.key(0), "learning")  # of the lane with seed 0
+        is_malicious = are_malicious(adversary, key, 10, jnp.arange(10))
+
+    Args:
+      adversary: The settings.
+      key: The lane's learning key.
+      num_clients: Number of clients, N.
+      clients: `i32[...]`, numbers of clients below N; others are taken for client 0 where a share
+        is malicious.
+
+    Returns:
+      `bool[...]`, of round(malicious * N) clients true, or of those in `which`.
+
+    Raises:
+      ConfigError: If `which` names a client that there is not.
+    """
+    if adversary.which:
+        if max(adversary.which) >= num_clients:
+            allowed = f"of clients from 0 to {num_clients - 1}"
+            raise ConfigError("which", adversary.which, allowed)
+        return jnp.isin(clients, jnp.asarray(adversary.which, "int32"))
+    # Who comes early in a random order of the clients, so that shares are nested.
+    bits = shuffle_bits(stream(key, "malicious"))
+    places = shuffled_index(bits, jnp.maximum(clients, 0), num_clients)
+    return places < jnp.round(jnp.asarray(adversary.malicious, float) * num_clients)

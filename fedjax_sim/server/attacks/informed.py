@@ -1,0 +1,249 @@
+"""Attacks of clients that know all messages of the tick and send the same forged one.
+
+Honest messages count equally, whatever the weights that the server gives them. In a tick without
+an honest message their place is taken by what the attackers would have sent honestly, see
+`Cohort.references`.
+
+Dimension letters: those of `fedjax_sim.types`, and `H` honest messages. A message is the vector of
+all leaves together.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.server.attacks.base import (
+    Attack,
+    Cohort,
+    along,
+    in_wide,
+    mean_over,
+    root,
+    wide_of,
+)
+from fedjax_sim.settings import choice, fixed, real, struct
+from fedjax_sim.types import Array, Key, Params
+
+PERTURBATIONS = ("std", "unit", "sign")
+
+
+@struct
+class ALittleIsEnough(Attack):
+    """Hide within the spread of the honest messages (Baruch et al. 2019, arXiv 1902.06156).
+
+    Each number is mu - z sigma, with mean and standard deviation (of the population, as in the
+    authors' code) of the honest messages.
+
+    Algorithm 3 computes z from n messages, of which f are forged. The attackers need
+    s = floor(n / 2 + 1) - f honest supporters for a majority, so z is the quantile of the normal
+    distribution at (n - f - s) / (n - f).
+
+    Deviation: s is at least 1 and z at least 0, where the formula has no finite value (attackers
+    who are a majority alone) or a negative one (one attacker among an even number). In a tick
+    without an honest message z is 0.
+    """
+
+    name: str = fixed("alie")
+
+    z: Any = real(
+        0.0,
+        "Distance to the mean in standard deviations. 0 takes the paper's, from the numbers of "
+        "messages and of attackers in the tick.",
+        least=0,
+    )
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Return the mean minus z standard deviations: leaves `[1, ...]`."""
+        slots, z = cohort.references(), self._distance(cohort)
+
+        def shifted(leaf: Array) -> Array:
+            mean = mean_over(slots, leaf)
+            return mean - z.astype(leaf.dtype) * _deviation(slots, leaf, mean)
+
+        return in_wide(shifted, messages)
+
+    def _distance(self, cohort: Cohort) -> Array:
+        """Return z: `f[]`."""
+        number = cohort.is_present.sum()
+        forged = (cohort.is_present & cohort.is_malicious).sum()
+        supporters = jnp.maximum(number // 2 + 1 - forged, 1)
+        share = 1 - supporters.astype(float) / jnp.maximum(number - forged, 1)
+        found = jax.scipy.special.ndtri(jnp.maximum(share, 0.5))
+        return jnp.where(jnp.asarray(self.z) > 0, self.z, found)
+
+
+@struct
+class InnerProduct(Attack):
+    """Send -eps times the honest mean (Xie et al. 2020, arXiv 1903.03936).
+
+    A result with a negative inner product with the honest mean moves the model the wrong way. Small
+    eps deceive rules that look for outliers, large ones the mean.
+    """
+
+    name: str = fixed("inner_product")
+
+    strength: Any = real(0.1, "Factor eps of the reversed mean.", least=0)
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Return the reversed mean: leaves `[1, ...]`."""
+        slots = cohort.references()
+
+        def reversed_mean(leaf: Array) -> Array:
+            return -jnp.asarray(self.strength, leaf.dtype) * mean_over(slots, leaf)
+
+        return in_wide(reversed_mean, messages)
+
+
+@struct
+class Mimic(Attack):
+    """Send the message of one honest client (Karimireddy et al. 2022, arXiv 2006.09365).
+
+    It is thus counted too often, which no rule can see as an outlier, and which does harm where
+    clients have different data. In every tick it is the honest client with the lowest number among
+    those present, which in rounds of all clients is always the same one.
+
+    Deviation: the paper chooses the client by the direction in which honest messages vary most.
+    """
+
+    name: str = fixed("mimic")
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Return that client's message: leaves `[1, ...]`."""
+        last = np.iinfo(np.int32).max
+        chosen = jnp.argmin(jnp.where(cohort.references(), cohort.clients, last))
+        return jax.tree.map(lambda leaf: leaf[chosen][None], messages)
+
+
+@struct
+class Optimized(Attack):
+    """The common base of attacks as far from the honest mean as a bound on distances allows.
+
+    The message is mu + gamma p, with a perturbation p and the largest gamma within the bound
+    (Shejwalkar and Houmansadr 2021, "Manipulating the Byzantine", NDSS). Their search for gamma is
+    not needed, as squared distances are quadratics in gamma.
+    """
+
+    perturbation: str = choice(
+        "std",
+        PERTURBATIONS,
+        "Direction p in which the honest mean is moved: against the honest standard deviations "
+        "(std), against the mean, of length 1 (unit), or against the mean's signs (sign).",
+    )
+
+    def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
+        """Find the largest gamma.
+
+        Args:
+          apart: Honest messages minus their mean, leaves `f[S, ...]`; 0 in other slots.
+          direction: p, leaves `f[1, ...]`. If all are 0, any finite gamma will do.
+          slots: `bool[S]`, slots of the honest messages.
+
+        Returns:
+          `f[]`.
+        """
+        raise NotImplementedError
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Return the moved mean: leaves `[1, ...]`."""
+        slots = cohort.references()
+        wide = jax.tree.map(wide_of, messages)
+        mean = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
+        apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
+        direction = self._direction(mean, wide, slots)
+        gamma = self._gamma(apart, direction, slots)
+        return jax.tree.map(
+            lambda leaf, mu, p: (mu + gamma.astype(p.dtype) * p).astype(leaf.dtype),
+            messages,
+            mean,
+            direction,
+        )
+
+    def _direction(self, mean: Params, wide: Params, slots: Array) -> Params:
+        """Return p: leaves `f[1, ...]`."""
+        if self.perturbation == "std":
+            return jax.tree.map(lambda leaf, mu: -_deviation(slots, leaf, mu), wide, mean)
+        if self.perturbation == "sign":
+            return jax.tree.map(lambda mu: -jnp.sign(mu), mean)
+        length = root(_products(mean, mean)[0, 0])
+        return jax.tree.map(lambda mu: -mu / _divisor(length).astype(mu.dtype), mean)
+
+
+@struct
+class MinMax(Optimized):
+    """Be no further from any honest message than honest messages are from each other.
+
+    max_i ||mu + gamma p - g_i|| <= max_ij ||g_i - g_j||. Each i bounds gamma by the root of a
+    quadratic; the smallest of these roots is gamma.
+    """
+
+    name: str = fixed("min_max")
+
+    def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
+        """Return the smallest root of the quadratics: `f[]`."""
+        products = _products(apart, apart)
+        squares = jnp.diagonal(products)
+        distances = squares[:, None] + squares[None, :] - 2 * products
+        within = slots[:, None] & slots[None, :]
+        room = jnp.maximum(jnp.where(within, distances, 0).max() - squares, 0)
+        # ||gamma p - d||^2 = a gamma^2 - 2 b gamma + ||d||^2 with d = g - mu. Of the two forms of
+        # the positive root, the one that subtracts nothing.
+        a = _divisor(_products(direction, direction)[0, 0])
+        b = _products(apart, direction)[:, 0]
+        half = root(b**2 + a * room)
+        gammas = jnp.where(b > 0, (b + half) / a, room / _divisor(half - b))
+        return jnp.where(slots.any(), jnp.where(slots, gammas, jnp.inf).min(), 0)
+
+
+@struct
+class MinSum(Optimized):
+    """Have no larger sum of squared distances to the honest messages than an honest message has.
+
+    sum_i ||mu + gamma p - g_i||^2 <= max_i sum_j ||g_i - g_j||^2. As mu is the mean, both sides
+    have the part sum_i ||g_i - mu||^2, and what is left is ||gamma p|| <= max_i ||g_i - mu||.
+    """
+
+    name: str = fixed("min_sum")
+
+    def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
+        """Return the largest distance to the mean, in lengths of p: `f[]`."""
+        farthest = _squares(apart).max()
+        return root(farthest / _divisor(_products(direction, direction)[0, 0]))
+
+
+def _deviation(slots: Array, leaf: Array, mean: Array) -> Array:
+    """Compute standard deviations over slots: `f[1, ...]` of `f[S, ...]` and the mean."""
+    return root(mean_over(slots, jnp.square(_apart(slots, leaf, mean))))
+
+
+def _apart(slots: Array, leaf: Array, mean: Array) -> Array:
+    """Subtract the mean `f[1, ...]` from messages `f[S, ...]`; 0 in other slots."""
+    return jnp.where(along(slots, leaf), leaf - mean, 0)
+
+
+def _products(left: Params, right: Params) -> Array:
+    """Compute inner products of messages: `f[A, B]` of leaves `f[A, ...]` and `f[B, ...]`."""
+    products = jax.tree.map(
+        lambda x, y: jnp.matmul(
+            x.reshape(x.shape[0], -1), y.reshape(y.shape[0], -1).T, precision="highest"
+        ),
+        left,
+        right,
+    )
+    return functools.reduce(jnp.add, jax.tree.leaves(products))
+
+
+def _squares(messages: Params) -> Array:
+    """Compute squared lengths of messages: `f[S]` of leaves `f[S, ...]`."""
+    squares = [
+        jnp.square(leaf).reshape(leaf.shape[0], -1).sum(axis=1)
+        for leaf in jax.tree.leaves(messages)
+    ]
+    return functools.reduce(jnp.add, squares)
+
+
+def _divisor(value: Array) -> Array:
+    """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
+    return jnp.where(value == 0, 1, value)

@@ -1,0 +1,114 @@
+"""Attacks of clients that know no message but their own.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide, wide_of
+from fedjax_sim.settings import choice, fixed, real, struct
+from fedjax_sim.types import Array, Key, Params
+
+
+@struct
+class SignFlip(Attack):
+    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761)."""
+
+    name: str = fixed("sign_flip")
+
+    scale: Any = real(1.0, "Factor c of the reversed progress.", least=0)
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Reverse and scale each message."""
+        return _scaled(messages, -self.scale)
+
+
+@struct
+class Scaling(Attack):
+    """Send c times one's progress (Bagdasaryan et al. 2020, arXiv 1807.00459).
+
+    With c equal to the number of clients in a mean of equal weights, the global model becomes about
+    the attacker's: model replacement. What the attacker has learnt is up to its data, see
+    `fedjax_sim.problems.poison`.
+    """
+
+    name: str = fixed("scaling")
+
+    scale: Any = real(10.0, "Factor c of the progress.", least=0)
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Scale each message."""
+        return _scaled(messages, self.scale)
+
+
+@struct
+class Gaussian(Attack):
+    """Send independent normal numbers with mean 0 (Blanchard et al. 2017, arXiv 1703.02757).
+
+    Attackers of one tick draw different numbers.
+    """
+
+    name: str = fixed("gaussian")
+
+    deviation: Any = real(1.0, "Standard deviation of each number.", least=0)
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Draw a message for each slot."""
+        return _noise(key, messages, self.deviation)
+
+
+@struct
+class FreeRider(Attack):
+    """Send no progress, which needs no training (Lin et al. 2019, arXiv 1911.12560).
+
+    With a deviation above 0, noise on the received model disguises it (Fraboni et al. 2021, arXiv
+    2006.11901; here the noise does not decay).
+    """
+
+    name: str = fixed("free_rider")
+
+    deviation: Any = real(
+        0.0, "Standard deviation of the noise in each number, which disguises it.", least=0
+    )
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Return zeros with noise."""
+        return _noise(key, messages, self.deviation)
+
+
+@struct
+class NotFinite(Attack):
+    """Send numbers that are not finite, as faulty clients do: one message spoils every mean."""
+
+    name: str = fixed("not_finite")
+
+    value: str = choice("nan", ("nan", "inf"), "What every number of a message is.")
+
+    def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
+        """Fill each message."""
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, float(self.value)), messages)
+
+
+def _scaled(messages: Params, factor: Any) -> Params:
+    """Multiply messages by a number."""
+
+    def product(leaf: Array) -> Array:
+        return jnp.asarray(factor, leaf.dtype) * leaf
+
+    return in_wide(product, messages)
+
+
+def _noise(key: Key, messages: Params, deviation: Any) -> Params:
+    """Draw normal numbers with mean 0 in the shapes and types of messages."""
+    leaves, structure = jax.tree.flatten(messages)
+    keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+
+    def draw(leaf: Array, key: Key) -> Array:
+        wide = wide_of(leaf).dtype
+        noise = jnp.asarray(deviation, wide) * jax.random.normal(key, leaf.shape, wide)
+        return noise.astype(leaf.dtype)
+
+    return jax.tree.map(draw, messages, keys)
