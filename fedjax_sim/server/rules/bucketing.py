@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression.base import divisor
+from fedjax_sim.compression.base import divisor, wide_of
 from fedjax_sim.server.rules.base import Mean, Rule
 from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
@@ -103,8 +103,10 @@ class Bucketing(Rule):
         parts = is_in * weight[None]
         total = parts.sum(axis=1)
         shares = parts / divisor(total)[:, None]
-        means = jax.vmap(weighted_sum, (0, None))(shares, messages)
-        return self.inner.centre(inner_key, means, total, is_in.any(axis=1))
+        # The means are not rounded to the messages' type.
+        means = jax.vmap(weighted_sum, (0, None))(shares, jax.tree.map(wide_of, messages))
+        centre = self.inner.centre(inner_key, means, total, is_in.any(axis=1))
+        return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), centre, messages)
 
     def buckets(self, key: Key, is_present: Array) -> Array:
         """Draw which messages are in which bucket.

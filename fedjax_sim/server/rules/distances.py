@@ -5,7 +5,7 @@ malicious.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ class Nearest(Rule):
     """The common base of rules that prefer messages with near neighbours.
 
     The score of a message is the sum of the squared distances to its n - f - 2 nearest neighbours
-    (Blanchard et al. 2017, arXiv 1703.02757). Of equal scores, the message that is nearer to all
-    others is better, and then the one in the first slot.
+    (Blanchard et al. 2017, arXiv 1703.02757). Of equal scores, as those of two
+    messages that are each other's only neighbours, the message whose next neighbour is nearer is
+    better, and then the one in the first slot.
     """
 
     assumed: Any = whole(1, "Number of messages of a tick assumed to be malicious, f.", least=0)
@@ -47,8 +48,8 @@ class Krum(Nearest):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return one message; neither key nor weights are used."""
-        neighbours = is_present.sum() - self.assumed - 2
-        best = _by_score(squared_distances(messages, is_present), is_present, neighbours)[0]
+        near = neighbours_of(messages, is_present)
+        best = by_score(near, is_present, is_present.sum() - self.assumed - 2)[0]
         return self.unless_few(jax.tree.map(lambda leaf: leaf[best], messages), is_present)
 
 
@@ -76,8 +77,8 @@ class MultiKrum(Nearest):
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the mean of several messages; neither key nor weights are used."""
         present = is_present.sum()
-        distances = squared_distances(messages, is_present)
-        order = _by_score(distances, is_present, present - self.assumed - 2)
+        near = neighbours_of(messages, is_present)
+        order = by_score(near, is_present, present - self.assumed - 2)
         number = jnp.where(self.selected > 0, self.selected, present - self.assumed)
         is_selected = jnp.argsort(order) < number
         share = is_selected / jnp.maximum(number, 1)
@@ -103,7 +104,7 @@ class Bulyan(Nearest):
         """Return the mean about the median of the selected; neither key nor weights are used."""
         selected = is_present.sum() - 2 * self.assumed
         kept = jnp.maximum(selected - 2 * self.assumed, 1)
-        is_selected = self._select(squared_distances(messages, is_present), is_present, selected)
+        is_selected = self._select(neighbours_of(messages, is_present), is_present, selected)
         row = jnp.arange(is_present.size)
 
         def mean(block: Array) -> Array:
@@ -120,23 +121,63 @@ class Bulyan(Nearest):
         centre = jax.tree.map(lambda leaf: by_coordinate(mean, leaf), messages)
         return self.unless_few(centre, is_present)
 
-    def _select(self, distances: Array, is_present: Array, number: Array) -> Array:
+    def _select(self, near: "Neighbours", is_present: Array, number: Array) -> Array:
         """Select messages by Krum, one after another: `bool[S]`."""
-        neighbours = jnp.argsort(distances, axis=1)
-        ordered = jnp.take_along_axis(distances, neighbours, axis=1)
 
         def select(turn: Array, is_left: Array) -> Array:
             # Deviation: Krum is asked to select from as few as 2 f + 1 messages, with which it has
             # f - 1 neighbours to count. It has at least one here, as with none all are equal.
-            count = jnp.maximum(is_left.sum() - self.assumed - 2, 1)
-            is_near = is_left[neighbours]
-            is_near &= jnp.cumsum(is_near, axis=1) <= count
-            scores = jnp.where(is_near, ordered, 0).sum(axis=1)
-            best = _order(scores, _totals(distances, is_left), is_left)[0]
+            best = by_score(near, is_left, is_left.sum() - self.assumed - 2)[0]
             return is_left.at[best].set(is_left[best] & (turn >= number))
 
         is_left = jax.lax.fori_loop(0, is_present.size, select, is_present)
         return is_present & ~is_left
+
+
+class Neighbours(NamedTuple):
+    """All slots as each slot sees them, the nearest first and itself last.
+
+    Attributes:
+      slots: `i32[S, S]`.
+      distances: `f[S, S]`, squared distances.
+    """
+
+    slots: Array
+    distances: Array
+
+
+def neighbours_of(messages: Params, is_present: Array) -> Neighbours:
+    """Order all slots by their distances from each slot.
+
+    Args:
+      messages: Leaves `[S, ...]`.
+      is_present: `bool[S]`.
+
+    Returns:
+      The neighbours.
+    """
+    distances = squared_distances(messages, is_present)
+    slots = jnp.argsort(distances, axis=1)
+    return Neighbours(slots, jnp.take_along_axis(distances, slots, axis=1))
+
+
+def by_score(near: Neighbours, is_left: Array, counted: Any) -> Array:
+    """Order slots by Krum's scores.
+
+    Args:
+      near: The neighbours.
+      is_left: `bool[S]`, slots that are ordered and counted as neighbours.
+      counted: Number of neighbours that are counted; at least one is.
+
+    Returns:
+      `i32[S]`, the best slot first. Those that are not left are last.
+    """
+    counted = jnp.maximum(counted, 1)
+    is_near = is_left[near.slots]
+    rank = jnp.cumsum(is_near, axis=1)
+    scores = jnp.where(is_near & (rank <= counted), near.distances, 0).sum(axis=1)
+    following = jnp.where(is_near & (rank == counted + 1), near.distances, 0).sum(axis=1)
+    return jnp.lexsort((following, scores, ~is_left))
 
 
 def squared_distances(messages: Params, is_present: Array) -> Array:
@@ -163,29 +204,3 @@ def squared_distances(messages: Params, is_present: Array) -> Array:
     is_pair = is_present[:, None] & is_present[None] & ~jnp.eye(is_present.size, dtype=bool)
     is_known = is_pair & jnp.isfinite(distances)
     return jnp.where(is_known, jnp.maximum(distances, 0), jnp.inf)
-
-
-def _by_score(distances: Array, is_present: Array, neighbours: Any) -> Array:
-    """Order slots by Krum's scores.
-
-    Args:
-      distances: `f[S, S]`, squared.
-      is_present: `bool[S]`.
-      neighbours: Number of neighbours that are counted.
-
-    Returns:
-      `i32[S]`, the best slot first.
-    """
-    is_near = jnp.arange(is_present.size) < jnp.maximum(neighbours, 1)
-    scores = jnp.where(is_near[None], jnp.sort(distances, axis=1), 0).sum(axis=1)
-    return _order(scores, _totals(distances, is_present), is_present)
-
-
-def _totals(distances: Array, is_eligible: Array) -> Array:
-    """Sum each slot's distances to all eligible others that are not infinitely far: `f[S]`."""
-    return jnp.where(is_eligible[None] & jnp.isfinite(distances), distances, 0).sum(axis=1)
-
-
-def _order(scores: Array, totals: Array, is_eligible: Array) -> Array:
-    """Order slots by scores, those that are not eligible last: `i32[S]`."""
-    return jnp.lexsort((totals, scores, ~is_eligible))
