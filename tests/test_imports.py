@@ -37,7 +37,9 @@ ALLOWED = {
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
     "clients": "types settings checking targets trees streams batching privacy",
-    "server": "types settings checking streams batching timelines compression privacy clients",
+    "server": (
+        "types settings checking targets streams batching timelines compression privacy clients"
+    ),
     "models": "types settings checking targets linear trees streams compression",
     "datasets": "lifecycle settings checking",
     "partition": "lifecycle settings checking",

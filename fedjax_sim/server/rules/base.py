@@ -3,7 +3,11 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +48,29 @@ class Rule(Checked):
         """
         raise NotImplementedError
 
-    def least_present(self) -> int:
-        """Return the fewest messages of which the rule can make a centre. On the host."""
+    def least(self) -> Any:
+        """Return the fewest messages that the rule needs: a number, traced if its settings are."""
         return 1
+
+    def least_present(self) -> int:
+        """Return the fewest messages that the rule needs, on the host, as a Python number.
+
+        Of settings with several values, it is that of the value that needs most.
+        """
+        return int(np.max(np.asarray(self.least())))
+
+    def unless_few(self, centre: Params, is_present: Array) -> Params:
+        """Replace a centre by nan if fewer messages are present than the rule needs.
+
+        Args:
+          centre: Leaves `[...]`.
+          is_present: `bool[S]`.
+
+        Returns:
+          Leaves `[...]`.
+        """
+        is_enough = is_present.sum() >= self.least()
+        return jax.tree.map(lambda leaf: jnp.where(is_enough, leaf, jnp.nan), centre)
 
     def __str__(self) -> str:
         """Write the rule as `parse_rule` reads it: name and non-default values."""

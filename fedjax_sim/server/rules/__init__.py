@@ -1,0 +1,64 @@
+"""Rules of aggregation: what a server makes of the messages of a tick.
+
+A rule is a random map from the messages of the clients that are present, with weights, to a centre.
+The server moves by the sum of the weights times the centre. Robust rules bound what a few malicious
+clients, who may send anything, can do to it. Rules are frozen structs whose numbers are traced
+leaves: rules of one kind with equal sizes share a compiled program.
+
+| rule                 | paper                                     | weighs   | withstands      |
+|----------------------|-------------------------------------------|----------|-----------------|
+| `mean`               |                                           | yes      | none            |
+| `median`             | Yin et al. 2018, arXiv 1803.01498         | yes      | less than half  |
+| `trimmed_mean`       | Yin et al. 2018, arXiv 1803.01498         | no       | floor(share n)  |
+| `sign_majority`      | Bernstein et al. 2019, arXiv 1810.05291   | yes      | less than half  |
+| `geometric_median`   | Pillutla et al. 2022, arXiv 1912.13445    | yes      | less than half  |
+| `centred_clipping`   | Karimireddy et al. 2021, arXiv 2012.10333 | yes      | see radius      |
+| `norm_bound`         | Sun et al. 2019, arXiv 1911.07963         | yes      | see bound       |
+| `krum`, `multi_krum` | Blanchard et al. 2017, arXiv 1703.02757   | no       | f, n >= 2 f + 3 |
+| `bulyan`             | El Mhamdi et al. 2018, arXiv 1802.07927   | no       | f, n >= 4 f + 3 |
+| `bucketing`          | Karimireddy et al. 2022, arXiv 2006.09365 | as inner | as inner        |
+
+A rule that weighs withstands malicious clients with less than half of the weight, instead of less
+than half of the clients. Under centred clipping and norm bounds, a message moves the centre by at
+most its share of the weight times the radius or the bound. Buckets withstand as many malicious
+clients as their rule withstands malicious buckets.
+
+The mean needs the sum of the messages only; all other rules hold the messages of all S slots at
+once, S times a model. The mean, centred clipping and norm bounds read them in place; rules that
+sort make a second copy, and so do buckets of their means.
+
+A rule computes in at least 32 bits. Where fewer clients are present than it needs
+(`Rule.least_present`), its centre is nan.
+
+- `base`: the interface `Rule`, and the weighted mean.
+- `coordinates`: rules that treat each coordinate alone.
+- `ordering`: order statistics of each coordinate.
+- `distances`: rules that choose messages by their distances.
+- `centres`: rules that weigh whole messages by their length.
+- `bucketing`: another rule on the means of a few messages each.
+- `catalogue`: rules by the names of the command line.
+"""
+
+from fedjax_sim.server.rules.base import Mean, Rule
+from fedjax_sim.server.rules.bucketing import Bucketing
+from fedjax_sim.server.rules.catalogue import RULES, parse_rule
+from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
+from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
+from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
+
+__all__ = [
+    "RULES",
+    "Bucketing",
+    "Bulyan",
+    "CentredClipping",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NormBound",
+    "Rule",
+    "SignMajority",
+    "TrimmedMean",
+    "parse_rule",
+]

@@ -1,0 +1,206 @@
+"""Rules that choose messages by their distances: Krum, Multi-Krum and Bulyan.
+
+Dimension letters: those of `fedjax_sim.types`; n messages present, of which f are assumed to be
+malicious.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.batching import weighted_sum
+from fedjax_sim.compression.base import wide_of
+from fedjax_sim.server.rules.base import Rule
+from fedjax_sim.server.rules.ordering import by_coordinate, sort_slots
+from fedjax_sim.settings import fixed, struct, whole
+from fedjax_sim.types import Array, Key, Params
+
+
+@struct
+class Nearest(Rule):
+    """The common base of rules that prefer messages with near neighbours.
+
+    The score of a message is the sum of the squared distances to its n - f - 2 nearest neighbours
+    (Blanchard et al. 2017, arXiv 1703.02757). Of equal scores, as those of two
+    messages that are each other's only neighbours, the message whose next neighbour is nearer is
+    better, and then the one in the first slot.
+    """
+
+    assumed: Any = whole(1, "Number of messages of a tick assumed to be malicious, f.", least=0)
+
+    def least(self) -> Any:
+        """Return 2 f + 3, as 2 f + 2 < n is assumed."""
+        return 2 * self.assumed + 3
+
+
+@struct
+class Krum(Nearest):
+    """The message with the nearest neighbours (Blanchard et al. 2017, arXiv 1703.02757).
+
+    Assumes that at most f messages are malicious, 2 f + 2 < n. The centre is one of the messages.
+    From the nearest honest one it is at most sqrt((n - f - 2) / (n - 2 f - 2)) times as far as
+    honest ones are from each other.
+    """
+
+    name: str = fixed("krum")
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return one message; neither key nor weights are used."""
+        near = neighbours_of(messages, is_present)
+        best = by_score(near, is_present, is_present.sum() - self.assumed - 2)[0]
+        return self.unless_few(jax.tree.map(lambda leaf: leaf[best], messages), is_present)
+
+
+@struct
+class MultiKrum(Nearest):
+    """The mean of the messages with the nearest neighbours (Blanchard et al. 2017).
+
+    All scores are computed once. As Krum's, they are only meaningful with 2 f + 2 < n.
+    """
+
+    name: str = fixed("multi_krum")
+
+    selected: Any = whole(
+        0,
+        "Number of messages averaged, m. 0 leaves out as many as are assumed to be malicious, "
+        "m = n - f.",
+        least=0,
+    )
+
+    def least(self) -> Any:
+        """Return 2 f + 3, or the number of messages averaged if that is larger."""
+        least = super().least()
+        return least + (self.selected > least) * (self.selected - least)
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return the mean of several messages; neither key nor weights are used."""
+        present = is_present.sum()
+        near = neighbours_of(messages, is_present)
+        order = by_score(near, is_present, present - self.assumed - 2)
+        number = jnp.where(self.selected > 0, self.selected, present - self.assumed)
+        is_selected = jnp.argsort(order) < number
+        share = is_selected / jnp.maximum(number, 1)
+        return self.unless_few(weighted_sum(share, messages), is_present)
+
+
+@struct
+class Bulyan(Nearest):
+    """A trimmed mean of messages that Krum selects (El Mhamdi et al. 2018, arXiv 1802.07927).
+
+    theta = n - 2 f messages are selected, one by one, by Krum on those that are left. In
+    each coordinate, the centre is the mean of the theta - 2 f values closest to their median, of
+    equally close ones the smaller. Assumes that at most f messages are malicious, 4 f + 3 <= n.
+    """
+
+    name: str = fixed("bulyan")
+
+    def least(self) -> Any:
+        """Return 4 f + 3."""
+        return 4 * self.assumed + 3
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return the mean about the median of the selected; neither key nor weights are used."""
+        selected = is_present.sum() - 2 * self.assumed
+        kept = jnp.maximum(selected - 2 * self.assumed, 1)
+        is_selected = self._select(neighbours_of(messages, is_present), is_present, selected)
+        row = jnp.arange(is_present.size)
+
+        def mean(block: Array) -> Array:
+            ordered = sort_slots(jnp.where(is_selected[:, None], block, jnp.inf))
+            median = (ordered[(selected - 1) // 2] + ordered[selected // 2]) / 2
+            # The closest values stand next to each other. From the smallest ones on, this window
+            # moves up while the value that it takes in is closer than the one that it leaves.
+            is_closer = jnp.roll(ordered, -kept, axis=0) - median[None] < median[None] - ordered
+            first = jnp.sum(is_closer & (row < selected - kept)[:, None], axis=0)
+            offset = row[:, None] - first[None]
+            is_kept = (offset >= 0) & (offset < kept)
+            return jnp.where(is_kept, ordered, 0).sum(axis=0) / kept.astype(block.dtype)
+
+        centre = jax.tree.map(lambda leaf: by_coordinate(mean, leaf), messages)
+        return self.unless_few(centre, is_present)
+
+    def _select(self, near: "Neighbours", is_present: Array, number: Array) -> Array:
+        """Select messages by Krum, one after another: `bool[S]`."""
+
+        def select(turn: Array, is_left: Array) -> Array:
+            # Deviation: Krum is asked to select from as few as 2 f + 1 messages, with which it has
+            # f - 1 neighbours to count. It has at least one here, as with none all are equal.
+            best = by_score(near, is_left, is_left.sum() - self.assumed - 2)[0]
+            return is_left.at[best].set(is_left[best] & (turn >= number))
+
+        is_left = jax.lax.fori_loop(0, is_present.size, select, is_present)
+        return is_present & ~is_left
+
+
+class Neighbours(NamedTuple):
+    """All slots as each slot sees them, the nearest first and itself last.
+
+    Attributes:
+      slots: `i32[S, S]`.
+      distances: `f[S, S]`, squared distances.
+    """
+
+    slots: Array
+    distances: Array
+
+
+def neighbours_of(messages: Params, is_present: Array) -> Neighbours:
+    """Order all slots by their distances from each slot.
+
+    Args:
+      messages: Leaves `[S, ...]`.
+      is_present: `bool[S]`.
+
+    Returns:
+      The neighbours.
+    """
+    distances = squared_distances(messages, is_present)
+    slots = jnp.argsort(distances, axis=1)
+    return Neighbours(slots, jnp.take_along_axis(distances, slots, axis=1))
+
+
+def by_score(near: Neighbours, is_left: Array, counted: Any) -> Array:
+    """Order slots by Krum's scores.
+
+    Args:
+      near: The neighbours.
+      is_left: `bool[S]`, slots that are ordered and counted as neighbours.
+      counted: Number of neighbours that are counted; at least one is.
+
+    Returns:
+      `i32[S]`, the best slot first. Those that are not left are last.
+    """
+    counted = jnp.maximum(counted, 1)
+    is_near = is_left[near.slots]
+    rank = jnp.cumsum(is_near, axis=1)
+    scores = jnp.where(is_near & (rank <= counted), near.distances, 0).sum(axis=1)
+    following = jnp.where(is_near & (rank == counted + 1), near.distances, 0).sum(axis=1)
+    return jnp.lexsort((following, scores, ~is_left))
+
+
+def squared_distances(messages: Params, is_present: Array) -> Array:
+    """Compute the squared distance between any two messages.
+
+    They follow from inner products, so that no array is larger than the messages. As messages are
+    progress instead of models, little is lost to rounding.
+
+    Args:
+      messages: Leaves `[S, ...]`.
+      is_present: `bool[S]`.
+
+    Returns:
+      `f[S, S]`, symmetric; infinite if it is too large for the type, between a message and itself,
+      and where nobody is present.
+    """
+    flat = [wide_of(leaf.reshape(is_present.size, -1)) for leaf in jax.tree.leaves(messages)]
+    products = functools.reduce(
+        jnp.add, (jnp.matmul(leaf, leaf.T, precision="highest") for leaf in flat)
+    )
+    squares = jnp.diagonal(products)
+    # Of a product of matrices, rounding need not be symmetric.
+    distances = squares[:, None] + squares[None] - products - products.T
+    is_pair = is_present[:, None] & is_present[None] & ~jnp.eye(is_present.size, dtype=bool)
+    is_known = is_pair & jnp.isfinite(distances)
+    return jnp.where(is_known, jnp.maximum(distances, 0), jnp.inf)

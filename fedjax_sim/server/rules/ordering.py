@@ -1,0 +1,127 @@
+"""Order statistics of each coordinate of the messages, fast on CPUs as well.
+
+XLA sorts a leading axis on a CPU about ten times slower than the sorting network here: 12 s against
+1 s for 100 messages of a million float32 numbers on two cores.
+
+Dimension letters: those of `fedjax_sim.types`; `C` coordinates of a block.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim import targets
+from fedjax_sim.compression.base import wide_of
+from fedjax_sim.types import Array
+
+BLOCK = 4096
+"""Coordinates that a CPU works on together, so that those of 100 messages stay in its cache."""
+
+
+def by_coordinate(find: Callable[[Array], Array], leaf: Array) -> Array:
+    """Apply a function to all coordinates of a leaf, on a CPU block by block.
+
+    Args:
+      find: From `f[S, C]`, of at least 32 bits, to `f[C]`. It treats each coordinate alone.
+      leaf: `[S, ...]`.
+
+    Returns:
+      `[...]` in the leaf's type.
+    """
+    num, shape = leaf.shape[0], leaf.shape[1:]
+    flat = leaf.reshape(num, -1)
+    size = flat.shape[1]
+
+    def found_in(block: Array) -> Array:
+        return find(wide_of(block)).astype(leaf.dtype)
+
+    if size <= BLOCK or not targets.is_for_cpu():
+        return found_in(flat).reshape(shape)
+    padded = jnp.pad(flat, ((0, 0), (0, -size % BLOCK)))
+    blocks = jnp.moveaxis(padded.reshape(num, -1, BLOCK), 1, 0)
+    return jax.lax.map(found_in, blocks).reshape(-1)[:size].reshape(shape)
+
+
+def sort_slots(values: Array) -> Array:
+    """Sort each coordinate over the slots.
+
+    Args:
+      values: `f[S, C]`, without nan.
+
+    Returns:
+      `f[S, C]`, ascending along the first axis.
+    """
+    if not targets.is_for_cpu():
+        return jnp.sort(values, axis=0)
+    # Batcher's bitonic network, whose steps compare whole rows.
+    num, columns = values.shape
+    padded = 1 << (num - 1).bit_length()
+    rows = jnp.pad(values, ((0, padded - num), (0, 0)), constant_values=jnp.inf)
+    run = 2
+    while run <= padded:
+        # Two sorted runs: the first row is compared with the last one, and so on.
+        pairs = rows.reshape(-1, 2, run // 2, columns)
+        first, last = pairs[:, 0], pairs[:, 1, ::-1]
+        low, high = jnp.minimum(first, last), jnp.maximum(first, last)
+        rows = jnp.stack([low, high[:, ::-1]], axis=1)
+        distance = run // 4
+        while distance:
+            pairs = rows.reshape(-1, 2, distance, columns)
+            first, last = pairs[:, 0], pairs[:, 1]
+            rows = jnp.stack([jnp.minimum(first, last), jnp.maximum(first, last)], axis=1)
+            distance //= 2
+        run *= 2
+    return rows.reshape(padded, columns)[:num]
+
+
+def weighted_median(values: Array, weight: Array) -> Array:
+    """Find the weighted median of each coordinate.
+
+    It is the middle between the lower median, the smallest value up to which there is at least half
+    of the weight, and the upper median, the largest value from which on there is at least half of
+    it. With equal weights it is the ordinary median. Weights that differ by rounding are equal.
+
+    The lower median is found by bisection of the bits of a float: each step halves the range of
+    floats in which it must be, so that nothing is sorted.
+
+    Args:
+      values: `f[S, ...]`, of at least 32 bits and without nan.
+      weight: `f[S]`, at least 0. Values of weight 0 have no influence.
+
+    Returns:
+      `f[...]`; nan if all weights are 0.
+    """
+    kind = np.dtype(f"int{values.dtype.itemsize * 8}")
+    weight = weight.astype(values.dtype)
+    total = weight.sum()
+    half, rounding = total / 2, 2 * weight.size * jnp.finfo(values.dtype).eps * total
+    # Of floats of one sign, the bits as whole numbers are in the same order, or in the reverse one.
+    places = _reverse_negative(jax.lax.bitcast_convert_type(values, kind))
+
+    def weight_up_to(place: Array) -> Array:
+        is_below = (places <= place[None]).astype(values.dtype)
+        return jnp.tensordot(weight, is_below, 1, precision="highest")
+
+    def halve(_: Array, limits: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = limits
+        middle = (low & high) + ((low ^ high) >> 1)  # Their mean, which cannot overflow.
+        is_enough = weight_up_to(middle) >= half - rounding
+        return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
+
+    limits = jnp.iinfo(kind)
+    ends = [jnp.full(values.shape[1:], end, kind) for end in (limits.min, limits.max)]
+    place, _ = jax.lax.fori_loop(0, limits.bits, halve, (ends[0], ends[1]))
+    lower = jax.lax.bitcast_convert_type(_reverse_negative(place), values.dtype)
+    # If half of the weight ends here, the upper median is the next value.
+    is_above = (places > place[None]) & (weight > 0).reshape(-1, *[1] * place.ndim)
+    following = jnp.where(is_above, values, jnp.inf).min(axis=0)
+    has_upper = weight_up_to(place) <= half + rounding
+    found = jnp.where(has_upper, lower / 2 + following / 2, lower)
+    return jnp.where(total > 0, found, jnp.nan)
+
+
+def _reverse_negative(bits: Array) -> Array:
+    """Reverse the order of the negative ones of whole numbers; twice, they are as before."""
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
