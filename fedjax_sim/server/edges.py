@@ -320,7 +320,9 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
-            reached = wire.combination.attacked(rule_key, members, from_edge, reached)
+            reached = wire.combination.attacked(
+                key, members, from_edge, reached, draws=stream(rule_key, "attack")
+            )
             sent, estimates = wire.decode(
                 stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )

@@ -70,20 +70,21 @@ class Combination:
           num_clients: Number of clients, N.
         """
         self.rule, self.adversary, self.num_clients = rule, adversary, num_clients
-        self.is_honest = isinstance(adversary.attack, Honest)
+        self.is_honest = adversary.is_idle
         self.has_mean = isinstance(rule, Mean)
         self.is_plain = self.is_honest and self.has_mean
 
-    def attacked(self, key: Key, event: Event, starts: Params, local: Params) -> Params:
+    def attacked(
+        self, key: Key, event: Event, starts: Params, local: Params, *, draws: Key | None = None
+    ) -> Params:
         """Return the models that clients claim to have reached, leaves `[S, ...]`.
 
         Args:
           starts: Models that they started from, leaves `[S, ...]`.
           local: Models that they reached, leaves `[S, ...]`.
+          draws: As in `attacks.attacked`.
         """
-        if self.is_honest:
-            return local
-        return attacked(self.adversary, key, event, starts, local, self.num_clients)
+        return attacked(self.adversary, key, event, starts, local, self.num_clients, draws=draws)
 
     def sum(
         self,
@@ -241,7 +242,7 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
         "edge_aggregator", hyper.edge_aggregator, (timeline.clients != EMPTY).sum(axis=1)
     )
     _check_weights("edge_aggregator", hyper.edge_aggregator, timeline)
-    rule, active = hyper.aggregator, hyper.grouping.active_per_group
+    rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
     sizes = np.asarray(list_members(hyper).size)
     _check_numbers("aggregator", rule, np.minimum(sizes, active) if active else sizes)
     if rule.weighs:
@@ -256,6 +257,7 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
 
 def _check_numbers(name: str, rule: Rule, heard: Array) -> None:
     """Check numbers of messages, `i64[...]`; 0 where nothing happens."""
+    rule = rule.chosen
     least = rule.least_present()
     fewest = np.asarray(heard)[np.asarray(heard) > 0].min(initial=least)
     if fewest < least:
@@ -267,6 +269,7 @@ def _check_numbers(name: str, rule: Rule, heard: Array) -> None:
 
 def _check_weights(name: str, rule: Rule, timeline: Timeline) -> None:
     """Check that the weights of every tick are equal unless the rule weighs."""
+    rule = rule.chosen
     if rule.weighs:
         return
     is_present = timeline.clients != EMPTY

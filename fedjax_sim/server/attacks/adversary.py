@@ -126,6 +126,8 @@ def attacked(
     starts: Params,
     local: Params,
     num_clients: Count,
+    *,
+    draws: Key | None = None,
 ) -> Params:
     """Put forgeries in the place of what malicious clients have learnt.
 
@@ -136,6 +138,7 @@ def attacked(
       starts: Models from which the clients started, leaves `[S, ...]`.
       local: Models that they have reached, leaves `[S, ...]`.
       num_clients: Number of clients, N.
+      draws: Key of the forgeries' draws; by default one of each tick.
 
     Returns:
       Models that they claim to have reached, leaves `[S, ...]` in their types: the start plus the
@@ -147,7 +150,8 @@ def attacked(
     slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
     cohort = Cohort(clients, slots, clients >= 0, weight)
     messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
-    draws = jax.random.fold_in(stream(key, "attack"), event.tick)
+    if draws is None:
+        draws = jax.random.fold_in(stream(key, "attack"), event.tick)
     forged = adversary.attack.forge(draws, messages, cohort)
 
     def claim(end: Array, start: Array, progress: Array) -> Array:

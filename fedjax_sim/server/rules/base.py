@@ -9,9 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax
-import jax.numpy as jnp
-
 from fedjax_sim.batching import weighted_sum
 from fedjax_sim.settings import Checked, fixed, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
@@ -58,6 +55,11 @@ class Rule(Checked):
         Of settings with several values, it is that of the value that needs most.
         """
         return int(np.max(np.asarray(self.least())))
+
+    @property
+    def chosen(self) -> "Rule":
+        """The rule itself, or the one that it stands for. On the host."""
+        return self
 
     def unless_few(self, centre: Params, is_present: Array) -> Params:
         """Replace a centre by nan if fewer messages are present than the rule needs.

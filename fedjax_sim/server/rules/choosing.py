@@ -58,7 +58,9 @@ class OneOf(Rule):
         """
         super().check_together()
         if self.which >= len(self.options):
-            raise ConfigError("which", self.which, f"below {len(self.options)}, the rules there are")
+            raise ConfigError(
+                "which", self.which, f"below {len(self.options)}, the rules there are"
+            )
 
     @property
     def chosen(self) -> Rule:
