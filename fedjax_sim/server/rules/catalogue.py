@@ -33,7 +33,7 @@ def parse_rule(text: str) -> Rule:
     outer, has_last, rest = text.partition(f":{last}=")
     if not last or not has_last:
         return parse_kind("rule", RULES, text, "krum:assumed=2")
-    name, *words = outer.split(":")
+    words = outer.split(":")[1:]
     values = dict(word.partition("=")[::2] for word in words)
     given = {field: parse(kind, field, value) for field, value in values.items()}
     found = kind(**given, **{last: parse(kind, last, rest)})

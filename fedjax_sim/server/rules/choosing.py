@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
-from fedjax_sim.server.rules.bucketing import parse_inner
 from fedjax_sim.settings import ConfigError, fixed, parts, struct, whole, write_kind
 from fedjax_sim.types import Array, Key, Params
 
@@ -26,7 +27,9 @@ def parse_options(text: str) -> tuple[Rule, ...]:
     Raises:
       ConfigError: If a name, a field or a value is not allowed.
     """
-    return tuple(parse_inner(each) for each in text.split("|"))
+    from fedjax_sim.server.rules.catalogue import parse_rule  # It knows this kind as well.
+
+    return tuple(map(parse_rule, text.split("|")))
 
 
 @struct
@@ -57,9 +60,11 @@ class OneOf(Rule):
           ConfigError: If there is none.
         """
         super().check_together()
-        if self.which >= len(self.options):
+        if any(isinstance(each, OneOf) for each in self.options):
+            raise ConfigError("options", str(self), "rules other than one_of")
+        if np.any(np.asarray(self.which) >= len(self.options)):
             raise ConfigError(
-                "which", self.which, f"below {len(self.options)}, the rules there are"
+                "which", self.which, f"below {len(self.options)}, the number of rules"
             )
 
     @property
@@ -70,7 +75,8 @@ class OneOf(Rule):
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the chosen rule's centre."""
         branches = [functools.partial(checked_centre, rule) for rule in self.options]
-        return jax.lax.switch(self.which, branches, key, messages, weight, is_present)
+        number = jnp.asarray(self.which).astype("int32")
+        return jax.lax.switch(number, branches, key, messages, weight, is_present)
 
     def least_present(self) -> int:
         """Return what the chosen rule needs."""
