@@ -540,6 +540,14 @@ def test_bulyan_stays_within_a_range_beyond_the_honest_one() -> None:
         assert (found <= 2 * high - low + 1e-9).all()
 
 
+def test_buckets_withstand_as_many_messages_as_their_rule_withstands_buckets() -> None:
+    for size in (2, 3):
+        for _, honest, x in attacked(lambda n, size=size: (-(-n // size) - 1) // 2):
+            found = centre_of(Bucketing(size=size, inner=Median()), x)
+            assert (found >= honest.min(axis=0) - 1e-12).all()
+            assert (found <= honest.max(axis=0) + 1e-12).all()
+
+
 @pytest.mark.parametrize(
     ("rule", "malicious"),
     [
