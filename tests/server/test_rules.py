@@ -31,6 +31,7 @@ from fedjax_sim.server.rules import (
     ordering,
     parse_rule,
 )
+from fedjax_sim.server.rules.distances import squared_distances
 from fedjax_sim.settings import ConfigError, check
 
 S, SHAPES = 11, {"kernel": (2, 3), "bias": (4,), "scale": ()}
@@ -194,7 +195,7 @@ def bulyan(rule: Any, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def bucketing(rule: Any, x: np.ndarray, counts: np.ndarray, is_in: np.ndarray) -> np.ndarray:
     if not rule.weighs:
         counts = np.ones(len(x), int)
-    rows = [row for row in is_in if row.any()]
+    rows = [row for row in is_in if counts[row].sum()]
     means = np.array([counts[row] @ x[row] / counts[row].sum() for row in rows])
     return reference_of(rule.inner)(
         rule.inner, means, np.array([counts[row].sum() for row in rows])
@@ -247,9 +248,6 @@ def test_it_is_what_numpy_finds(text: str) -> None:
             counts += [random.integers(1, 4, len(x)), random.integers(0, 3, len(x))]
             counts[-1][0] += 1
         for each in counts:
-            # Weights of 0 are left to the rules themselves: a bucket may have no weight.
-            if isinstance(rule, Bucketing) and not each.all():
-                continue
             np.testing.assert_allclose(
                 centre_of(rule, x, each, slots),
                 reference(rule, x, each, slots),
@@ -273,6 +271,43 @@ def test_one_huge_message_leaves_no_error_in_32_bits(text: str) -> None:
         # Even if distances are not numbers, or infinite.
         x[place] = 3e38
         assert np.isfinite(centre_of(rule, x, dtype="float32")).all()
+
+
+@pytest.mark.parametrize("rule", [Krum(assumed=2), MultiKrum(assumed=2), Bulyan(assumed=2)])
+def test_infinitely_far_messages_are_not_selected(rule: Rule) -> None:
+    honest = np.random.default_rng(13).normal(size=(S - 2, P)).astype("float32").astype(float)
+    low, high = honest.min(axis=0), honest.max(axis=0)
+    for first, second in itertools.product((1e30, 3e38, -3e38), repeat=2):
+        found = centre_of(rule, np.array([[first] * P, *honest, [second] * P]), dtype="float32")
+        assert ((found >= low) & (found <= high)).all()
+
+
+def test_squared_distances() -> None:
+    x = np.random.default_rng(14).normal(size=(S, P)) + 1
+    x[2] = x[7]
+    is_present = np.arange(S) != 4
+    with jax.enable_x64(True):
+        found = np.asarray(squared_distances(in_leaves(x), jnp.asarray(is_present)))
+    expected = np.square(x[:, None] - x).sum(axis=-1)
+    expected[~is_present] = expected[:, ~is_present] = np.inf
+    np.fill_diagonal(expected, np.inf)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(found, found.T)
+    # Squares of 3e38, and their difference, are no numbers of 32 bits.
+    x[[1, 3]] = 3e38
+    far = np.asarray(squared_distances(in_leaves(x, "float32"), jnp.asarray(is_present)))
+    assert (far[1] == np.inf).all()
+    assert (far[3] == np.inf).all()
+    np.testing.assert_allclose(far[5:, 5:], expected[5:, 5:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_tick_may_have_one_slot() -> None:
+    x = np.random.default_rng(15).normal(size=(1, P))
+    for text in TEXTS:
+        rule = parse_rule(text)
+        if rule.least_present() == 1:
+            found = centre_of(rule, x, num_slots=1)
+            np.testing.assert_allclose(found, reference(rule, x), rtol=1e-12)
 
 
 @pytest.mark.parametrize("text", ROBUST)
@@ -303,10 +338,10 @@ def test_lanes_blocks_other_machines_and_narrow_types(
     rule, random = parse_rule(text), np.random.default_rng(5)
     x = random.normal(size=(2, S, P))
     weight, is_present = jnp.full(S, 1 / S), jnp.ones(S, bool)
-    # Lanes differ in all traced settings.
+    # Lanes differ in all traced settings. As in a sweep, whole numbers are floats.
     is_share = isinstance(getattr(rule, "inner", rule), TrimmedMean)
     other = jax.tree.map(lambda value: value / 2 if is_share else value + 1, rule)
-    lanes = [jax.tree.map(np.asarray, each) for each in (rule, other)]
+    lanes = [jax.tree.map(np.float32, each) for each in (rule, other)]
     alone = [
         compiled(lane, KEY, in_leaves(x[i], "float32"), weight, is_present)
         for i, lane in enumerate(lanes)
@@ -503,6 +538,14 @@ def test_bulyan_stays_within_a_range_beyond_the_honest_one() -> None:
         found = centre_of(Bulyan(assumed=f), x)
         assert (found >= 2 * low - high - 1e-9).all()
         assert (found <= 2 * high - low + 1e-9).all()
+
+
+def test_buckets_withstand_as_many_messages_as_their_rule_withstands_buckets() -> None:
+    for size in (2, 3):
+        for _, honest, x in attacked(lambda n, size=size: (-(-n // size) - 1) // 2):
+            found = centre_of(Bucketing(size=size, inner=Median()), x)
+            assert (found >= honest.min(axis=0) - 1e-12).all()
+            assert (found <= honest.max(axis=0) + 1e-12).all()
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ leaves: rules of one kind with equal sizes share a compiled program.
 | `bucketing`          | Karimireddy et al. 2022, arXiv 2006.09365 | as inner | as inner        |
 
 A rule that weighs withstands malicious clients with less than half of the weight, instead of less
-than half of the clients. Under centred clipping and norm bounds, a message moves the centre by at
-most its share of the weight times the radius or the bound. Buckets withstand as many malicious
-clients as their rule withstands malicious buckets.
+than half of the clients. Under norm bounds, a message moves the centre by at most its share of the
+weight times the bound, and under centred clipping by at most its share times the radius in each
+iteration. Buckets withstand as many malicious clients as their rule withstands malicious buckets.
 
 The mean needs the sum of the messages only; all other rules hold the messages of all S slots at
 once, S times a model. The mean, centred clipping and norm bounds read them in place; rules that

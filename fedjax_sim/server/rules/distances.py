@@ -23,9 +23,9 @@ class Nearest(Rule):
     """The common base of rules that prefer messages with near neighbours.
 
     The score of a message is the sum of the squared distances to its n - f - 2 nearest neighbours
-    (Blanchard et al. 2017, arXiv 1703.02757). Of equal scores, as those of two
-    messages that are each other's only neighbours, the message whose next neighbour is nearer is
-    better, and then the one in the first slot.
+    (Blanchard et al. 2017, arXiv 1703.02757). Two messages that are each other's only neighbours
+    have equal scores. The better of these is the message whose next neighbour is nearer, and then
+    the one in the first slot.
     """
 
     assumed: Any = whole(1, "Number of messages of a tick assumed to be malicious, f.", least=0)
@@ -57,7 +57,8 @@ class Krum(Nearest):
 class MultiKrum(Nearest):
     """The mean of the messages with the nearest neighbours (Blanchard et al. 2017).
 
-    All scores are computed once. As Krum's, they are only meaningful with 2 f + 2 < n.
+    The messages with the m best scores are averaged. Assumes that at most f messages are malicious,
+    2 f + 2 < n, and is robust for m up to n - f.
     """
 
     name: str = fixed("multi_krum")
@@ -89,9 +90,10 @@ class MultiKrum(Nearest):
 class Bulyan(Nearest):
     """A trimmed mean of messages that Krum selects (El Mhamdi et al. 2018, arXiv 1802.07927).
 
-    theta = n - 2 f messages are selected, one by one, by Krum on those that are left. In
-    each coordinate, the centre is the mean of the theta - 2 f values closest to their median, of
-    equally close ones the smaller. Assumes that at most f messages are malicious, 4 f + 3 <= n.
+    Assumes that at most f messages are malicious, 4 f + 3 <= n. First, theta = n - 2 f messages are
+    selected, one by one, by Krum on those that are left. In each coordinate, the centre is the mean
+    of the theta - 2 f values closest to the median of the selected; of equally close values, the
+    smaller is taken.
     """
 
     name: str = fixed("bulyan")
@@ -102,8 +104,10 @@ class Bulyan(Nearest):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the mean about the median of the selected; neither key nor weights are used."""
-        selected = is_present.sum() - 2 * self.assumed
-        kept = jnp.maximum(selected - 2 * self.assumed, 1)
+        # In a sweep, whole numbers are traced as floats.
+        assumed = jnp.asarray(self.assumed).astype("int32")
+        selected = is_present.sum() - 2 * assumed
+        kept = jnp.maximum(selected - 2 * assumed, 1)
         is_selected = self._select(neighbours_of(messages, is_present), is_present, selected)
         row = jnp.arange(is_present.size)
 
@@ -135,11 +139,12 @@ class Bulyan(Nearest):
 
 
 class Neighbours(NamedTuple):
-    """All slots as each slot sees them, the nearest first and itself last.
+    """All slots in the order of their distances from each slot.
 
     Attributes:
-      slots: `i32[S, S]`.
-      distances: `f[S, S]`, squared distances.
+      slots: `i32[S, S]`. Row i has the nearest neighbours of slot i first. The slot itself and
+        those in which nobody is present have infinite distances.
+      distances: `f[S, S]`, the squared distances from slot i to the slots of row i.
     """
 
     slots: Array
