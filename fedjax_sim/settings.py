@@ -377,6 +377,42 @@ def parts(
     return _field(default, meaning, True, accepts, allowed, parse)
 
 
+def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
+    """Arrange settings structs so that all programs have the same alternatives, one of each kind.
+
+    Args:
+      values: Structs, several of which may differ in traced numbers alone.
+
+    Returns:
+      For each, its place among its alternatives, and these: the kinds in order of appearance, each
+      with the numbers of its first, but for the struct itself.
+    """
+    kinds = [jax.tree.structure(value) for value in values]
+    firsts = list(dict.fromkeys(kinds))
+    options = [values[kinds.index(kind)] for kind in firsts]
+    places = [firsts.index(kind) for kind in kinds]
+    return [
+        (place, (*options[:place], value, *options[place + 1 :]))
+        for place, value in zip(places, values, strict=True)
+    ]
+
+
+def check_alternative(which: Any, options: tuple[Any, ...]) -> None:
+    """Check the number of one of several alternatives.
+
+    Args:
+      which: The number, counted from 0.
+      options: The alternatives, none of which has alternatives itself.
+
+    Raises:
+      ConfigError: If there is none of this number, or if one has some itself.
+    """
+    if any(hasattr(each, "options") for each in options):
+        raise ConfigError("options", " | ".join(map(str, options)), "none of which is one_of")
+    if np.any(np.asarray(which) >= len(options)):
+        raise ConfigError("which", which, f"below {len(options)}, the number of options")
+
+
 def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
     """Declare a group: a settings struct whose settings belong to those of the owner.
 
@@ -709,7 +745,9 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
         raise ConfigError(name, text, metadata["allowed"]) from None
 
 
-def parse_kind(setting: str, kinds: Mapping[str, type], text: str, example: str) -> Any:
+def parse_kind(
+    setting: str, kinds: Mapping[str, type], text: str, example: str, *, last: str = ""
+) -> Any:
     """Read one of several kinds of settings structs from text, for a setting made by `part`.
 
     Args:
@@ -718,6 +756,7 @@ def parse_kind(setting: str, kinds: Mapping[str, type], text: str, example: str)
       text: A name of `kinds`, followed by values for its fields, such as "block:norm=inf:block=9".
         Other fields have their defaults.
       example: An example of such a text, for error messages.
+      last: Name of a field whose value is itself a kind, or several: all that follows its name.
 
     Returns:
       The struct.
@@ -725,7 +764,10 @@ def parse_kind(setting: str, kinds: Mapping[str, type], text: str, example: str)
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    name, *words = text.split(":")
+    outer, has_last, rest = text.partition(f":{last}=") if last else (text, "", "")
+    name, *words = outer.split(":")
+    if has_last:
+        words.append(f"{last}={rest}")
     if name not in kinds:
         raise ConfigError(
             setting, text, "one of " + ", ".join(kinds) + f", with values such as {example}"

@@ -269,7 +269,7 @@ def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -
 
 def label_of_value(value: Any) -> Any:
     """Return a value of a setting as it labels a dimension."""
-    value = plain(value)
+    value = plain(getattr(value, "chosen", value))
     is_simple = isinstance(value, (bool, int, float, str))
     return value if is_simple else getattr(value, "__name__", str(value))
 

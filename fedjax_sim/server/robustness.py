@@ -255,7 +255,7 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
         raise ConfigError("aggregator", str(rule), f"{allowed}{rule.least_present()}")
 
 
-def _check_numbers(name: str, rule: Rule, heard: Array) -> None:
+def _check_numbers(name: str, rule: Rule, heard: Any) -> None:
     """Check numbers of messages, `i64[...]`; 0 where nothing happens."""
     rule = rule.chosen
     least = rule.least_present()

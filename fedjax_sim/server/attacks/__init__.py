@@ -23,6 +23,7 @@ Clients that know all messages (`informed`):
 Other modules:
 
 - `base`: the interface `Attack`, the slots of a tick (`Cohort`), and no attack (`Honest`).
+- `choosing`: one of several attacks, as an axis of one compiled program.
 - `catalogue`: attacks by the names of the command line.
 - `adversary`: who is malicious and when (`Adversary`), and what the server then receives.
 
@@ -37,6 +38,7 @@ from fedjax_sim.server.attacks.adversary import (
 )
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
 from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
+from fedjax_sim.server.attacks.choosing import OneAttack, attacks_of_one_program
 from fedjax_sim.server.attacks.informed import (
     ALittleIsEnough,
     InnerProduct,
@@ -60,10 +62,12 @@ __all__ = [
     "MinMax",
     "MinSum",
     "NotFinite",
+    "OneAttack",
     "Scaling",
     "SignFlip",
     "are_malicious",
     "attacked",
+    "attacks_of_one_program",
     "malicious_slots",
     "parse_attack",
 ]

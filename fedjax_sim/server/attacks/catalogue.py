@@ -2,6 +2,7 @@
 
 from fedjax_sim.checking import checked
 from fedjax_sim.server.attacks.base import Attack, Honest
+from fedjax_sim.server.attacks.choosing import OneAttack
 from fedjax_sim.server.attacks.informed import (
     ALittleIsEnough,
     InnerProduct,
@@ -26,6 +27,7 @@ ATTACKS: dict[str, type[Attack]] = {
         MinMax,
         MinSum,
         Mimic,
+        OneAttack,
     )
 }
 """Every kind of attack, by name."""
@@ -47,4 +49,4 @@ def parse_attack(text: str) -> Attack:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("attack", ATTACKS, text, "sign_flip:scale=2")
+    return parse_kind("attack", ATTACKS, text, "sign_flip:scale=2", last="options")

@@ -4,7 +4,7 @@ from fedjax_sim.checking import checked
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
 from fedjax_sim.server.rules.choosing import OneOf
-from fedjax_sim.settings import check, parse, parse_kind
+from fedjax_sim.settings import parse_kind
 
 RULES: dict[str, type[Rule]] = {**INNER, Bucketing.name: Bucketing, OneOf.name: OneOf}
 """Every kind of rule, by name."""
@@ -27,15 +27,5 @@ def parse_rule(text: str) -> Rule:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    # What is written last is itself a rule, or several, and has the same signs within.
-    kind = RULES.get(text.split(":")[0])
-    last = {Bucketing: "inner", OneOf: "options"}.get(kind, "")
-    outer, has_last, rest = text.partition(f":{last}=")
-    if not last or not has_last:
-        return parse_kind("rule", RULES, text, "krum:assumed=2")
-    words = outer.split(":")[1:]
-    values = dict(word.partition("=")[::2] for word in words)
-    given = {field: parse(kind, field, value) for field, value in values.items()}
-    found = kind(**given, **{last: parse(kind, last, rest)})
-    check(found)
-    return found
+    last = "options" if text.startswith(f"{OneOf.name}:") else "inner"
+    return parse_kind("rule", RULES, text, "krum:assumed=2", last=last)

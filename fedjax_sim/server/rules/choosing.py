@@ -7,11 +7,18 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
-from fedjax_sim.settings import ConfigError, fixed, parts, struct, whole, write_kind
+from fedjax_sim.settings import (
+    alternatives,
+    check_alternative,
+    fixed,
+    parts,
+    struct,
+    whole,
+    write_kind,
+)
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -60,12 +67,7 @@ class OneOf(Rule):
           ConfigError: If there is none.
         """
         super().check_together()
-        if any(isinstance(each, OneOf) for each in self.options):
-            raise ConfigError("options", str(self), "rules other than one_of")
-        if np.any(np.asarray(self.which) >= len(self.options)):
-            raise ConfigError(
-                "which", self.which, f"below {len(self.options)}, the number of rules"
-            )
+        check_alternative(self.which, self.options)
 
     @property
     def chosen(self) -> Rule:
@@ -101,16 +103,4 @@ def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
     Returns:
       As many rules, each of which is one of the same kinds.
     """
-    kinds: list[Rule] = []
-    numbers = []
-    for rule in rules:
-        structure = jax.tree.structure(rule), type(rule)
-        known = [(jax.tree.structure(each), type(each)) for each in kinds]
-        if structure not in known:
-            kinds.append(rule)
-            known.append(structure)
-        numbers.append(known.index(structure))
-    return [
-        OneOf(which=number, options=(*kinds[:number], rule, *kinds[number + 1 :]))
-        for number, rule in zip(numbers, rules, strict=True)
-    ]
+    return [OneOf(which=which, options=options) for which, options in alternatives(rules)]
