@@ -23,8 +23,7 @@ Clients that know all messages (`informed`):
 Other modules:
 
 - `base`: the interface `Attack`, the slots of a tick (`Cohort`), and no attack (`Honest`).
-- `choosing`: one of several attacks, as an axis of one compiled program.
-- `catalogue`: attacks by the names of the command line.
+- `catalogue`: attacks by the names of the command line, and one of several of them.
 - `adversary`: who is malicious and when (`Adversary`), and what the server then receives.
 
 Attacks on clients' data are in `fedjax_sim.problems.poisoning`.
@@ -37,8 +36,12 @@ from fedjax_sim.server.attacks.adversary import (
     malicious_slots,
 )
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
-from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
-from fedjax_sim.server.attacks.choosing import OneAttack, attacks_of_one_program
+from fedjax_sim.server.attacks.catalogue import (
+    ATTACKS,
+    OneAttack,
+    attacks_of_one_program,
+    parse_attack,
+)
 from fedjax_sim.server.attacks.informed import (
     ALittleIsEnough,
     InnerProduct,

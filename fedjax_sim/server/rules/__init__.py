@@ -35,16 +35,14 @@ A rule computes in at least 32 bits. Where fewer clients are present than it nee
 - `ordering`: order statistics of each coordinate.
 - `distances`: rules that choose messages by their distances.
 - `centres`: rules that weigh whole messages by their length.
-- `choosing`: one of several rules, as an axis of one compiled program.
 - `bucketing`: another rule on the means of a few messages each.
-- `catalogue`: rules by the names of the command line.
+- `catalogue`: rules by the names of the command line, and one of several of them.
 """
 
 from fedjax_sim.server.rules.base import Mean, Rule
 from fedjax_sim.server.rules.bucketing import Bucketing
-from fedjax_sim.server.rules.catalogue import RULES, parse_rule
+from fedjax_sim.server.rules.catalogue import RULES, OneOf, parse_rule, rules_of_one_program
 from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
-from fedjax_sim.server.rules.choosing import OneOf, rules_of_one_program
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
 

@@ -1,10 +1,94 @@
-"""Rules by the names of the command line."""
+"""Rules by the names of the command line, and one of several, chosen by a number."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
 
 from fedjax_sim.checking import checked
-from fedjax_sim.server.rules.base import Rule
+from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
-from fedjax_sim.server.rules.choosing import OneOf
-from fedjax_sim.settings import parse_kind
+from fedjax_sim.settings import (
+    alternatives,
+    check_alternative,
+    fixed,
+    parse_kind,
+    parts,
+    struct,
+    whole,
+    write_kind,
+)
+from fedjax_sim.types import Array, Key, Params
+
+
+def parse_options(text: str) -> tuple[Rule, ...]:
+    """Read rules from text.
+
+    Args:
+      text: Their texts with "|" between them, such as "mean|krum:assumed=2".
+
+    Returns:
+      The rules.
+
+    Raises:
+      ConfigError: If a name, a field or a value is not allowed.
+    """
+    return tuple(map(parse_rule, text.split("|")))
+
+
+@struct
+class OneOf(Rule):
+    """One of several rules, chosen by its number, which is traced and can be swept.
+
+    `rules_of_one_program` makes such rules of a list. Where lanes run one after another only the
+    chosen rule is executed (`Layout(lanes_at_once=False)`); where they are batched, all are, and
+    one is taken.
+    """
+
+    name: str = fixed("one_of")
+    weighs: ClassVar[bool] = True  # Those that do not are checked one by one.
+
+    which: int = whole(0, "Number of the rule, counted from 0.", least=0)
+    options: tuple[Rule, ...] = parts(
+        (Mean(),),
+        "a tuple of rules; on the command line joined by |, and written last",
+        Rule,
+        parse_options,
+        meaning="The rules.",
+    )
+
+    def check_together(self) -> None:
+        """Check that there is a rule of this number.
+
+        Raises:
+          ConfigError: If there is none.
+        """
+        super().check_together()
+        check_alternative(self.which, self.options)
+
+    @property
+    def chosen(self) -> Rule:
+        """The rule that is chosen, on the host."""
+        return self.options[int(self.which)].chosen
+
+    def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
+        """Return the chosen rule's centre."""
+        branches = [functools.partial(checked_centre, rule) for rule in self.options]
+        number = jnp.asarray(self.which).astype("int32")
+        return jax.lax.switch(number, branches, key, messages, weight, is_present)
+
+    def least_present(self) -> int:
+        """Return what the chosen rule needs."""
+        return self.chosen.least_present()
+
+    def __str__(self) -> str:
+        """Write the rule as `parse_rule` reads it, the rules to choose from last."""
+        outer = write_kind(dataclasses.replace(self, options=(Mean(),)))
+        return f"{outer}:options={'|'.join(map(str, self.options))}"
+
 
 RULES: dict[str, type[Rule]] = {**INNER, Bucketing.name: Bucketing, OneOf.name: OneOf}
 """Every kind of rule, by name."""
@@ -29,3 +113,19 @@ def parse_rule(text: str) -> Rule:
     """
     last = "options" if text.startswith(f"{OneOf.name}:") else "inner"
     return parse_kind("rule", RULES, text, "krum:assumed=2", last=last)
+
+
+@checked
+def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
+    """Make rules that share a compiled program, one for each of a list.
+
+        rules = rules_of_one_program([Mean(), Median(), Krum(assumed=1), Krum(assumed=2)])
+        settings = {"aggregator": rules, "malicious": [0.0, 0.1, 0.2]}
+
+    Args:
+      rules: Rules, several of which may differ in numbers alone.
+
+    Returns:
+      As many rules, each of which is one of the same kinds.
+    """
+    return [OneOf(which=which, options=options) for which, options in alternatives(rules)]
