@@ -383,7 +383,7 @@ def test_an_unknown_name_gets_the_nearest(
     name: str, nearest: str, regression: Callable, capsys: pytest.CaptureFixture
 ) -> None:
     """In the constructor, in a sweep and on the command line, whose short names it lists."""
-    sentence = rf"setting name is '{name}', but must be one of batch_size, .*'{nearest}'\?\)\.$"
+    sentence = rf"setting name is '{name}', but must be one of aggregator, .*'{nearest}'\?\)\.$"
     with pytest.raises(ConfigError, match=sentence):
         FEDAVG(**{name: 0.5})
     with pytest.raises(ConfigError, match=sentence):

@@ -54,6 +54,7 @@ class Robust(Checked):
     adversary: Adversary = group(Adversary(), "malicious clients, and what they send")
 
 
+@checked
 class Combination:
     """A rule and an adversary, bound to a system whose slots are filled by clients.
 

@@ -262,7 +262,7 @@ def test_a_share_is_exact_and_holds_the_smaller_shares() -> None:
 
 @pytest.mark.parametrize("jitted", [False, True])
 def test_which_clients_and_when(jitted: bool) -> None:
-    adversary = Adversary(attack=SignFlip(), which=(2, 5, 8), first_tick=3, attack_ticks=2)
+    adversary = Adversary(attack=SignFlip(), attackers=(2, 5, 8), attack_from=3, attack_ticks=2)
 
     def slots(adversary: Adversary, tick: int) -> jax.Array:
         return malicious_slots(
@@ -281,7 +281,7 @@ def test_which_clients_and_when(jitted: bool) -> None:
 
 def test_heavy() -> None:
     """Only slots of at least the mean weight of those present; equal weights all are."""
-    adversary = Adversary(attack=SignFlip(), malicious=1.0, when="heavy")
+    adversary = Adversary(attack=SignFlip(), malicious=1.0, attack_when="heavy")
     clients = jnp.array([0, 1, EMPTY, 2, 3])
 
     def slots(*weight: float) -> list[bool]:
@@ -306,7 +306,7 @@ def test_honest_slots_keep_their_bits(text: str, dtype: str) -> None:
         "b": jnp.asarray(100 * random.normal(size=(10, 2, 2)), dtype),
     }
     starts, local = make(), make()
-    adversary = Adversary(attack=parse_attack(text), which=(2, 4, 0))
+    adversary = Adversary(attack=parse_attack(text), attackers=(2, 4, 0))
     event = event_of(5, CLIENTS)
     run = jax.jit(lambda *models: attacked(adversary, KEY, event, *models, NUM))
     claimed = run(starts, local)
@@ -376,8 +376,8 @@ def test_in_a_sweep() -> None:
     run = fedjax_sim.sweep(
         system,
         problems.Quadratic.of(centres, noise=0.0),
-        hyper.replace(attack=SignFlip(), which=(1, 4)),
-        settings={"first_tick": [0, 3, 99]},
+        hyper.replace(attack=SignFlip(), attackers=(1, 4)),
+        settings={"attack_from": [0, 3, 99]},
         budget=fedjax_sim.Ticks(5),
         num_evals=1,
     )
@@ -400,11 +400,11 @@ def test_texts(text: str) -> None:
 
 
 def test_settings_without_effect() -> None:
-    others = {"malicious", "which", "first_tick", "attack_ticks", "when"}
+    others = {"malicious", "attackers", "attack_from", "attack_ticks", "attack_when"}
     assert idle_of(Adversary()) == others
     assert idle_of(Adversary(attack=SignFlip(), malicious=0.1)) == set()
-    assert idle_of(Adversary(attack=SignFlip(), which=(1,))) == {"malicious"}
-    assert parse(Adversary, "which", "0+3") == (0, 3)
+    assert idle_of(Adversary(attack=SignFlip(), attackers=(1,))) == {"malicious"}
+    assert parse(Adversary, "attackers", "0+3") == (0, 3)
     assert parse(Adversary, "attack", "none") == Honest()
 
 
@@ -413,13 +413,13 @@ def test_settings_without_effect() -> None:
     [
         ({"malicious": 1.1}, "at most 1"),
         ({"malicious": -0.1}, "at least 0"),
-        ({"malicious": 0.1, "which": (1,)}, "left out with a share"),
-        ({"which": (1, 1)}, "different numbers"),
-        ({"which": (-1,)}, "different numbers"),
-        ({"which": [1]}, "different numbers"),
-        ({"first_tick": -1}, "at least 0"),
+        ({"malicious": 0.1, "attackers": (1,)}, "left out with a share"),
+        ({"attackers": (1, 1)}, "different numbers"),
+        ({"attackers": (-1,)}, "different numbers"),
+        ({"attackers": [1]}, "different numbers"),
+        ({"attack_from": -1}, "at least 0"),
         ({"attack_ticks": 0.5}, "whole number"),
-        ({"when": "light"}, "one of always, heavy"),
+        ({"attack_when": "light"}, "one of always, heavy"),
         ({"attack": "sign_flip"}, "an attack of"),
         ({"attack": SignFlip(scale=-1.0)}, "attack.scale is -1.0"),
     ],
@@ -439,4 +439,4 @@ def test_bad_texts(text: str) -> None:
 
 def test_a_client_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match="clients from 0 to 9"):
-        are_malicious(Adversary(attack=SignFlip(), which=(10,)), KEY, NUM, jnp.arange(NUM))
+        are_malicious(Adversary(attack=SignFlip(), attackers=(10,)), KEY, NUM, jnp.arange(NUM))

@@ -68,9 +68,9 @@ class Adversary(Checked):
         least=0,
         most=1,
         simpler_at=(0.0,),
-        only_with={"attack": _is_attack, "which": _is_empty},
+        only_with={"attack": _is_attack, "attackers": _is_empty},
     )
-    which: tuple[int, ...] = static(
+    attackers: tuple[int, ...] = static(
         (),
         "a tuple of different numbers of clients, from 0; on the command line joined by +, such "
         "as 0+3",
@@ -79,7 +79,7 @@ class Adversary(Checked):
         meaning="Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )
-    first_tick: Any = whole(
+    attack_from: Any = whole(
         0,
         "Number of server actions before the attack; malicious clients are honest until then.",
         least=0,
@@ -91,7 +91,7 @@ class Adversary(Checked):
         least=0,
         only_with={"attack": _is_attack},
     )
-    when: str = choice(
+    attack_when: str = choice(
         "always",
         ("always", "heavy"),
         "Whether malicious clients send forgeries always, or only where their weight in the "
@@ -103,7 +103,7 @@ class Adversary(Checked):
     @property
     def is_idle(self) -> bool:
         """Whether it is known that nobody attacks."""
-        is_nobody = not self.which and is_known(self.malicious, 0)
+        is_nobody = not self.attackers and is_known(self.malicious, 0)
         return isinstance(self.attack, Honest) or is_nobody
 
     def check_together(self) -> None:
@@ -113,9 +113,9 @@ class Adversary(Checked):
           ConfigError: If they are given as a share and by their numbers.
         """
         super().check_together()
-        if self.which and bool(np.any(np.asarray(self.malicious) > 0)):
+        if self.attackers and bool(np.any(np.asarray(self.malicious) > 0)):
             allowed = "left out with a share `malicious`, or the share left at 0"
-            raise ConfigError("which", self.which, allowed)
+            raise ConfigError("attackers", self.attackers, allowed)
 
 
 @checked
@@ -184,10 +184,10 @@ def malicious_slots(
       `bool[S]`; False in empty slots.
     """
     slots = (clients >= 0) & are_malicious(adversary, key, num_clients, clients)
-    since = tick - adversary.first_tick
+    since = tick - adversary.attack_from
     lasting = jnp.asarray(adversary.attack_ticks)
     slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))
-    if adversary.when == "heavy":
+    if adversary.attack_when == "heavy":
         is_present = clients >= 0
         mean = jnp.where(is_present, weight, 0).sum() / jnp.maximum(is_present.sum(), 1)
         slots = slots & (weight >= (1 - ROUNDING) * mean)
@@ -210,16 +210,16 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
         is malicious.
 
     Returns:
-      `bool[...]`, of round(malicious * N) clients true, or of those in `which`.
+      `bool[...]`, of round(malicious * N) clients true, or of those in `attackers`.
 
     Raises:
-      ConfigError: If `which` names a client that there is not.
+      ConfigError: If `attackers` names a client that there is not.
     """
-    if adversary.which:
-        if max(adversary.which) >= num_clients:
+    if adversary.attackers:
+        if max(adversary.attackers) >= num_clients:
             allowed = f"of clients from 0 to {num_clients - 1}"
-            raise ConfigError("which", adversary.which, allowed)
-        return jnp.isin(clients, jnp.asarray(adversary.which, "int32"))
+            raise ConfigError("attackers", adversary.attackers, allowed)
+        return jnp.isin(clients, jnp.asarray(adversary.attackers, "int32"))
     # Who comes early in a random order of the clients, so that shares are nested.
     bits = shuffle_bits(stream(key, "malicious"))
     places = shuffled_index(bits, jnp.maximum(clients, 0), num_clients)
