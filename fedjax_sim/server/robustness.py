@@ -8,7 +8,9 @@ The order of what happens to a message, and why:
    send what the code can carry.
 3. With privacy the server bounds the norm of what it decodes. No attacker can skip that.
 4. A message that is not finite is left out, if there is an attacker or another rule than the mean.
-   With the mean and nobody malicious messages are not looked at, and a run that diverges fails.
+   Rules that assume a number of malicious clients assume so many fewer of the others; if too few
+   are left for the rule, the server stays where it is. With the mean and nobody malicious messages
+   are not looked at, and a run that diverges fails.
 5. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
    sum of the tick's weights times the centre.
 6. With privacy, noise is added to the sum. It is accounted for the clipped sum only, so that no
@@ -115,13 +117,18 @@ class Combination:
         used = jnp.where(is_heard, weight, 0)
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
         rule_key = jax.random.fold_in(stream(key, "rule"), event.tick)
-        centre = checked_centre(self.rule, rule_key, messages, share, is_heard)
-        total = jnp.where(is_heard.any(), weight.sum(), 0)
+        # Who sends nan is known to be malicious, and so fewer of the others are. If these are too
+        # few for the rule, the server stays where it is.
+        dropped = (event.clients != EMPTY).sum() - is_heard.sum()
+        rule = self.rule.knowing(dropped)
+        centre = checked_centre(rule, rule_key, messages, share, is_heard)
+        is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
+        moves = is_heard.any() & is_enough
 
         def moved(leaf: Array) -> Array:
             wide = jnp.promote_types(leaf.dtype, "float32")
-            found = total.astype(wide) * leaf.astype(wide)
-            return jnp.where(is_heard.any(), found, 0).astype(leaf.dtype)
+            found = weight.sum().astype(wide) * leaf.astype(wide)
+            return jnp.where(moves, found, 0).astype(leaf.dtype)
 
         return jax.tree.map(moved, centre)
 

@@ -56,6 +56,17 @@ class Rule(Checked):
         """
         return int(np.max(np.asarray(self.least())))
 
+    def knowing(self, dropped: Array) -> "Rule":
+        """Return the rule that is left if some messages were seen to be malicious, and dropped.
+
+        Args:
+          dropped: `i32[]`, their number.
+
+        Returns:
+          The rule, which assumes so many fewer of the others to be malicious.
+        """
+        return self
+
     @property
     def chosen(self) -> "Rule":
         """The rule itself, or the one that it stands for. On the host."""

@@ -90,6 +90,10 @@ class Bucketing(Rule):
         if isinstance(self.inner, Bucketing):
             raise ConfigError("inner", str(self.inner), "a rule other than bucketing")
 
+    def knowing(self, dropped: Array) -> Rule:
+        """Let the inner rule assume fewer malicious buckets."""
+        return dataclasses.replace(self, inner=self.inner.knowing(dropped))
+
     def least(self) -> Any:
         """Return the fewest messages that fill as many buckets as the inner rule needs."""
         return self.size * (self.inner.least() - 1) + 1

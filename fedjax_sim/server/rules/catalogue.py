@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,16 @@ class OneOf(Rule):
         branches = [functools.partial(checked_centre, rule) for rule in self.options]
         number = jnp.asarray(self.which).astype("int32")
         return jax.lax.switch(number, branches, key, messages, weight, is_present)
+
+    def knowing(self, dropped: Array) -> Rule:
+        """Let all rules assume fewer malicious messages."""
+        options = tuple(rule.knowing(dropped) for rule in self.options)
+        return dataclasses.replace(self, options=options)
+
+    def least(self) -> Any:
+        """Return what the chosen rule needs."""
+        needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
+        return needs[jnp.asarray(self.which).astype("int32")]
 
     def least_present(self) -> int:
         """Return what the chosen rule needs."""

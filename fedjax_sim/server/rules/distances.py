@@ -4,6 +4,7 @@ Dimension letters: those of `fedjax_sim.types`; n messages present, of which f a
 malicious.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -29,6 +30,10 @@ class Nearest(Rule):
     """
 
     assumed: Any = whole(1, "Number of messages of a tick assumed to be malicious, f.", least=0)
+
+    def knowing(self, dropped: Array) -> Rule:
+        """Assume so many fewer of the messages to be malicious, but no negative number."""
+        return dataclasses.replace(self, assumed=jnp.maximum(self.assumed - dropped, 0))
 
     def least(self) -> Any:
         """Return 2 f + 3, as 2 f + 2 < n is assumed."""

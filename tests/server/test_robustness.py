@@ -1,0 +1,431 @@
+"""Rules and attacks in whole systems: against event loops by hand, in all layouts, and refused."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Layout, Ticks
+from fedjax_sim.compression import TopK
+from fedjax_sim.privacy import FixedClipping
+from fedjax_sim.problems import Quadratic
+from fedjax_sim.server import Robust
+from fedjax_sim.server.attacks import (
+    ATTACKS,
+    Honest,
+    NotFinite,
+    SignFlip,
+    are_malicious,
+    attacks_of_one_program,
+)
+from fedjax_sim.server.rules import (
+    RULES,
+    Bucketing,
+    CentredClipping,
+    Krum,
+    Mean,
+    Median,
+    NormBound,
+    TrimmedMean,
+    parse_rule,
+    rules_of_one_program,
+)
+from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.streams import stream
+from fedjax_sim.types import Work
+
+NUM, SLOTS, DIM, STEPS, RATE = 10, 7, 5, 3, 0.1
+CENTRES = np.random.default_rng(0).normal(size=(NUM, DIM)).astype("float32")
+ALL = [
+    {"norm_bound": NormBound(bound=50.0), "centred_clipping": CentredClipping(radius=50.0)}.get(
+        name, kind()
+    )
+    for name, kind in RULES.items()
+    if name != "one_of"
+]
+"""Every rule, with bounds that no message here is longer than."""
+WEIGHED = [rule for rule in ALL if rule.weighs]
+SYSTEMS = {
+    name: system
+    for name, system in fedjax_sim.SYSTEMS.items()
+    if issubclass(system.Hyper, Robust) and name != "fedper"
+}
+GROUPS = ("hierarchical", "async_hierarchical")
+ONE_REPORT = ("fedasync", "gen_async")
+STALE = ("fedbuff", "fedstaleweight", "favano", "quafl", *ONE_REPORT, *GROUPS)
+QUICK = ("fedavg", "fedbuff")
+"""Systems of which the default tests run what slow tests run for all."""
+every_system = pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS],
+)
+
+
+def settings_of(name: str, **more: Any) -> Any:
+    """Make settings of a system with 10 clients, 7 of which report together where that is so."""
+    known = fields(SYSTEMS[name].Hyper)
+    few: dict[str, Any] = {"num_clients": NUM, "batch_size": 1, "lr": RATE}
+    for field, value in (
+        ("local_steps", STEPS),
+        ("num_selected", SLOTS),
+        ("buffer_size", SLOTS),
+        ("staleness.rule", "mean"),
+        ("reweight", "none"),
+    ):
+        if field in known:
+            few[field] = value
+    if name in GROUPS:
+        few |= {"num_groups": 2, "client_steps": 2, "num_clients": 14}
+    if name in ONE_REPORT or name == "fedstaleweight":
+        few.pop("staleness.rule", None)
+    return SYSTEMS[name].Hyper(**(few | more))
+
+
+def quadratic(name: str, **changes: Any) -> Quadratic:
+    """Make the problem, with as many clients as the system's settings have."""
+    centres = np.resize(CENTRES, (settings_of(name).num_clients, DIM))
+    return Quadratic.of(**({"centers": centres} | changes))
+
+
+def rules_for(name: str) -> list[Any]:
+    """List the rules that a system's schedule and weights allow here."""
+    rules = WEIGHED if name in (*ONE_REPORT, "fedstaleweight") else ALL
+    if name in GROUPS:  # Of a group, 7 clients report together.
+        rules = [rule for rule in ALL if rule.least_present() <= 7]
+    return rules
+
+
+def run(name: str, problem: Quadratic | None = None, **options: Any) -> fedjax_sim.Run:
+    """Run 6 ticks of a system."""
+    hyper = options.pop("hyper", None) or settings_of(name)
+    return fedjax_sim.sweep(
+        SYSTEMS[name],
+        problem or quadratic(name),
+        hyper,
+        **({"budget": Ticks(6), "num_evals": 2} | options),
+    )
+
+
+def models_of(found: fedjax_sim.Run) -> np.ndarray:
+    """Return the final models: `f[L, P]`."""
+    return np.asarray(jax.tree.leaves(found.models)[0]).reshape(-1, DIM)
+
+
+# --- all systems, all rules ---
+
+
+@every_system
+def test_rules_are_the_mean_where_messages_are_equal(name: str) -> None:
+    """Clients with one optimum and equal steps send equal messages in synchronous rounds."""
+    if name in STALE:
+        pytest.skip("messages from different models differ")
+    same = quadratic(name, centers=np.tile(CENTRES[:1], (NUM, 1)))
+    hyper = settings_of(name, num_selected=NUM)
+    plain = models_of(run(name, same, hyper=hyper))
+    rules = rules_of_one_program(ALL)
+    found = models_of(run(name, same, hyper=hyper, settings={"aggregator": rules}))
+    np.testing.assert_allclose(found, np.broadcast_to(plain, found.shape), rtol=2e-5, atol=1e-6)
+    assert np.abs(plain).min() > 0.01
+
+
+@every_system
+def test_nothing_that_is_not_finite_gets_through(name: str) -> None:
+    """Under every rule, the mean included; lanes without attackers learn something else."""
+    rules = rules_of_one_program(rules_for(name))
+    attacks = attacks_of_one_program([NotFinite(), NotFinite(value="inf"), SignFlip()])
+    found = run(
+        name,
+        settings={"aggregator": rules, "adversary.attack": attacks, "malicious": [0.0, 0.4]},
+        layout=Layout(lanes_at_once=False),
+    )
+    assert np.isfinite(models_of(found)).all()
+    by_share = models_of(found).reshape(len(rules), 3, 2, DIM)
+    differs = np.abs(by_share[:, :, 0] - by_share[:, :, 1]).max(axis=-1)
+    assert (differs.max(axis=0) > 1e-3).all()
+
+
+@every_system
+def test_without_attackers_nothing_changes(name: str) -> None:
+    """An attack that nobody makes, and an attack of 0 clients that is known, change no bit."""
+    plain = models_of(run(name))
+    idle = settings_of(name, attack=SignFlip())
+    np.testing.assert_array_equal(models_of(run(name, hyper=idle)), plain)
+    # A share of 0 that is swept with others is not known before compiling.
+    swept = run(name, hyper=idle, settings={"malicious": [0.0, 0.4]})
+    first = models_of(swept)[0]
+    np.testing.assert_allclose(first[None], plain, rtol=1e-5, atol=1e-6)
+    assert np.abs(models_of(swept)[1] - first).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["fedbuff", pytest.param("scaffold", marks=pytest.mark.slow)])
+def test_layouts_agree(name: str) -> None:
+    """Lanes batched, slots in turn and over devices: rules see all messages."""
+    options: dict[str, Any] = {
+        "seeds": 2,
+        "settings": {"aggregator": rules_of_one_program(ALL), "malicious": [0.1, 0.3]},
+        "hyper": settings_of(name, attack=SignFlip()),
+    }
+    whole = models_of(run(name, **options, layout=Layout(4, False, 1)))
+    for layout in (Layout(1, True, 1), Layout(3, False, 2), Layout(2, True, 1, 2)):
+        other = models_of(run(name, **options, layout=layout))
+        np.testing.assert_allclose(other, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rule_alone_is_the_rule_among_others() -> None:
+    """With numbers of their own, and labels that name the rule chosen."""
+    rules = [Median(), Krum(assumed=1), Krum(assumed=2), Bucketing(inner=TrimmedMean(share=0.3))]
+    attack = settings_of("fedbuff", attack=SignFlip(scale=2.0), malicious=0.2)
+    together = run("fedbuff", hyper=attack, settings={"aggregator": rules_of_one_program(rules)})
+    assert list(together.curves.aggregator.values) == list(map(str, rules))
+    assert together.curves.attrs["programs_compiled"] <= 5
+    for rule, model in zip(rules, models_of(together), strict=True):
+        alone = models_of(run("fedbuff", hyper=attack.replace(aggregator=rule)))
+        np.testing.assert_allclose(alone[0], model, rtol=1e-5, atol=1e-6)
+    attacks = [Honest(), SignFlip(), SignFlip(scale=3.0)]
+    swept = run("fedbuff", hyper=attack, settings={"attack": attacks_of_one_program(attacks)})
+    assert list(swept.curves.attack.values) == list(map(str, attacks))
+    for kind, model in zip(attacks, models_of(swept), strict=True):
+        alone = models_of(run("fedbuff", hyper=attack.replace(attack=kind)))
+        np.testing.assert_allclose(alone[0], model, rtol=1e-5, atol=1e-6)
+
+
+# --- by hand ---
+
+
+def trained(start: np.ndarray, client: int, steps: int) -> np.ndarray:
+    """Do local steps on a client's quadratic."""
+    for _ in range(steps):
+        start = start - RATE * (start - CENTRES[client])
+    return start
+
+
+def by_hand(name: str, found: fedjax_sim.Run, rule: Callable, forgers: np.ndarray) -> np.ndarray:
+    """Follow a schedule in NumPy, with a rule of progress and sign flips."""
+    timeline = found.timelines[0]
+    versions, held = [np.zeros(DIM)], np.zeros((NUM, DIM))
+    for tick, clients in enumerate(timeline.clients):
+        server, messages = versions[-1], []
+        for slot, client in enumerate(clients):
+            start = versions[timeline.version[tick, slot]] if name != "quafl" else held[client]
+            moved = trained(start, client, timeline.steps[tick, slot]) - start
+            sent = start + (-moved if forgers[client] else moved)
+            if name == "quafl":
+                held[client] = server / (len(clients) + 1) + (start + moved) * (
+                    len(clients) / (len(clients) + 1)
+                )
+            messages.append(sent - (start if name in ("fedavg", "fedbuff") else server))
+        share = 1.0 if name in ("fedavg", "fedbuff") else len(clients) / (1 + len(clients))
+        versions.append(server + share * rule(np.array(messages)))
+    return versions[-1]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano", "quafl"])
+@pytest.mark.parametrize(
+    ("rule", "reference"),
+    [
+        (Mean(), partial(np.mean, axis=0)),
+        (Median(), partial(np.median, axis=0)),
+        (TrimmedMean(share=0.3), lambda x: np.sort(x, axis=0)[2:-2].mean(axis=0)),
+    ],
+    ids=str,
+)
+def test_event_loop(name: str, rule: Any, reference: Callable) -> None:
+    """The server moves by the rule's centre of progress, malicious progress reversed."""
+    hyper = settings_of(name, aggregator=rule, attack=SignFlip(), malicious=0.3)
+    found = run(name, hyper=hyper, seeds=[3])
+    key = stream(jax.random.key(3), "learning")
+    forgers = np.asarray(are_malicious(hyper.adversary, key, NUM, jnp.arange(NUM)))
+    assert forgers.sum() == 3
+    expected = by_hand(name, found, reference, forgers)
+    np.testing.assert_allclose(models_of(found)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_fednova_gives_the_rule_scaled_messages() -> None:
+    """Progress per step times the mean number of steps, as its mean has it."""
+    hyper = settings_of("fednova", aggregator=Median(), num_selected=NUM)
+    problem = quadratic("fednova")
+    found = run("fednova", problem, hyper=hyper, budget=Ticks(1), num_evals=1)
+    moved = np.array([trained(np.zeros(DIM), i, STEPS) for i in range(NUM)])
+    np.testing.assert_allclose(models_of(found)[0], np.median(moved, axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_groups_have_rules_inside_and_between() -> None:
+    """With 2 groups of 7 and one iteration: the mean of the groups' medians."""
+    hyper = settings_of("hierarchical", aggregator=Median(), attack=SignFlip(), malicious=0.2)
+    found = run("hierarchical", hyper=hyper, budget=Ticks(1), num_evals=1, seeds=[1])
+    [timeline] = found.timelines
+    key = stream(jax.random.key(1), "learning")
+    forgers = np.asarray(are_malicious(hyper.adversary, key, 14, jnp.arange(14)))
+    centres, ends = np.resize(CENTRES, (14, DIM)), []
+    for group in timeline.clients[0]:
+        model = np.zeros(DIM)
+        for _ in range(timeline.steps[0, list(timeline.clients[0]).index(group)]):
+            moved = []
+            for client in range(7 * group, 7 * group + 7):
+                end = model
+                for _ in range(2):
+                    end = end - RATE * (end - centres[client])
+                moved.append((model - end) if forgers[client] else (end - model))
+            model = model + np.median(moved, axis=0)
+        ends.append(model)
+    expected = timeline.weight[0] @ np.array(ends)
+    np.testing.assert_allclose(models_of(found)[0], expected, rtol=1e-4, atol=1e-5)
+    between = hyper.replace(edge_aggregator=NormBound(bound=0.01))
+    short = run("hierarchical", hyper=between, budget=Ticks(1), num_evals=1)
+    assert np.linalg.norm(models_of(short)[0]) <= 0.0101
+
+
+def test_compressed_messages_are_forged_before_they_are_coded() -> None:
+    """An attacker too sends two numbers of five; with feedback both sides keep an estimate."""
+    for feedback in (False, True):
+        hyper = settings_of(
+            "fedavg",
+            compression=TopK(kept=2),
+            error_feedback=feedback,
+            attack=SignFlip(scale=5.0),
+            malicious=1.0,
+        )
+        found = run("fedavg", hyper=hyper, budget=Ticks(1), num_evals=1)
+        honest = run("fedavg", hyper=hyper.replace(attack=Honest()), budget=Ticks(1), num_evals=1)
+        np.testing.assert_allclose(models_of(found), -5 * models_of(honest), rtol=1e-5)
+
+
+def test_privacy_bounds_what_attackers_send() -> None:
+    """The server clips what it decodes, nan included, and only sums."""
+    private = {
+        "privacy": FixedClipping(clip=0.01, noise=0.0),
+        "training.sampling": "with_replacement",
+    }
+    for attack in (SignFlip(scale=1e6), NotFinite()):
+        hyper = settings_of("fedavg", attack=attack, malicious=0.5, **private)
+        found = models_of(run("fedavg", hyper=hyper, budget=Ticks(1), num_evals=1))
+        assert np.linalg.norm(found) <= 0.0101
+    both = settings_of("fedavg", aggregator=Median(), **private)
+    with pytest.raises(ConfigError, match="aggregator is 'median', but must be mean with privacy"):
+        run("fedavg", hyper=both)
+
+
+def test_who_sends_nan_is_one_of_the_malicious() -> None:
+    """Krum with f = 2 of 7 needs 7 messages, and 5 with f = 1 if one was dropped."""
+    hyper = settings_of("fedavg", num_clients=SLOTS, attack=NotFinite(), attackers=(1,))
+    problem = Quadratic.of(CENTRES[:SLOTS])
+    others = [i for i in range(SLOTS) if i != 1]
+    moved = np.array([trained(np.zeros(DIM), i, STEPS) for i in others])
+    apart = np.square(moved[:, None] - moved[None]).sum(axis=2)
+    best = moved[np.argmin(np.sort(apart, axis=1)[:, 1:4].sum(axis=1))]  # 6 - 1 - 2 neighbours
+    options = {"budget": Ticks(1), "num_evals": 1}
+    found = run("fedavg", problem, hyper=hyper.replace(aggregator=Krum(assumed=2)), **options)
+    np.testing.assert_allclose(models_of(found)[0], best, rtol=1e-5, atol=1e-6)
+    # With five of seven dropped, two are too few for Krum, and the server stays.
+    hyper = hyper.replace(attackers=(0, 1, 2, 3, 4), aggregator=Krum(assumed=2))
+    np.testing.assert_array_equal(models_of(run("fedavg", problem, hyper=hyper, **options)), 0)
+
+
+# --- refused ---
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        (
+            "fedavg",
+            {"aggregator": Krum(assumed=3)},
+            "aggregator is 'krum:assumed=3', but must be a rule that can do with 7 messages, as "
+            "few as a tick has; it needs 9",
+        ),
+        (
+            "fedbuff",
+            {"aggregator": TrimmedMean(), "staleness.rule": "polynomial"},
+            "aggregator is 'trimmed_mean', but must be one that weighs messages, because those of "
+            "tick [0-9]+ have weights from",
+        ),
+        ("fedasync", {"aggregator": Krum()}, "can do with 1 messages"),
+        ("fedavg", {"aggregator": TrimmedMean(), "weighting": "examples"}, None),
+        (
+            "hierarchical",
+            {"aggregator": Krum(assumed=3)},
+            "can do with 7 messages, as few as a tick has; it needs 9",
+        ),
+        (
+            "hierarchical",
+            {"aggregator": TrimmedMean(), "work.weighting": "examples"},
+            "work.weighting is 'examples', but must be equal with trimmed_mean",
+        ),
+        (
+            "hierarchical",
+            {"aggregator": Krum(), "drop_rate": 0.1},
+            "where messages may be lost; krum needs 5",
+        ),
+        ("hierarchical", {"edge_aggregator": Krum()}, "edge_aggregator is 'krum', but must be a"),
+        ("fedavg", {"aggregator": "median"}, "aggregator is 'median', but must be a rule of"),
+    ],
+)
+def test_what_a_rule_cannot_do_is_refused(
+    name: str, changes: dict[str, Any], sentence: str | None
+) -> None:
+    """Before compiling, with the numbers of the schedule."""
+    if sentence is None:  # All clients have one example here, so that weights are equal.
+        assert np.isfinite(models_of(run(name, hyper=settings_of(name, **changes)))).all()
+        return
+    with pytest.raises(ConfigError, match=sentence):
+        run(name, hyper=settings_of(name, **changes))
+
+
+def test_rules_that_share_a_program_are_checked_one_by_one() -> None:
+    rules = rules_of_one_program([Median(), Krum(assumed=2), Krum(assumed=3)])
+    with pytest.raises(ConfigError, match="aggregator is 'krum:assumed=3', but must be a rule tha"):
+        run("fedavg", settings={"aggregator": rules})
+
+
+def test_a_system_that_sums_by_itself_is_refused() -> None:
+    """A wire whose sums nobody asks for would let every message through."""
+    system = SYSTEMS["fedavg"]
+
+    def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
+        wire = fedjax_sim.server.Wire(problem, hyper, plan)
+
+        def init(key: Any) -> Any:
+            return fedjax_sim.server.RoundState(problem.init(key), memo=wire.first(problem.start))
+
+        def step(key: Any, state: Any, event: Any) -> Any:
+            starts = jax.tree.map(lambda leaf: jnp.stack([leaf] * SLOTS), state.server)
+            reports, _ = wire.receive(key, event, state.memo, starts, starts)
+            server = jax.tree.map(lambda leaf: leaf.mean(axis=0), reports)
+            return state._replace(server=server), Work(jnp.int32(0), jnp.int32(0))
+
+        return wire.algorithm(init, step)
+
+    own = system._replace(algorithm=algorithm)
+    hyper = settings_of("fedavg")
+    fedjax_sim.sweep(own, quadratic("fedavg"), hyper, budget=Ticks(2))
+    with pytest.raises(ConfigError, match="aggregator is 'median', but must be mean: this system"):
+        fedjax_sim.sweep(
+            own, quadratic("fedavg"), hyper.replace(aggregator=Median()), budget=Ticks(2)
+        )
+
+
+def test_changed_weights_fail_under_a_rule_that_does_not_weigh() -> None:
+    """They are only known in the program, whose result is nan instead of something wrong."""
+    bound = fedjax_sim.bind(
+        SYSTEMS["fedavg"],
+        quadratic("fedavg"),
+        settings_of("fedavg", aggregator=TrimmedMean()),
+        budget=Ticks(2),
+    )
+    state, event = bound.init(), bound.event(0)
+    assert np.isfinite(bound.model(bound.step(state, event)[0])).all()
+    halves = event._replace(weight=event.weight * jnp.linspace(0.5, 1, SLOTS))
+    assert np.isnan(bound.model(bound.step(state, halves)[0])).all()
+    fewer = event._replace(clients=event.clients.at[2].set(-1))
+    assert np.isfinite(bound.model(bound.step(state, fewer)[0])).all()
+
+
+def test_every_kind_is_named_on_the_command_line() -> None:
+    assert {parse_rule(str(rule)) for rule in ALL} == set(ALL)
+    assert set(RULES) == {rule.name for rule in ALL} | {"one_of"}
+    assert {"none", "sign_flip", "alie", "one_of"} <= set(ATTACKS)
