@@ -14,6 +14,7 @@ from fedjax_sim.cli.parser import make_parser
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 SLOW = (
+    "attacks_and_rules",
     "fair_comparisons",
     "from_other_simulators",
     "own_loop",
