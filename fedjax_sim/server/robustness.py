@@ -222,17 +222,19 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
 
 
 @checked
-def check_numbers(hyper: Any, timeline: Timeline) -> None:
+def check_numbers(hyper: Any, timeline: Timeline, *, most: int | None = None) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
 
     Args:
       hyper: `Robust` settings.
       timeline: One lane's schedule.
+      most: The most messages of a tick, if not all clients that take part send one.
 
     Raises:
       ConfigError: If a tick has too few messages.
     """
-    _check_numbers("aggregator", hyper.aggregator, (timeline.clients != EMPTY).sum(axis=1))
+    heard = (timeline.clients != EMPTY).sum(axis=1)
+    _check_numbers("aggregator", hyper.aggregator, np.minimum(heard, most) if most else heard)
 
 
 @checked

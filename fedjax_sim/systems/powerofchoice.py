@@ -28,7 +28,7 @@ import numpy as np
 from fedjax_sim.batching import map_slots
 from fedjax_sim.clients import LocalTraining, batch_loss, local_training
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server import Reports, RoundState, Wire
+from fedjax_sim.server import Reports, RoundState, Wire, check_numbers
 from fedjax_sim.server.report_counts import count_downlink, report_messages
 from fedjax_sim.settings import ConfigError, count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -90,11 +90,16 @@ def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Le
     return up, count_downlink(hyper, timeline, model)
 
 
+def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
+    """Check that those who are chosen are enough for the rule; their weights are equal."""
+    check_numbers(hyper, timeline, most=hyper.num_chosen)
+
+
 system = cohort_system(
     "powerofchoice",
     Hyper,
     algorithm,
     "federated averaging of the candidates with the largest losses",
-    messages=report_messages()._replace(per_tick=count_bits),
+    messages=report_messages()._replace(per_tick=count_bits, check=check_chosen),
 )
 paper = system.paper

@@ -73,6 +73,7 @@ def settings_of(name: str, **more: Any) -> Any:
     for field, value in (
         ("local_steps", STEPS),
         ("num_selected", SLOTS),
+        ("num_chosen", SLOTS),
         ("buffer_size", SLOTS),
         ("staleness.rule", "mean"),
         ("reweight", "none"),
@@ -345,6 +346,7 @@ def test_who_sends_nan_is_one_of_the_malicious() -> None:
             "tick [0-9]+ have weights from",
         ),
         ("fedasync", {"aggregator": Krum()}, "can do with 1 messages"),
+        ("powerofchoice", {"aggregator": Krum(), "num_chosen": 3}, "can do with 3 messages"),
         ("fedavg", {"aggregator": TrimmedMean(), "weighting": "examples"}, None),
         (
             "hierarchical",
