@@ -397,6 +397,16 @@ def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
     ]
 
 
+def alternatives_in(hyper: Any) -> list[str]:
+    """List full names of the settings whose values are one of several alternatives.
+
+    Args:
+      hyper: Settings.
+    """
+    values = {name: value_of(hyper, name) for name in fields(type(hyper))}
+    return [name for name, value in values.items() if len(getattr(value, "options", ())) > 1]
+
+
 def check_alternative(which: Any, options: tuple[Any, ...]) -> None:
     """Check the number of one of several alternatives.
 

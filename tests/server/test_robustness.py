@@ -384,6 +384,16 @@ def test_rules_that_share_a_program_are_checked_one_by_one() -> None:
         run("fedavg", settings={"aggregator": rules})
 
 
+def test_batched_lanes_are_told_what_they_cost(capsys: pytest.CaptureFixture) -> None:
+    """By default lanes run one after another on a CPU, and each executes the rule it has."""
+    rules = {"aggregator": rules_of_one_program([Median(), Mean()])}
+    run("fedavg", settings=rules)
+    assert "alternatives" not in capsys.readouterr().err
+    run("fedavg", settings=rules, layout=Layout(lanes_at_once=True))
+    said = capsys.readouterr().err
+    assert "batched lanes of fedavg execute all alternatives of aggregator; with" in said
+
+
 def test_a_system_that_sums_by_itself_is_refused() -> None:
     """A wire whose sums nobody asks for would let every message through."""
     system = SYSTEMS["fedavg"]

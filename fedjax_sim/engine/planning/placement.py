@@ -231,6 +231,7 @@ def choose(
     cost: StepCost,
     members: int = 1,
     devices: tuple[Any, ...] = (),
+    has_alternatives: bool = False,
 ) -> Placement:
     """Choose the parts of the layout that the caller left open.
 
@@ -242,6 +243,7 @@ def choose(
       cost: What one local step costs.
       members: Lanes of each family; the members of a family are adjacent.
       devices: Devices to compile for, if these are only described; () for the local ones.
+      has_alternatives: Whether a lane executes one of several alternatives, and batched lanes all.
     """
     num_lanes = len(rows)
     num_devices = len(devices) or jax.device_count()
@@ -249,6 +251,8 @@ def choose(
         layout = _over_processes(layout, num_lanes, num_devices)
     platform = devices[0].platform if devices else jax.default_backend()
     on_cpu = platform == "cpu"
+    if has_alternatives and on_cpu and layout.lanes_at_once is None:
+        layout = layout._replace(lanes_at_once=False)
     num_slots = steps.shape[-1]
     longest = steps.max(axis=-1, initial=0)
     padding = longest.sum() * num_slots / max(steps.sum(), 1)

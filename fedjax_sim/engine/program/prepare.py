@@ -27,6 +27,8 @@ from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluatio
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options
+from fedjax_sim.lifecycle import say
+from fedjax_sim.settings import ConfigError, alternatives_in
 from fedjax_sim.types import (
     EMPTY,
     Facts,
@@ -142,7 +144,7 @@ def plan_group(
         options.budget,
         goes_on=options.folder is not None,
     )
-    _check_messages(system, hypers, timelines, ticks, row)
+    _check_messages(system, group, timelines, ticks, row)
     schedule = lay_out(
         timelines,
         ticks,
@@ -173,6 +175,7 @@ def plan_group(
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
+    chosen_among = alternatives_in(hypers[0])
     placement = choose(
         options.layout,
         rows=row,
@@ -180,7 +183,14 @@ def plan_group(
         cost=cost,
         members=members,
         devices=options.devices,
+        has_alternatives=bool(chosen_among),
     )
+    if chosen_among and (placement.lanes_at_once or placement.family_size > 1):
+        say(
+            f"batched lanes of {system.name} execute all alternatives of "
+            f"{' and '.join(chosen_among)}; with layout=Layout(lanes_at_once=False) each lane "
+            "executes its own."
+        )
     # The static arguments of the program. Who saves or watches comes back after each
     # evaluation.
     num_evals, per_eval = schedule.shape[1:]
@@ -207,13 +217,21 @@ def plan_group(
 
 
 def _check_messages(
-    system: System, hypers: list[Any], timelines: Timeline, ticks: np.ndarray, row: np.ndarray
+    system: System, group: list[Lane], timelines: Timeline, ticks: np.ndarray, row: np.ndarray
 ) -> None:
     """Check what the server does with messages, once for lanes of equal settings and schedule."""
+    hypers = [lane.hyper for lane in group]
     firsts, _ = distinct_rows(distinct_objects(hypers)[1], row)
     for i in firsts:
         timeline = Timeline(*(leaf[row[i], : ticks[row[i]]] for leaf in timelines))
-        system.messages.check(hypers[i], timeline)
+        try:
+            system.messages.check(hypers[i], timeline)
+        except ConfigError as error:
+            if len(seeds := {lane.seed for lane in group}) == 1:
+                raise
+            field, value, allowed = error.parts
+            allowed += f" (in a lane with seed {group[i].seed}, one of {len(seeds)} seeds)"
+            raise ConfigError(field, value, allowed) from None
 
 
 def _told(
