@@ -54,12 +54,11 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.gradient_steps import lasting_steps
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
-from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
-from fedjax_sim.server.robustness import Combination, combination_of
+from fedjax_sim.server.robustness import Combination, check_codes, combination_of
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.settings import (
     Checked,
@@ -152,6 +151,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
           ConfigError: If clients cannot know where they are in their examples.
         """
         super().check_together()
+        check_codes(self, "edge_aggregator", "messages.edge_compression")
         if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '
@@ -458,4 +458,5 @@ def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     Returns:
       Bits up and bits down.
     """
-    return count_message_bits(hyper.messages.compression, params), full_precision_bits(params)
+    bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
+    return bits_up, full_precision_bits(params)

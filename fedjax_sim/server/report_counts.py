@@ -42,7 +42,8 @@ def report_messages(
 
     def bits(params: Params, hyper: Any) -> tuple[int, int]:
         sent = up(params, hyper), (down or up)(params, hyper)
-        return count_message_bits(hyper.messages.compression, sent[0]), full_precision_bits(sent[1])
+        bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, sent[0])
+        return bits_up, full_precision_bits(sent[1])
 
     def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
         if isinstance(hyper.messages.downlink, Identity):

@@ -28,11 +28,12 @@ import numpy as np
 
 from fedjax_sim.batching import weighted_sum
 from fedjax_sim.checking import checked
+from fedjax_sim.compression import Identity
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
 from fedjax_sim.server.attacks import Adversary, Honest, attacked
-from fedjax_sim.server.rules import Mean, Rule, parse_rule
+from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
-from fedjax_sim.settings import Checked, ConfigError, group, part, struct
+from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import list_members, loss_shares
 from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Timeline
@@ -54,6 +55,34 @@ class Robust(Checked):
         meaning="What the server makes of the messages of a tick.",
     )
     adversary: Adversary = group(Adversary(), "malicious clients, and what they send")
+
+    def check_together(self) -> None:
+        """Check that messages are coded once.
+
+        Raises:
+          ConfigError: If messages are compressed and then coded for a secure sum.
+        """
+        super().check_together()
+        check_codes(self, "aggregator", "messages.compression")
+        check_codes(self, "aggregator", "compression")
+
+
+def check_codes(hyper: Any, rule: str, compression: str) -> None:
+    """Check that messages are not compressed for a rule that has a code of its own.
+
+    Args:
+      hyper: Settings.
+      rule: Full name of the rule's setting.
+      compression: Full name of the compressor's, which the settings need not have.
+
+    Raises:
+      ConfigError: If they are.
+    """
+    if compression not in fields(type(hyper)) or isinstance(value_of(hyper, compression), Identity):
+        return
+    if isinstance(value_of(hyper, rule).chosen, SecureSum):
+        allowed = f"identity with {rule} secure_sum, which has a code of its own"
+        raise ConfigError(compression, str(value_of(hyper, compression)), allowed)
 
 
 @checked

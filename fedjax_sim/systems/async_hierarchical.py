@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.compression import Identity
-from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import (
     EdgeTraining,
     StalenessWeights,
@@ -137,8 +136,8 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
     model = jax.eval_shape(problem.init, jax.random.key(0))
     reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
-    up = reports * count_message_bits(hyper.messages.edge_compression, model)
-    return up, count_downlink(hyper, timeline, model)
+    up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
+    return reports * up, count_downlink(hyper, timeline, model)
 
 
 paper = preset(Hyper, GROUPS)

@@ -206,7 +206,8 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
     model = jax.eval_shape(problem.init, jax.random.key(0))
     down = min(count_message_bits(hyper.messages.downlink, model), full_precision_bits(model))
-    return messages * count_message_bits(hyper.messages.edge_compression, model), messages * down
+    up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
+    return messages * up, messages * down
 
 
 paper = preset(Hyper, GROUPS)

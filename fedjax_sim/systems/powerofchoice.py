@@ -27,7 +27,6 @@ import numpy as np
 
 from fedjax_sim.batching import map_slots
 from fedjax_sim.clients import LocalTraining, batch_loss, local_training
-from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import Reports, RoundState, Wire, check_numbers
 from fedjax_sim.server.report_counts import count_downlink, report_messages
 from fedjax_sim.settings import ConfigError, count, struct
@@ -86,8 +85,8 @@ def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Le
     candidates = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
     chosen = np.minimum(candidates, hyper.num_chosen)
     loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
-    up = chosen * count_message_bits(hyper.messages.compression, model) + candidates * loss
-    return up, count_downlink(hyper, timeline, model)
+    up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
+    return chosen * up + candidates * loss, count_downlink(hyper, timeline, model)
 
 
 def check_chosen(hyper: Hyper, timeline: Timeline) -> None:

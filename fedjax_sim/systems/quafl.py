@@ -116,6 +116,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     )
 
 
+def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
+    """Count the bits of a message to the server and of one from it."""
+    up = hyper.aggregator.chosen.message_bits(hyper.compression, params)
+    return up, count_message_bits(hyper.compression, params)
+
+
 paper = preset(Hyper, FAVANO)
 system = System(
     "quafl",
@@ -125,7 +131,7 @@ system = System(
     "periodic contacts; clients mix the server's model into their own",
     overshoot=False,
     messages=Messages(
-        lambda params, hyper: (count_message_bits(hyper.compression, params),) * 2,
+        message_bits,
         relies_on=RELIED_ON,
         check=check_numbers,
     ),

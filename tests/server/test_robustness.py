@@ -31,6 +31,7 @@ from fedjax_sim.server.rules import (
     Mean,
     Median,
     NormBound,
+    SecureSum,
     TrimmedMean,
     parse_rule,
     rules_of_one_program,
@@ -42,9 +43,11 @@ from fedjax_sim.types import Work
 NUM, SLOTS, DIM, STEPS, RATE = 10, 7, 5, 3, 0.1
 CENTRES = np.random.default_rng(0).normal(size=(NUM, DIM)).astype("float32")
 ALL = [
-    {"norm_bound": NormBound(bound=50.0), "centred_clipping": CentredClipping(radius=50.0)}.get(
-        name, kind()
-    )
+    {
+        "norm_bound": NormBound(bound=50.0),
+        "centred_clipping": CentredClipping(radius=50.0),
+        "secure_sum": SecureSum(width=31, step=1e-8),
+    }.get(name, kind())
     for name, kind in RULES.items()
     if name != "one_of"
 ]
@@ -233,7 +236,7 @@ def by_hand(name: str, found: fedjax_sim.Run, rule: Callable, forgers: np.ndarra
         (Median(), partial(np.median, axis=0)),
         (TrimmedMean(share=0.3), lambda x: np.sort(x, axis=0)[2:-2].mean(axis=0)),
     ],
-    ids=str,
+    ids=("mean", "median", "trimmed_mean"),
 )
 def test_event_loop(name: str, rule: Any, reference: Callable) -> None:
     """The server moves by the rule's centre of progress, malicious progress reversed."""

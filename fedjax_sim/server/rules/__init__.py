@@ -16,6 +16,7 @@ leaves: rules of one kind with equal sizes share a compiled program.
 | `norm_bound`         | Sun et al. 2019, arXiv 1911.07963         | yes      | see bound       |
 | `krum`, `multi_krum` | Blanchard et al. 2017, arXiv 1703.02757   | no       | f, n >= 2 f + 3 |
 | `bulyan`             | El Mhamdi et al. 2018, arXiv 1802.07927   | no       | f, n >= 4 f + 3 |
+| `secure_sum`         | Bonawitz et al. 2017, arXiv 1611.04482    | yes      | none            |
 | `bucketing`          | Karimireddy et al. 2022, arXiv 2006.09365 | as inner | as inner        |
 
 A rule that weighs withstands malicious clients with less than half of the weight, instead of less
@@ -35,6 +36,7 @@ A rule computes in at least 32 bits. Where fewer clients are present than it nee
 - `ordering`: order statistics of each coordinate.
 - `distances`: rules that choose messages by their distances.
 - `centres`: rules that weigh whole messages by their length.
+- `secure`: the mean as secure aggregation computes it.
 - `bucketing`: another rule on the means of a few messages each.
 - `catalogue`: rules by the names of the command line, and one of several of them.
 """
@@ -45,6 +47,7 @@ from fedjax_sim.server.rules.catalogue import RULES, OneOf, parse_rule, rules_of
 from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
+from fedjax_sim.server.rules.secure import SecureSum
 
 __all__ = [
     "RULES",
@@ -59,6 +62,7 @@ __all__ = [
     "NormBound",
     "OneOf",
     "Rule",
+    "SecureSum",
     "SignMajority",
     "TrimmedMean",
     "parse_rule",

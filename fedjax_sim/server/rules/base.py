@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import weighted_sum
+from fedjax_sim.compression import Compressor
+from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.settings import Checked, fixed, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
 
@@ -71,6 +73,15 @@ class Rule(Checked):
     def chosen(self) -> "Rule":
         """The rule itself, or the one that it stands for. On the host."""
         return self
+
+    def message_bits(self, compressor: Compressor, params: Params) -> int:
+        """Count the bits of a message that the rule can read. On the host.
+
+        Args:
+          compressor: The compressor of messages.
+          params: What is sent, leaves `[...]` or their shapes.
+        """
+        return count_message_bits(compressor, params)
 
     def unless_few(self, centre: Params, is_present: Array) -> Params:
         """Replace a centre by nan if fewer messages are present than the rule needs.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_sim.checking import checked
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
+from fedjax_sim.server.rules.secure import SecureSum
 from fedjax_sim.settings import (
     alternatives,
     check_alternative,
@@ -100,7 +101,10 @@ class OneOf(Rule):
         return f"{outer}:options={'|'.join(map(str, self.options))}"
 
 
-RULES: dict[str, type[Rule]] = {**INNER, Bucketing.name: Bucketing, OneOf.name: OneOf}
+RULES: dict[str, type[Rule]] = {
+    **INNER,
+    **{kind.name: kind for kind in (Bucketing, SecureSum, OneOf)},
+}
 """Every kind of rule, by name."""
 
 
