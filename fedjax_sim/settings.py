@@ -522,10 +522,19 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
         init(self, *args, **settings)
 
     made.__init__ = with_short_names
+    made.__getattr__ = _say_where
     lines = [f"  {line}" for line in describe(made)]
     if lines:
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])
     return made
+
+
+def _say_where(hyper: Any, name: str) -> Any:
+    """Refuse an attribute that there is not, with the full name of the setting if it is one."""
+    # Private names are asked for before there are fields, as by `copy`.
+    full = "" if name.startswith("_") else names_of(type(hyper)).get(name, name)
+    where = f"; the setting is `{full}`" if full not in ("", name) else ""
+    raise AttributeError(f"{type(hyper).__qualname__} has no attribute {name!r}{where}")
 
 
 def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:

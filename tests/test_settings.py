@@ -1,6 +1,8 @@
 """Settings: every one is documented where `help` and the command line find it, and is checked."""
 
+import copy
 import dataclasses
+import pickle
 import pydoc
 from collections.abc import Callable
 from typing import Any
@@ -398,6 +400,15 @@ def test_an_unknown_name_gets_the_nearest(
     said = capsys.readouterr().err
     assert f"setting name is '{name}'" in said and f"did you mean '{nearest}'?" in said
     assert said.count("rate_fast") == 2
+
+
+def test_reading_a_short_name_says_where_the_setting_is() -> None:
+    """Groups are read by their full names; what is no setting is missing as usual."""
+    with pytest.raises(AttributeError, match=r"'rate_slow'; the setting is `delays.rate_slow`$"):
+        FEDAVG().rate_slow  # noqa: B018
+    assert not hasattr(FEDAVG(), "rate_slow") and not hasattr(FEDAVG(), "nothing")
+    assert getattr(FEDAVG(), "no_such_thing", 3) == 3
+    assert copy.deepcopy(pickle.loads(pickle.dumps(FEDAVG(lr=0.3)))) == FEDAVG(lr=0.3)
 
 
 def test_short_and_full_names_on_the_command_line_are_the_same_setting() -> None:
