@@ -8,6 +8,7 @@ is added once to the sum. The guarantee is for whole clients, not for single exa
 - `clipping`: clipping, adaptive bounds, and noise.
 - `accounting`: epsilon after a number of rounds, and the noise for a wanted epsilon, by the
   package dp-accounting. Runs of FA-LD are accounted for in `fedjax_sim.theory.langevin`.
+- `participation`: how often and how closely clients take part in a schedule.
 
 What the guarantee needs. Updates are summed with one weight that is fixed before any round: 1 / m
 for cohorts of m expected clients. A mean over those who happen to report would divide by a number
@@ -37,6 +38,11 @@ from fedjax_sim.privacy.kinds import (
     NoPrivacy,
     parse_privacy,
 )
+from fedjax_sim.privacy.participation import (
+    Participations,
+    most_participations,
+    participations_of,
+)
 
 __all__ = [
     "PRIVACY",
@@ -46,10 +52,13 @@ __all__ = [
     "FixedClipping",
     "NoPrivacy",
     "NoisySteps",
+    "Participations",
     "clip_updates",
     "epsilon_after",
     "find_noise",
     "gaussian_like",
+    "most_participations",
     "next_bound",
     "parse_privacy",
+    "participations_of",
 ]
