@@ -28,7 +28,7 @@ exactly Gaussian (Mironov 2012): this is for studying learning under privacy, no
 """
 
 from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after, find_noise
-from fedjax_sim.privacy.clipping import clip_updates, gaussian_like, next_bound
+from fedjax_sim.privacy.clipping import clip_sums, clip_updates, gaussian_like, next_bound
 from fedjax_sim.privacy.kinds import (
     PRIVACY,
     AdaptiveClipping,
@@ -38,6 +38,17 @@ from fedjax_sim.privacy.kinds import (
     NoPrivacy,
     parse_privacy,
 )
+from fedjax_sim.privacy.local import (
+    LOCAL_PRIVACY,
+    LocalGaussian,
+    LocalLaplace,
+    LocalPrivacy,
+    NoLocalPrivacy,
+    OwnNoise,
+    local_epsilon,
+    parse_local_privacy,
+    privatise,
+)
 from fedjax_sim.privacy.participation import (
     Participations,
     most_participations,
@@ -45,20 +56,30 @@ from fedjax_sim.privacy.participation import (
 )
 
 __all__ = [
+    "LOCAL_PRIVACY",
     "PRIVACY",
     "AdaptiveClipping",
     "Clipping",
     "ExampleClipping",
     "FixedClipping",
+    "LocalGaussian",
+    "LocalLaplace",
+    "LocalPrivacy",
+    "NoLocalPrivacy",
     "NoPrivacy",
     "NoisySteps",
+    "OwnNoise",
     "Participations",
+    "clip_sums",
     "clip_updates",
     "epsilon_after",
     "find_noise",
     "gaussian_like",
+    "local_epsilon",
     "most_participations",
     "next_bound",
+    "parse_local_privacy",
     "parse_privacy",
     "participations_of",
+    "privatise",
 ]

@@ -23,6 +23,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Timeline
 
 
+@checked
 class Participations(NamedTuple):
     """Participations of every client in a schedule.
 

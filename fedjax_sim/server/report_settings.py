@@ -10,9 +10,15 @@ from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
     ExampleClipping,
+    LocalPrivacy,
+    NoLocalPrivacy,
     NoPrivacy,
+    OwnNoise,
     epsilon_after,
     find_noise,
+    local_epsilon,
+    most_participations,
+    parse_local_privacy,
     parse_privacy,
 )
 from fedjax_sim.privacy.accounting import Mechanism
@@ -30,6 +36,7 @@ from fedjax_sim.settings import (
     switch,
     value_of,
 )
+from fedjax_sim.types import Timeline
 
 RELIED_ON = (
     ("messages.compression", Identity()),
@@ -37,6 +44,7 @@ RELIED_ON = (
     ("messages.downlink", Identity()),
     ("messages.edge_compression", Identity()),
     ("privacy", NoPrivacy()),
+    ("messages.local_privacy", NoLocalPrivacy()),
     *COMBINED,
 )
 """Settings by which bits are counted and privacy is accounted for; with what needs no obeying."""
@@ -44,7 +52,7 @@ RELIED_ON = (
 
 @struct
 class ClientMessages(Checked):
-    """Settings of messages both ways: compressors, biased ones too, and error feedback."""
+    """Settings of messages both ways: compressors, error feedback, and clients' own noise."""
 
     compression: Compressor = redefault(Compression, "compression", Identity())
     error_feedback: bool = switch(
@@ -61,6 +69,14 @@ class ClientMessages(Checked):
         meaning="Compressor of what the server sends: the change of its model since clients last "
         "heard of it.",
     )
+    local_privacy: LocalPrivacy = part(
+        NoLocalPrivacy(),
+        "a kind of `fedjax_sim.privacy.local`; on the command line such as none, "
+        "gaussian:clip=0.1:noise=8 or laplace:clip=1:noise=20",
+        LocalPrivacy,
+        parse_local_privacy,
+        meaning="How every client clips its own update, and the noise that it adds itself.",
+    )
 
 
 def has_poisson_cohorts(hyper: Any) -> bool:
@@ -76,19 +92,60 @@ class Reports(Robust):
     messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
-        """Check that weights of Poisson cohorts, which need not sum to 1, are not used for means.
+        """Check weights of Poisson cohorts, and that clients' own noise can be accounted for.
 
         Raises:
-          ConfigError: If they are.
+          ConfigError: If weights that need not sum to 1 are used for means, or it cannot.
         """
         super().check_together()
         if has_poisson_cohorts(self) and not isinstance(self, PrivateReports):
             allowed = "another one here: it is for systems that have the setting privacy"
             raise ConfigError("cohort.selection", "poisson", allowed)
 
+        if self.has_own_noise:
+            self._check_own_noise()
+
+    @property
+    def has_own_noise(self) -> bool:
+        """Whether clients add noise themselves, so that there is an epsilon."""
+        return self.messages.local_privacy.has_noise
+
+    def _check_own_noise(self) -> None:
+        """Check that every message that is sent is in the schedule."""
+        cast(OwnNoise, self.messages.local_privacy).check_package()
+        for name, allowed_value in ALL_HEARD.items():
+            value = self._of(name, allowed_value)
+            if np.any(np.asarray(value != allowed_value)):
+                allowed = f"{allowed_value!r} with local_privacy, because {UNHEARD}"
+                raise ConfigError(name, value, allowed)
+        table = self._of("delays.client_table", None)
+        if table is not None and table.drop_rate is not None:
+            allowed = f"a table without drop_rate with local_privacy, because {UNHEARD}"
+            raise ConfigError("delays.client_table", "with drop_rate", allowed)
+
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the privacy spent: none without privacy. ticks: as in `PrivateReports`."""
         return {}
+
+    def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the epsilon that the client with most messages has spent by its own noise.
+
+        Args:
+          timeline: One lane's schedule.
+          ticks: As in `facts`.
+
+        Returns:
+          "epsilon": `f64[V + 1]`; nothing if clients add no noise.
+        """
+        if not self.has_own_noise:
+            return {}
+        messages = most_participations(timeline, self._of("num_clients"), ticks)
+        return {"epsilon": local_epsilon(messages, cast(OwnNoise, self.messages.local_privacy))}
+
+    def _of(self, name: str, *default: Any) -> Any:
+        """Look up a setting of the clock or of local training by its full name."""
+        is_known = name in fields(type(self)) or not default
+        return value_of(self, name) if is_known else default[0]
 
 
 @struct
@@ -138,6 +195,9 @@ class PrivateReports(Reports):
             )
             raise ConfigError("training.sampling", "shuffled_epochs", allowed)
         if self._has_noise:
+            if self.has_own_noise:
+                allowed = "without noise with privacy that has noise: a run states one epsilon"
+                raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
             self._mechanism.check()
         self._check_count(privacy)
 
@@ -208,11 +268,6 @@ class PrivateReports(Reports):
             float(privacy.delta),
         )
 
-    def _of(self, name: str, *default: Any) -> Any:
-        """Look up a setting of the clock or of local training by its full name."""
-        is_known = name in fields(type(self)) or not default
-        return value_of(self, name) if is_known else default[0]
-
 
 PRIVATE: dict[str, tuple[Any, str]] = {
     "messages.error_feedback": (False, "an estimate remembers earlier rounds"),
@@ -224,3 +279,6 @@ PRIVATE: dict[str, tuple[Any, str]] = {
     "training.optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
 }
 """What other settings must be with privacy, and why."""
+ALL_HEARD: dict[str, Any] = {"clock.num_asked": 0, "clock.deadline": 0.0, "delays.drop_rate": 0.0}
+"""What other settings must be with noise of clients' own, so that schedules name all messages."""
+UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"

@@ -15,6 +15,9 @@ switched on costs nothing and changes no bit.
   a message has more than a model, such as a control variate, it is one vector.
 - Private: what the server decodes is clipped and summed with one fixed weight, and noise is added
   once to the sum (`fedjax_sim.privacy`).
+- Locally private: clients clip their progress and add their own noise before anything else
+  (`fedjax_sim.privacy.local`). With error feedback Delta_i is that noisy progress, so that the
+  estimates are made of what was sent.
 - Malicious clients forge their progress, and the server makes a centre of what it hears by a rule
   (`fedjax_sim.server.robustness`, which has the order of all parts).
 
@@ -44,12 +47,19 @@ from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
     NoPrivacy,
+    OwnNoise,
     clip_updates,
     gaussian_like,
     next_bound,
+    privatise,
 )
-from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.report_settings import RELIED_ON, PrivateReports, has_poisson_cohorts
+from fedjax_sim.server.aggregation import expand, keep_if_empty, weighted_sum
+from fedjax_sim.server.report_settings import (
+    RELIED_ON,
+    PrivateReports,
+    Reports,
+    has_poisson_cohorts,
+)
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
@@ -125,6 +135,8 @@ class Wire:
         self.num_senders = num_senders or problem.counts.shape[0]
         self.privacy: Any = hyper.privacy if isinstance(hyper, PrivateReports) else NoPrivacy()
         self.is_private = isinstance(self.privacy, Clipping)
+        local: Any = hyper.messages.local_privacy if isinstance(hyper, Reports) else None
+        self.own_noise = local if isinstance(local, OwnNoise) else None
         self.has_estimates = hyper.messages.error_feedback and not isinstance(
             self.compression, Identity
         )
@@ -221,6 +233,8 @@ class Wire:
         Returns:
           What the server decodes, leaves `[S, ...]`, and what both sides remember.
         """
+        if self.own_noise is not None:
+            local = self._privatised(key, event, starts, local)
         local = self.combination.attacked(key, event, starts, local)
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
@@ -245,6 +259,38 @@ class Wire:
         else:
             estimates, reports = exchange(memo.estimates, slots)
         return reports, memo._replace(estimates=estimates)
+
+    def _privatised(self, key: Key, event: Event, starts: Params, local: Params) -> Params:
+        """Let honest clients clip their progress and add their own noise.
+
+        Args:
+          starts: Models that clients started from, leaves `[S, ...]`.
+          local: Models that they reached, leaves `[S, ...]`.
+
+        Returns:
+          Models that honest clients say they reached, and those that attackers did reach, leaves
+          `[S, ...]`.
+        """
+        assert self.own_noise is not None
+        if not event.facts.keeps("clients", "steps"):
+            allowed = "none where a step changes who takes part or with how many steps"
+            reason = "epsilon is the schedule's"
+            raise ConfigError("local_privacy", self.own_noise.name, f"{allowed}: {reason}")
+        tick_key = jax.random.fold_in(stream(key, "local privacy"), event.tick)
+        keys = jax.vmap(lambda client: jax.random.fold_in(tick_key, client))(
+            jnp.maximum(event.clients, 0)
+        )
+        if self.can_repeat:
+            keys = jax.vmap(jax.random.fold_in)(keys, _earlier_slots(event.clients))
+        progress = jax.tree.map(jnp.subtract, local, starts)
+        noisy = privatise(keys, self.own_noise, progress)
+        claimed = jax.tree.map(lambda x, d: (x + d).astype(x.dtype), starts, noisy)
+        is_attacker = self.combination.attackers(key, event)
+        if is_attacker is None:
+            return claimed
+        return jax.tree.map(
+            lambda own, kept: jnp.where(expand(is_attacker, kept), kept, own), claimed, local
+        )
 
     def decode(
         self,
@@ -349,7 +395,7 @@ class Wire:
         Returns:
           The sum to make; None if the message of each client is looked at.
         """
-        is_summed = self.combination.is_plain and not self.is_private
+        is_summed = self.combination.is_plain and not self.is_private and self.own_noise is None
         if not is_summed or not isinstance(self.compression, Identity):
             return None
         weight = event.weight if scale is None else scale * event.weight
@@ -536,3 +582,12 @@ class Wire:
         """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
+
+
+def _earlier_slots(clients: Array) -> Array:
+    """Count the earlier slots of the same client in a tick: `i32[S]`. clients: `i32[S]`."""
+    order = jnp.argsort(clients, stable=True)
+    ordered = clients[order]
+    first = jnp.searchsorted(ordered, ordered, side="left").astype("int32")
+    place = jnp.arange(clients.shape[0], dtype="int32")
+    return jnp.zeros_like(place).at[order].set(place - first)
