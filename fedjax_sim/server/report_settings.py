@@ -9,6 +9,7 @@ from fedjax_sim.compression.messages import Compression
 from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
+    CorrelatedNoise,
     ExampleClipping,
     LocalPrivacy,
     NoLocalPrivacy,
@@ -16,13 +17,17 @@ from fedjax_sim.privacy import (
     OwnNoise,
     epsilon_after,
     find_noise,
+    gaussian_epsilon,
     local_epsilon,
     most_participations,
     parse_local_privacy,
     parse_privacy,
+    sensitivities,
+    square_root_bands,
 )
-from fedjax_sim.privacy.accounting import Mechanism
+from fedjax_sim.privacy.accounting import Mechanism, check_package
 from fedjax_sim.privacy.kinds import Privacy
+from fedjax_sim.server.attacks import FreeRider, Gaussian, Honest, NotFinite, Scaling, SignFlip
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import (
@@ -101,7 +106,6 @@ class Reports(Robust):
         if has_poisson_cohorts(self) and not isinstance(self, PrivateReports):
             allowed = "another one here: it is for systems that have the setting privacy"
             raise ConfigError("cohort.selection", "poisson", allowed)
-
         if self.has_own_noise:
             self._check_own_noise()
 
@@ -149,17 +153,72 @@ class Reports(Robust):
 
 
 @struct
-class PrivateReports(Reports):
-    """The same with the privacy of clients, for synchronous rounds."""
+class ScheduledReports(Reports):
+    """The same with the privacy of clients by any schedule: noise on sums, without sampling."""
 
     privacy: Privacy = part(
         NoPrivacy(),
         "a kind of `fedjax_sim.privacy`; on the command line such as none, "
-        "fixed:clip=0.1:noise=1, adaptive:noise=1 or examples:epsilon=2:rounds=1000",
+        "fixed:clip=0.1:noise=1, adaptive:noise=1, examples:epsilon=2:rounds=1000 or "
+        "correlated:clip=0.1:noise=4:bands=8",
         Privacy,
         parse_privacy,
         meaning="How clients' updates are clipped, and the noise on their sum.",
     )
+
+    def check_together(self) -> None:
+        """Check that the privacy can be accounted for by the schedule.
+
+        Raises:
+          ConfigError: If it cannot.
+        """
+        super().check_together()
+        privacy: Any = self.privacy
+        if isinstance(privacy, Clipping) and not isinstance(self, PrivateReports):
+            allowed = (
+                "none or correlated here, because no accountant covers how clients are sampled"
+            )
+            raise ConfigError("privacy", str(privacy), allowed)
+        if not isinstance(privacy, CorrelatedNoise):
+            return
+        if not isinstance(self.aggregator, Mean):
+            allowed = "mean with privacy, because noise is accounted for the clipped sum only"
+            raise ConfigError("aggregator", str(self.aggregator), allowed)
+        if not privacy.has_noise:
+            return
+        check_package(privacy.name)
+        if not isinstance(self.adversary.attack, BLIND):
+            names = ", ".join(kind.name for kind in BLIND)
+            allowed = f"one that reads no messages with privacy that has noise: {names}"
+            raise ConfigError("adversary.attack", str(self.adversary.attack), allowed)
+        if self.has_own_noise:
+            allowed = "without noise with privacy that has noise: a run states one epsilon"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+
+    @property
+    def expected_reports(self) -> int:
+        """Number of reports for which a tick is meant, m."""
+        return self._of("num_selected", 0) or self._of("buffer_size")
+
+    def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the epsilon of clients' participations; the arguments are those of `Reports`.
+
+        Returns:
+          "epsilon": `f64[V + 1]`, of noise on sums that the schedule accounts for, or of clients'
+            own; nothing without any.
+        """
+        privacy: Any = self.privacy
+        if not isinstance(privacy, CorrelatedNoise) or not privacy.has_noise:
+            return super().facts_of_schedule(timeline, ticks)
+        bands = square_root_bands(privacy.bands)
+        change = sensitivities(timeline, self._of("num_clients"), bands, ticks)
+        change = self.expected_reports * change
+        return {"epsilon": gaussian_epsilon(change, float(privacy.noise), float(privacy.delta))}
+
+
+@struct
+class PrivateReports(ScheduledReports):
+    """The same with the privacy of clients by sampling as well, for synchronous rounds."""
 
     def check_together(self) -> None:
         """Check that the privacy can be accounted for.
@@ -282,3 +341,9 @@ PRIVATE: dict[str, tuple[Any, str]] = {
 ALL_HEARD: dict[str, Any] = {"clock.num_asked": 0, "clock.deadline": 0.0, "delays.drop_rate": 0.0}
 """What other settings must be with noise of clients' own, so that schedules name all messages."""
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
+BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite)
+"""Attacks of clients that know only their own message.
+
+Others would bring one client's update into the messages of many, whose sum no bound of one update
+limits then.
+"""

@@ -18,6 +18,8 @@ switched on costs nothing and changes no bit.
 - Locally private: clients clip their progress and add their own noise before anything else
   (`fedjax_sim.privacy.local`). With error feedback Delta_i is that noisy progress, so that the
   estimates are made of what was sent.
+- Private by the schedule: the same with noise that needs no sampling and may be correlated over
+  ticks (`fedjax_sim.privacy.correlated`).
 - Malicious clients forge their progress, and the server makes a centre of what it hears by a rule
   (`fedjax_sim.server.robustness`, which has the order of all parts).
 
@@ -46,18 +48,20 @@ from fedjax_sim.compression.messages import compress, count_parameters, decode_m
 from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
+    CorrelatedNoise,
     NoPrivacy,
     OwnNoise,
     clip_updates,
     gaussian_like,
     next_bound,
     privatise,
+    square_root_bands,
 )
 from fedjax_sim.server.aggregation import expand, keep_if_empty, weighted_sum
 from fedjax_sim.server.report_settings import (
     RELIED_ON,
-    PrivateReports,
     Reports,
+    ScheduledReports,
     has_poisson_cohorts,
 )
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
@@ -76,12 +80,15 @@ class Memo(NamedTuple):
       known: The model v that clients know, leaves `[...]`.
       bound: Bound of the norm of an update if it adapts, C, `f[]`.
       members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
+      noises: The last noises on the sum if they are correlated, the newest first, leaves
+        `[b - 1, ...]`.
     """
 
     estimates: Params = ()
     known: Params = ()
     bound: Any = ()
     members: Params = ()
+    noises: Params = ()
 
 
 class RoundState(NamedTuple):
@@ -124,7 +131,7 @@ class Wire:
         """Bind.
 
         Args:
-          hyper: Settings, `Reports` or `PrivateReports`.
+          hyper: Settings, such as `Reports` or `PrivateReports`.
           can_repeat: Whether a client may fill several slots of a tick.
           compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
@@ -133,8 +140,8 @@ class Wire:
         self.hyper, self.plan, self.can_repeat = hyper, plan, can_repeat
         self.compression = hyper.messages.compression if compression is None else compression
         self.num_senders = num_senders or problem.counts.shape[0]
-        self.privacy: Any = hyper.privacy if isinstance(hyper, PrivateReports) else NoPrivacy()
-        self.is_private = isinstance(self.privacy, Clipping)
+        self.privacy: Any = hyper.privacy if isinstance(hyper, ScheduledReports) else NoPrivacy()
+        self.is_private = isinstance(self.privacy, Clipping | CorrelatedNoise)
         local: Any = hyper.messages.local_privacy if isinstance(hyper, Reports) else None
         self.own_noise = local if isinstance(local, OwnNoise) else None
         self.has_estimates = hyper.messages.error_feedback and not isinstance(
@@ -201,7 +208,13 @@ class Wire:
             replicate(zeros, self.num_senders) if self.has_estimates else (),
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
+            noises=replicate(zeros, self.privacy.bands - 1) if self.has_memory_of_noise else (),
         )
+
+    @property
+    def has_memory_of_noise(self) -> bool:
+        """Whether the noise on the sum of a tick depends on earlier noises."""
+        return isinstance(self.privacy, CorrelatedNoise) and self.privacy.bands > 1
 
     def start(self, memo: Memo, sent: Params) -> Params:
         """Return the model as clients receive it, after compression of what the server sends.
@@ -472,6 +485,8 @@ class Wire:
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return self.sum(key, event, updates, scale=scale), memo
+        if isinstance(self.privacy, CorrelatedNoise):
+            return self.noisy_sum(key, event, updates, memo)
         if not self.combination.is_honest:
             updates, _ = finite(updates, event.clients != EMPTY)
         if not event.facts.keeps("clients", "weight"):
@@ -493,6 +508,43 @@ class Wire:
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
             return noisy, memo._replace(bound=moved)
         return keep_if_empty(event, noisy, exact), memo
+
+    def noisy_sum(self, key: Key, event: Event, updates: Params, memo: Memo) -> tuple[Params, Memo]:
+        """Sum clipped updates with the tick's weights, with noise that the schedule accounts for.
+
+        Args:
+          updates: Decoded progress, leaves `[S, ...]`; what is not finite counts as 0.
+          memo: What both sides remember.
+
+        Returns:
+          The sum, leaves `[...]`, and what both sides remember, the noise among it. Without such
+          noise in the settings they are those of `sum` and unchanged.
+        """
+        if not isinstance(self.privacy, CorrelatedNoise):
+            return self.sum(key, event, updates), memo
+        if not event.facts.keeps("clients", "weight"):
+            allowed = "none where a step changes who takes part or with which weight"
+            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
+        updates, _ = finite(updates, event.clients != EMPTY)
+        exact = weighted_sum(event.weight, clip_updates(updates, self.privacy.clip)[0])
+        deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
+        noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
+        noise = gaussian_like(noise_key, exact, deviation)
+        noises = memo.noises
+        if self.has_memory_of_noise:
+            # B y = z: y_t = z_t - sum_{j > 0} b_j y_{t-j}.
+            later = square_root_bands(self.privacy.bands)[1:]
+            noise = jax.tree.map(
+                lambda z, y: z - jnp.tensordot(jnp.asarray(later, y.dtype), y, axes=1),
+                noise,
+                noises,
+            )
+            noises = jax.tree.map(
+                lambda y, old: jnp.concatenate([y[None], old[:-1]]), noise, noises
+            )
+        noisy = jax.tree.map(jnp.add, exact, noise)
+        noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
+        return noisy, memo._replace(noises=noises)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.
