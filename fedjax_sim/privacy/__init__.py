@@ -12,6 +12,7 @@ for single examples.
 - `correlated`: noise that is accounted for by the schedule, without sampling: DP-FTRL, and
   asynchronous servers.
 - `local`: clients' own noise, for which nobody is trusted.
+- `auditing`: a lower bound of epsilon from one run with canaries.
 - `participation`: how often and how closely clients take part in a schedule.
 
 What the guarantee of `fixed`, `adaptive` and `examples` needs. Updates are summed with one weight
@@ -36,6 +37,7 @@ exactly Gaussian (Mironov 2012): this is for studying learning under privacy, no
 """
 
 from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after, find_noise
+from fedjax_sim.privacy.auditing import Audit, audit_canaries, one_run_bound
 from fedjax_sim.privacy.clipping import clip_sums, clip_updates, gaussian_like, next_bound
 from fedjax_sim.privacy.correlated import (
     gaussian_epsilon,
@@ -74,6 +76,7 @@ __all__ = [
     "LOCAL_PRIVACY",
     "PRIVACY",
     "AdaptiveClipping",
+    "Audit",
     "Clipping",
     "CorrelatedNoise",
     "ExampleClipping",
@@ -86,6 +89,7 @@ __all__ = [
     "NoisySteps",
     "OwnNoise",
     "Participations",
+    "audit_canaries",
     "clip_sums",
     "clip_updates",
     "epsilon_after",
@@ -95,6 +99,7 @@ __all__ = [
     "local_epsilon",
     "most_participations",
     "next_bound",
+    "one_run_bound",
     "parse_local_privacy",
     "parse_privacy",
     "participations_of",

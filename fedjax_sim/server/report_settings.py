@@ -27,7 +27,15 @@ from fedjax_sim.privacy import (
 )
 from fedjax_sim.privacy.accounting import Mechanism, check_package
 from fedjax_sim.privacy.kinds import Privacy
-from fedjax_sim.server.attacks import FreeRider, Gaussian, Honest, NotFinite, Scaling, SignFlip
+from fedjax_sim.server.attacks import (
+    Canary,
+    FreeRider,
+    Gaussian,
+    Honest,
+    NotFinite,
+    Scaling,
+    SignFlip,
+)
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import (
@@ -341,7 +349,7 @@ PRIVATE: dict[str, tuple[Any, str]] = {
 ALL_HEARD: dict[str, Any] = {"clock.num_asked": 0, "clock.deadline": 0.0, "delays.drop_rate": 0.0}
 """What other settings must be with noise of clients' own, so that schedules name all messages."""
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
-BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite)
+BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite, Canary)
 """Attacks of clients that know only their own message.
 
 Others would bring one client's update into the messages of many, whose sum no bound of one update
