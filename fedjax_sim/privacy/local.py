@@ -92,7 +92,14 @@ class OwnNoise(LocalPrivacy):
         check_package(self.name)
 
     def clipped(self, updates: Params) -> Params:
-        """Shorten updates to the largest norm. updates: leaves `[S, ...]`."""
+        """Shorten updates to the largest norm.
+
+        Args:
+          updates: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[S, ...]`.
+        """
         raise NotImplementedError
 
     def draw(self, key: Key, update: Params) -> Params:
@@ -100,7 +107,14 @@ class OwnNoise(LocalPrivacy):
         raise NotImplementedError
 
     def spent(self, messages: int) -> float:
-        """Compute epsilon after a number of messages of a client, at least 1."""
+        """Compute epsilon after some messages of a client.
+
+        Args:
+          messages: Their number, at least 1.
+
+        Returns:
+          Epsilon.
+        """
         raise NotImplementedError
 
 
@@ -121,7 +135,14 @@ class LocalGaussian(OwnNoise):
     )
 
     def clipped(self, updates: Params) -> Params:
-        """Shorten updates to an L2 norm of at most C. updates: leaves `[S, ...]`."""
+        """Shorten updates to an L2 norm of at most C.
+
+        Args:
+          updates: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[S, ...]`.
+        """
         return clip_updates(updates, self.clip)[0]
 
     def draw(self, key: Key, update: Params) -> Params:
@@ -129,7 +150,14 @@ class LocalGaussian(OwnNoise):
         return gaussian_like(key, update, self.noise * self.clip)
 
     def spent(self, messages: int) -> float:
-        """Compute epsilon after a number of messages of a client, at least 1."""
+        """Compute epsilon after some messages of a client.
+
+        Args:
+          messages: Their number, at least 1.
+
+        Returns:
+          Epsilon.
+        """
         from dp_accounting import get_epsilon_gaussian
 
         return float(get_epsilon_gaussian(float(self.noise) / 2 / messages**0.5, float(self.delta)))
@@ -178,7 +206,14 @@ class LocalLaplace(OwnNoise):
             check_package(self.name)
 
     def clipped(self, updates: Params) -> Params:
-        """Shorten updates to an L1 norm of at most C. updates: leaves `[S, ...]`."""
+        """Shorten updates to an L1 norm of at most C.
+
+        Args:
+          updates: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[S, ...]`.
+        """
         return clip_sums(updates, self.clip)
 
     def draw(self, key: Key, update: Params) -> Params:
@@ -188,7 +223,14 @@ class LocalLaplace(OwnNoise):
         return restored(jnp.asarray(self.noise * self.clip, vector.dtype) * noise)
 
     def spent(self, messages: int) -> float:
-        """Compute epsilon after a number of messages of a client, at least 1."""
+        """Compute epsilon after some messages of a client.
+
+        Args:
+          messages: Their number, at least 1.
+
+        Returns:
+          Epsilon.
+        """
         pure = messages * 2 / float(self.noise)
         if self.delta == 0:
             return pure
@@ -269,7 +311,7 @@ LOCAL_PRIVACY: dict[str, type[LocalPrivacy]] = {
 def parse_local_privacy(text: str) -> LocalPrivacy:
     """Read a kind from text, such as "gaussian:clip=0.1:noise=8".
 
-        private = fedbuff.Hyper(local_privacy=parse_local_privacy("laplace:clip=0.1:noise=20"))
+        private = fedavg.Hyper(local_privacy=parse_local_privacy("laplace:clip=0.1:noise=20"))
 
     Args:
       text: A kind, followed by values for its fields.

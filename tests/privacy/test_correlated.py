@@ -237,6 +237,43 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
     assert not np.asarray(run.curves.failed).any()
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+def test_what_clips_nothing_changes_nothing(
+    name: str, regression: Callable, small: Callable
+) -> None:
+    """Without noise, with a large bound of either kind, runs are as without privacy."""
+    system = fedjax_sim.SYSTEMS[name]
+
+    def final(**changes: Any) -> np.ndarray:
+        run = fedjax_sim.simulate(
+            system, regression(), small(system, **changes), budget=fedjax_sim.Ticks(6)
+        )
+        return np.asarray(jax.tree.leaves(run.models)[0])
+
+    plain = final()
+    for changes in (
+        {"privacy": parse_privacy("correlated:clip=1e6:bands=3")},
+        {"local_privacy": parse_local_privacy("gaussian:clip=1e6")},
+    ):
+        np.testing.assert_allclose(final(**changes), plain, rtol=1e-5, atol=1e-6)
+    clipped = final(privacy=parse_privacy("correlated:clip=0.01"))
+    assert np.abs(clipped - plain).max() > 1e-2
+
+
+def test_one_band_draws_what_fixed_clipping_draws(regression: Callable, small: Callable) -> None:
+    """The mechanisms are the same bit for bit, and differ in what is assumed of the sampling."""
+    final = {}
+    for kind in ("fixed", "correlated"):
+        hyper = small(
+            fedavg.system,
+            sampling="reshuffled",
+            privacy=parse_privacy(f"{kind}:clip=0.1:noise=2"),
+        )
+        run = fedjax_sim.simulate(fedavg.system, regression(), hyper, budget=fedjax_sim.Ticks(6))
+        final[kind] = np.asarray(jax.tree.leaves(run.models)[0])
+    np.testing.assert_array_equal(final["fixed"], final["correlated"])
+
+
 CORRELATED = parse_privacy("correlated:noise=3")
 
 
