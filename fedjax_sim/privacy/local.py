@@ -165,7 +165,7 @@ class LocalGaussian(OwnNoise):
 
 @struct
 class LocalLaplace(OwnNoise):
-    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006, Example 2).
+    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006, Proposition 1).
 
     One message has epsilon 2 / z. With `delta` 0, k messages have epsilon 2 k / z. With another
     `delta`, privacy loss distributions of one number with Laplace noise are composed, by
