@@ -528,6 +528,8 @@ class Messages(NamedTuple):
         bits would be counted, and an epsilon stated, of what is not done.
       check: From the settings and one lane's timeline, on the host and before compiling; it raises
         a `ConfigError` if the server cannot do with the messages of some tick what is asked for.
+      facts_of_schedule: Further facts that follow from who takes part when: from the settings, one
+        lane's timeline and the ticks before each evaluation to coordinates as those of `facts`.
     """
 
     bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
@@ -539,6 +541,7 @@ class Messages(NamedTuple):
     num_senders: Callable[[Any], int | None] = lambda hyper: None
     relies_on: tuple[tuple[str, Any], ...] = ()
     check: Callable[[Any, Timeline], None] = lambda hyper, timeline: None
+    facts_of_schedule: Callable[[Any, Timeline, Leaf], Mapping[str, Leaf]] = lambda *lane: {}
 
 
 class Hints(NamedTuple):

@@ -117,7 +117,11 @@ def resolve_contenders(
                 allowed = f"left out with `{other}`, which is the same setting"
                 raise ConfigError("setting name", name, allowed)
     # Settings that a system may not leave out in silence.
-    for name, why in (("trace", "cannot follow one"), ("privacy", "cannot account for it")):
+    for name, why in (
+        ("trace", "cannot follow one"),
+        ("privacy", "cannot account for it"),
+        ("local_privacy", "cannot account for it"),
+    ):
         without = [
             system.name
             for system, settings in zip(systems, known, strict=True)

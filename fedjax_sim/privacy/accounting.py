@@ -196,6 +196,18 @@ def _check_accountant(name: str) -> None:
     """Check that an accountant exists, and that dp-accounting is there."""
     if name not in _ACCOUNTANTS:
         raise ConfigError("accountant", name, "one of " + ", ".join(_ACCOUNTANTS))
+    check_package(name)
+
+
+def check_package(name: str) -> None:
+    """Check that dp-accounting is there.
+
+    Args:
+      name: Whose epsilon it shall compute, for the message.
+
+    Raises:
+      ConfigError: If it is not.
+    """
     try:
         import dp_accounting  # noqa: F401
     except ImportError:

@@ -27,13 +27,43 @@ def clip_updates(
     Returns:
       The clipped updates, and which of them were not too long, `bool[S]`.
     """
+    num_slots = _number_of_slots(updates)
     leaves = jax.tree.leaves(updates)
-    if len({jnp.shape(leaf)[:1] for leaf in leaves} | {()}) != 2:
-        shapes = [jnp.shape(leaf) for leaf in leaves]
-        raise ConfigError("shapes of updates", shapes, "[S, ...] with one number S of slots")
-    num_slots = leaves[0].shape[0]
     squares = sum(jnp.sum(jnp.square(leaf).reshape(num_slots, -1), axis=1) for leaf in leaves)
     norm = jnp.sqrt(jnp.asarray(squares))
+    return _shortened(updates, norm, bound)
+
+
+@checked
+def clip_sums(
+    updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
+) -> Params:
+    """Shorten each update to an L1 norm of at most `bound`: x min(1, C / ||x||_1).
+
+    Args:
+      updates: Leaves `[S, ...]`.
+      bound: C, `f[]`, above 0.
+
+    Returns:
+      The clipped updates.
+    """
+    num_slots = _number_of_slots(updates)
+    leaves = jax.tree.leaves(updates)
+    norm = sum(jnp.sum(jnp.abs(leaf).reshape(num_slots, -1), axis=1) for leaf in leaves)
+    return _shortened(updates, jnp.asarray(norm), bound)[0]
+
+
+def _number_of_slots(updates: Params) -> int:
+    """Return S, and check that all leaves have it."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]
+    if len({shape[:1] for shape in shapes} | {()}) != 2:
+        raise ConfigError("shapes of updates", shapes, "[S, ...] with one number S of slots")
+    return shapes[0][0]
+
+
+def _shortened(updates: Params, norm: Array, bound: Array | float) -> tuple[Params, Array]:
+    """Shorten updates whose norm, `f[S]`, is above the bound, and tell which ones are not."""
+    num_slots = norm.shape[0]
     bound = jnp.asarray(bound, norm.dtype)
     is_short = norm <= bound
     scale = jnp.where(is_short, 1, bound / jnp.where(is_short, 1, norm))

@@ -80,6 +80,11 @@ class Clipping(Privacy):
         if has_target and bool(np.any(np.asarray(self.noise) > 0)):
             raise ConfigError("noise", self.noise, "left at 0 with a target epsilon")
 
+    @property
+    def has_noise(self) -> bool:
+        """Whether there is noise, given or to be found. Not for traced settings."""
+        return bool(np.any(np.asarray(self.noise) > 0) or np.any(np.asarray(self.epsilon) > 0))
+
     def update_noise(self, cohort: int) -> Any:
         """Compute the noise multiplier of the sum of updates; `cohort` is the expected size."""
         return self.noise
@@ -141,8 +146,43 @@ class ExampleClipping(Clipping):
     name: str = fixed("examples")
 
 
+@struct
+class CorrelatedNoise(Privacy):
+    """Updates are clipped to a fixed norm, and the noises of ticks may be correlated.
+
+    The noise is accounted for by the schedule, without sampling, so that asynchronous servers can
+    have it too. `fedjax_sim.privacy.correlated` says how, and has the papers.
+    """
+
+    name: str = fixed("correlated")
+
+    clip: Any = real(1.0, "Largest L2 norm of a client's update, C.", above=0)
+    noise: Any = real(
+        0.0,
+        "Noise multiplier z: standard deviation of the independent noises of which those of ticks "
+        "are made, in each number of the updates' sum, in units of `clip` times the weight 1 / m, "
+        "where m is the number of reports for which a tick is meant. 0 only clips.",
+        least=0,
+    )
+    bands: int = count(
+        1,
+        "Bands of the matrix that makes the noises independent: 1 for noises that are, b for "
+        "DP-FTRL with a square root of the sum of all ticks that is cut off. The server keeps "
+        "b - 1 noises, each as large as the model.",
+    )
+    delta: float = real(
+        1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
+    )
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether there is noise, so that there is an epsilon. Not for traced settings."""
+        return bool(np.any(np.asarray(self.noise) > 0))
+
+
 PRIVACY: dict[str, type[Privacy]] = {
-    kind.name: kind for kind in (NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping)
+    kind.name: kind
+    for kind in (NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise)
 }
 """Every kind, by name."""
 

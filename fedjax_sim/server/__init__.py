@@ -49,6 +49,7 @@ from fedjax_sim.server.report_settings import (
     ClientMessages,
     PrivateReports,
     Reports,
+    ScheduledReports,
 )
 from fedjax_sim.server.reports import Memo, RoundState, Wire
 from fedjax_sim.server.robustness import (
@@ -79,6 +80,7 @@ __all__ = [
     "Reports",
     "Robust",
     "RoundState",
+    "ScheduledReports",
     "ServerStep",
     "StaleArrivals",
     "StalenessWeights",

@@ -54,6 +54,7 @@ from fedjax_sim.clients import (
 )
 from fedjax_sim.clients.gradient_steps import lasting_steps
 from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.privacy import NoLocalPrivacy
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.report_settings import ClientMessages, Reports
@@ -152,6 +153,9 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         """
         super().check_together()
         check_codes(self, "edge_aggregator", "messages.edge_compression")
+        if not isinstance(self.messages.local_privacy, NoLocalPrivacy):
+            allowed = "none here, because the schedule does not say who is behind an iteration"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
         if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '

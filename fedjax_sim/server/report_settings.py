@@ -9,14 +9,33 @@ from fedjax_sim.compression.messages import Compression
 from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
+    CorrelatedNoise,
     ExampleClipping,
+    LocalPrivacy,
+    NoLocalPrivacy,
     NoPrivacy,
+    OwnNoise,
     epsilon_after,
     find_noise,
+    gaussian_epsilon,
+    local_epsilon,
+    most_participations,
+    parse_local_privacy,
     parse_privacy,
+    sensitivities,
+    square_root_bands,
 )
-from fedjax_sim.privacy.accounting import Mechanism
+from fedjax_sim.privacy.accounting import Mechanism, check_package
 from fedjax_sim.privacy.kinds import Privacy
+from fedjax_sim.server.attacks import (
+    Canary,
+    FreeRider,
+    Gaussian,
+    Honest,
+    NotFinite,
+    Scaling,
+    SignFlip,
+)
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import (
@@ -30,6 +49,7 @@ from fedjax_sim.settings import (
     switch,
     value_of,
 )
+from fedjax_sim.types import Timeline
 
 RELIED_ON = (
     ("messages.compression", Identity()),
@@ -37,6 +57,7 @@ RELIED_ON = (
     ("messages.downlink", Identity()),
     ("messages.edge_compression", Identity()),
     ("privacy", NoPrivacy()),
+    ("messages.local_privacy", NoLocalPrivacy()),
     *COMBINED,
 )
 """Settings by which bits are counted and privacy is accounted for; with what needs no obeying."""
@@ -44,7 +65,7 @@ RELIED_ON = (
 
 @struct
 class ClientMessages(Checked):
-    """Settings of messages both ways: compressors, biased ones too, and error feedback."""
+    """Settings of messages both ways: compressors, error feedback, and clients' own noise."""
 
     compression: Compressor = redefault(Compression, "compression", Identity())
     error_feedback: bool = switch(
@@ -61,6 +82,14 @@ class ClientMessages(Checked):
         meaning="Compressor of what the server sends: the change of its model since clients last "
         "heard of it.",
     )
+    local_privacy: LocalPrivacy = part(
+        NoLocalPrivacy(),
+        "a kind of `fedjax_sim.privacy.local`; on the command line such as none, "
+        "gaussian:clip=0.1:noise=8 or laplace:clip=1:noise=20",
+        LocalPrivacy,
+        parse_local_privacy,
+        meaning="How every client clips its own update, and the noise that it adds itself.",
+    )
 
 
 def has_poisson_cohorts(hyper: Any) -> bool:
@@ -76,33 +105,131 @@ class Reports(Robust):
     messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
-        """Check that weights of Poisson cohorts, which need not sum to 1, are not used for means.
+        """Check weights of Poisson cohorts, and that clients' own noise can be accounted for.
 
         Raises:
-          ConfigError: If they are.
+          ConfigError: If weights that need not sum to 1 are used for means, or it cannot.
         """
         super().check_together()
         if has_poisson_cohorts(self) and not isinstance(self, PrivateReports):
             allowed = "another one here: it is for systems that have the setting privacy"
             raise ConfigError("cohort.selection", "poisson", allowed)
+        if self.has_own_noise:
+            self._check_own_noise()
+
+    @property
+    def has_own_noise(self) -> bool:
+        """Whether clients add noise themselves, so that there is an epsilon."""
+        return self.messages.local_privacy.has_noise
+
+    def _check_own_noise(self) -> None:
+        """Check that every message that is sent is in the schedule."""
+        cast(OwnNoise, self.messages.local_privacy).check_package()
+        for name, allowed_value in ALL_HEARD.items():
+            value = self._of(name, allowed_value)
+            if np.any(np.asarray(value != allowed_value)):
+                allowed = f"{allowed_value!r} with local_privacy, because {UNHEARD}"
+                raise ConfigError(name, value, allowed)
+        table = self._of("delays.client_table", None)
+        if table is not None and table.drop_rate is not None:
+            allowed = f"a table without drop_rate with local_privacy, because {UNHEARD}"
+            raise ConfigError("delays.client_table", "with drop_rate", allowed)
 
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the privacy spent: none without privacy. ticks: as in `PrivateReports`."""
         return {}
 
+    def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the epsilon that the client with most messages has spent by its own noise.
+
+        Args:
+          timeline: One lane's schedule.
+          ticks: As in `facts`.
+
+        Returns:
+          "epsilon": `f64[V + 1]`; nothing if clients add no noise.
+        """
+        if not self.has_own_noise:
+            return {}
+        messages = most_participations(timeline, self._of("num_clients"), ticks)
+        return {"epsilon": local_epsilon(messages, cast(OwnNoise, self.messages.local_privacy))}
+
+    def _of(self, name: str, *default: Any) -> Any:
+        """Look up a setting of the clock or of local training by its full name."""
+        is_known = name in fields(type(self)) or not default
+        return value_of(self, name) if is_known else default[0]
+
 
 @struct
-class PrivateReports(Reports):
-    """The same with the privacy of clients, for synchronous rounds."""
+class ScheduledReports(Reports):
+    """The same with the privacy of clients by any schedule: noise on sums, without sampling."""
 
     privacy: Privacy = part(
         NoPrivacy(),
         "a kind of `fedjax_sim.privacy`; on the command line such as none, "
-        "fixed:clip=0.1:noise=1, adaptive:noise=1 or examples:epsilon=2:rounds=1000",
+        "fixed:clip=0.1:noise=1, adaptive:noise=1, examples:epsilon=2:rounds=1000 or "
+        "correlated:clip=0.1:noise=4:bands=8",
         Privacy,
         parse_privacy,
         meaning="How clients' updates are clipped, and the noise on their sum.",
     )
+
+    def check_together(self) -> None:
+        """Check that the privacy can be accounted for by the schedule.
+
+        Raises:
+          ConfigError: If it cannot.
+        """
+        super().check_together()
+        privacy: Any = self.privacy
+        if isinstance(privacy, Clipping) and not isinstance(self, PrivateReports):
+            allowed = (
+                "none or correlated here, because no accountant covers how clients are sampled"
+            )
+            raise ConfigError("privacy", str(privacy), allowed)
+        if not isinstance(privacy, Clipping | CorrelatedNoise):
+            return
+        if not isinstance(self.aggregator, Mean):
+            allowed = "mean with privacy, because noise is accounted for the clipped sum only"
+            raise ConfigError("aggregator", str(self.aggregator), allowed)
+        if not privacy.has_noise:
+            return
+        if isinstance(privacy, CorrelatedNoise):
+            check_package(privacy.name)
+        attack: Any = self.adversary.attack
+        if not all(isinstance(each, BLIND) for each in getattr(attack, "options", (attack,))):
+            # A client's update would be in several messages.
+            names = ", ".join(kind.name for kind in BLIND)
+            allowed = f"one that reads no messages with privacy that has noise: {names}"
+            raise ConfigError("adversary.attack", str(self.adversary.attack), allowed)
+        if self.has_own_noise:
+            allowed = "without noise with privacy that has noise: a run states one epsilon"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+
+    @property
+    def expected_reports(self) -> int:
+        """Number of reports for which a tick is meant, m."""
+        return self._of("num_selected", 0) or self._of("buffer_size")
+
+    def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute the epsilon of clients' participations; the arguments are those of `Reports`.
+
+        Returns:
+          "epsilon": `f64[V + 1]`, of noise on sums that the schedule accounts for, or of clients'
+            own; nothing without any.
+        """
+        privacy: Any = self.privacy
+        if not isinstance(privacy, CorrelatedNoise) or not privacy.has_noise:
+            return super().facts_of_schedule(timeline, ticks)
+        bands = square_root_bands(privacy.bands)
+        change = sensitivities(timeline, self._of("num_clients"), bands, ticks)
+        change = self.expected_reports * change
+        return {"epsilon": gaussian_epsilon(change, float(privacy.noise), float(privacy.delta))}
+
+
+@struct
+class PrivateReports(ScheduledReports):
+    """The same with the privacy of clients by sampling as well, for synchronous rounds."""
 
     def check_together(self) -> None:
         """Check that the privacy can be accounted for.
@@ -123,9 +250,6 @@ class PrivateReports(Reports):
             value = self._of(name, allowed_value)
             if np.any(np.asarray(value != allowed_value)):
                 raise ConfigError(name, value, f"{allowed_value!r} with privacy, because {why}")
-        if not isinstance(self.aggregator, Mean):
-            allowed = "mean with privacy, because noise is accounted for the clipped sum only"
-            raise ConfigError("aggregator", str(self.aggregator), allowed)
         table = self._of("delays.client_table")
         if table is not None and table.drop_rate is not None:
             why = PRIVATE["delays.drop_rate"][1]
@@ -137,7 +261,10 @@ class PrivateReports(Reports):
                 "round to the next remembers them"
             )
             raise ConfigError("training.sampling", "shuffled_epochs", allowed)
-        if self._has_noise:
+        if privacy.has_noise:
+            if self.has_own_noise:
+                allowed = "without noise with privacy that has noise: a run states one epsilon"
+                raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
             self._mechanism.check()
         self._check_count(privacy)
 
@@ -175,7 +302,7 @@ class PrivateReports(Reports):
           ConfigError: If there are more rounds than the noise was found for.
         """
         privacy: Any = self.privacy
-        if not isinstance(privacy, Clipping) or not self._has_noise:
+        if not isinstance(privacy, Clipping) or not privacy.has_noise:
             return {}
         if 0 < privacy.rounds < ticks[-1]:
             allowed = f"at least {ticks[-1]}, the rounds of this run"
@@ -191,13 +318,6 @@ class PrivateReports(Reports):
                 raise ConfigError("noise", float(np.max(privacy.noise)), allowed)
 
     @property
-    def _has_noise(self) -> bool:
-        privacy: Any = self.privacy
-        return bool(
-            np.any(np.asarray(privacy.noise) > 0) or np.any(np.asarray(privacy.epsilon) > 0)
-        )
-
-    @property
     def _mechanism(self) -> Mechanism:
         privacy: Any = self.privacy
         return Mechanism(
@@ -207,11 +327,6 @@ class PrivateReports(Reports):
             privacy.accountant,
             float(privacy.delta),
         )
-
-    def _of(self, name: str, *default: Any) -> Any:
-        """Look up a setting of the clock or of local training by its full name."""
-        is_known = name in fields(type(self)) or not default
-        return value_of(self, name) if is_known else default[0]
 
 
 PRIVATE: dict[str, tuple[Any, str]] = {
@@ -224,3 +339,12 @@ PRIVATE: dict[str, tuple[Any, str]] = {
     "training.optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
 }
 """What other settings must be with privacy, and why."""
+ALL_HEARD: dict[str, Any] = {"clock.num_asked": 0, "clock.deadline": 0.0, "delays.drop_rate": 0.0}
+"""What other settings must be with noise of clients' own, so that schedules name all messages."""
+UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
+BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite, Canary)
+"""Attacks of clients that know only their own message.
+
+Others would bring one client's update into the messages of many, whose sum no bound of one update
+limits then.
+"""

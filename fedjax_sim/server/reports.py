@@ -15,6 +15,11 @@ switched on costs nothing and changes no bit.
   a message has more than a model, such as a control variate, it is one vector.
 - Private: what the server decodes is clipped and summed with one fixed weight, and noise is added
   once to the sum (`fedjax_sim.privacy`).
+- Locally private: clients clip their progress and add their own noise before anything else
+  (`fedjax_sim.privacy.local`). With error feedback Delta_i is that noisy progress, so that the
+  estimates are made of what was sent.
+- Private by the schedule: the same with noise that needs no sampling and may be correlated over
+  ticks (`fedjax_sim.privacy.correlated`).
 - Malicious clients forge their progress, and the server makes a centre of what it hears by a rule
   (`fedjax_sim.server.robustness`, which has the order of all parts).
 
@@ -43,13 +48,22 @@ from fedjax_sim.compression.messages import compress, count_parameters, decode_m
 from fedjax_sim.privacy import (
     AdaptiveClipping,
     Clipping,
+    CorrelatedNoise,
     NoPrivacy,
+    OwnNoise,
     clip_updates,
     gaussian_like,
     next_bound,
+    privatise,
+    square_root_bands,
 )
-from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum
-from fedjax_sim.server.report_settings import RELIED_ON, PrivateReports, has_poisson_cohorts
+from fedjax_sim.server.aggregation import expand, keep_if_empty, weighted_sum
+from fedjax_sim.server.report_settings import (
+    RELIED_ON,
+    Reports,
+    ScheduledReports,
+    has_poisson_cohorts,
+)
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
@@ -66,12 +80,15 @@ class Memo(NamedTuple):
       known: The model v that clients know, leaves `[...]`.
       bound: Bound of the norm of an update if it adapts, C, `f[]`.
       members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
+      noises: The last noises on the sum if they are correlated, the newest first, leaves
+        `[b - 1, ...]`.
     """
 
     estimates: Params = ()
     known: Params = ()
     bound: Any = ()
     members: Params = ()
+    noises: Params = ()
 
 
 class RoundState(NamedTuple):
@@ -114,7 +131,7 @@ class Wire:
         """Bind.
 
         Args:
-          hyper: Settings, `Reports` or `PrivateReports`.
+          hyper: Settings, such as `Reports` or `PrivateReports`.
           can_repeat: Whether a client may fill several slots of a tick.
           compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
@@ -123,8 +140,10 @@ class Wire:
         self.hyper, self.plan, self.can_repeat = hyper, plan, can_repeat
         self.compression = hyper.messages.compression if compression is None else compression
         self.num_senders = num_senders or problem.counts.shape[0]
-        self.privacy: Any = hyper.privacy if isinstance(hyper, PrivateReports) else NoPrivacy()
-        self.is_private = isinstance(self.privacy, Clipping)
+        self.privacy: Any = hyper.privacy if isinstance(hyper, ScheduledReports) else NoPrivacy()
+        self.is_private = isinstance(self.privacy, Clipping | CorrelatedNoise)
+        local: Any = hyper.messages.local_privacy if isinstance(hyper, Reports) else None
+        self.own_noise = local if isinstance(local, OwnNoise) else None
         self.has_estimates = hyper.messages.error_feedback and not isinstance(
             self.compression, Identity
         )
@@ -189,7 +208,13 @@ class Wire:
             replicate(zeros, self.num_senders) if self.has_estimates else (),
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
+            noises=replicate(zeros, self.privacy.bands - 1) if self.has_memory_of_noise else (),
         )
+
+    @property
+    def has_memory_of_noise(self) -> bool:
+        """Whether the noise on the sum of a tick depends on earlier noises."""
+        return isinstance(self.privacy, CorrelatedNoise) and self.privacy.bands > 1
 
     def start(self, memo: Memo, sent: Params) -> Params:
         """Return the model as clients receive it, after compression of what the server sends.
@@ -221,6 +246,8 @@ class Wire:
         Returns:
           What the server decodes, leaves `[S, ...]`, and what both sides remember.
         """
+        if self.own_noise is not None:
+            local = self._privatised(key, event, starts, local)
         local = self.combination.attacked(key, event, starts, local)
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
@@ -245,6 +272,38 @@ class Wire:
         else:
             estimates, reports = exchange(memo.estimates, slots)
         return reports, memo._replace(estimates=estimates)
+
+    def _privatised(self, key: Key, event: Event, starts: Params, local: Params) -> Params:
+        """Let honest clients clip their progress and add their own noise.
+
+        Args:
+          starts: Models that clients started from, leaves `[S, ...]`.
+          local: Models that they reached, leaves `[S, ...]`.
+
+        Returns:
+          Models that honest clients say they reached, and those that attackers did reach, leaves
+          `[S, ...]`.
+        """
+        assert self.own_noise is not None
+        if not event.facts.keeps("clients", "steps"):
+            allowed = "none where a step changes who takes part or with how many steps"
+            reason = "epsilon is the schedule's"
+            raise ConfigError("local_privacy", self.own_noise.name, f"{allowed}: {reason}")
+        tick_key = jax.random.fold_in(stream(key, "local privacy"), event.tick)
+        keys = jax.vmap(lambda client: jax.random.fold_in(tick_key, client))(
+            jnp.maximum(event.clients, 0)
+        )
+        if self.can_repeat:
+            keys = jax.vmap(jax.random.fold_in)(keys, _earlier_slots(event.clients))
+        progress = jax.tree.map(jnp.subtract, local, starts)
+        noisy = privatise(keys, self.own_noise, progress)
+        claimed = jax.tree.map(lambda x, d: (x + d).astype(x.dtype), starts, noisy)
+        is_attacker = self.combination.attackers(key, event)
+        if is_attacker is None:
+            return claimed
+        return jax.tree.map(
+            lambda own, kept: jnp.where(expand(is_attacker, kept), kept, own), claimed, local
+        )
 
     def decode(
         self,
@@ -349,7 +408,7 @@ class Wire:
         Returns:
           The sum to make; None if the message of each client is looked at.
         """
-        is_summed = self.combination.is_plain and not self.is_private
+        is_summed = self.combination.is_plain and not self.is_private and self.own_noise is None
         if not is_summed or not isinstance(self.compression, Identity):
             return None
         weight = event.weight if scale is None else scale * event.weight
@@ -426,6 +485,8 @@ class Wire:
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return self.sum(key, event, updates, scale=scale), memo
+        if isinstance(self.privacy, CorrelatedNoise):
+            return self.noisy_sum(key, event, updates, memo)
         if not self.combination.is_honest:
             updates, _ = finite(updates, event.clients != EMPTY)
         if not event.facts.keeps("clients", "weight"):
@@ -447,6 +508,43 @@ class Wire:
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
             return noisy, memo._replace(bound=moved)
         return keep_if_empty(event, noisy, exact), memo
+
+    def noisy_sum(self, key: Key, event: Event, updates: Params, memo: Memo) -> tuple[Params, Memo]:
+        """Sum clipped updates with the tick's weights, with noise that the schedule accounts for.
+
+        Args:
+          updates: Decoded progress, leaves `[S, ...]`; what is not finite counts as 0.
+          memo: What both sides remember.
+
+        Returns:
+          The sum, leaves `[...]`, and what both sides remember, the noise among it. Without such
+          noise in the settings they are those of `sum` and unchanged.
+        """
+        if not isinstance(self.privacy, CorrelatedNoise):
+            return self.sum(key, event, updates), memo
+        if not event.facts.keeps("clients", "weight"):
+            allowed = "none where a step changes who takes part or with which weight"
+            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
+        updates, _ = finite(updates, event.clients != EMPTY)
+        exact = weighted_sum(event.weight, clip_updates(updates, self.privacy.clip)[0])
+        deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
+        noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
+        noise = gaussian_like(noise_key, exact, deviation)
+        noises = memo.noises
+        if self.has_memory_of_noise:
+            # B y = z: y_t = z_t - sum_{j > 0} b_j y_{t-j}.
+            later = square_root_bands(self.privacy.bands)[1:]
+            noise = jax.tree.map(
+                lambda z, y: z - jnp.tensordot(jnp.asarray(later, y.dtype), y, axes=1),
+                noise,
+                noises,
+            )
+            noises = jax.tree.map(
+                lambda y, old: jnp.concatenate([y[None], old[:-1]]), noise, noises
+            )
+        noisy = jax.tree.map(jnp.add, exact, noise)
+        noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
+        return noisy, memo._replace(noises=noises)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.
@@ -536,3 +634,12 @@ class Wire:
         """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
+
+
+def _earlier_slots(clients: Array) -> Array:
+    """Count the earlier slots of the same client in a tick: `i32[S]`. clients: `i32[S]`."""
+    order = jnp.argsort(clients, stable=True)
+    ordered = clients[order]
+    first = jnp.searchsorted(ordered, ordered, side="left").astype("int32")
+    place = jnp.arange(clients.shape[0], dtype="int32")
+    return jnp.zeros_like(place).at[order].set(place - first)

@@ -2,20 +2,24 @@
 
 The order of what happens to a message, and why:
 
-1. An attacker replaces its progress (`fedjax_sim.server.attacks`). It does so first: whatever a
-   client does to its own message, an attacker need not do.
-2. The message is compressed and decoded (`fedjax_sim.server.reports`): an attacker too can only
+1. Honest clients clip their progress and add their own noise, if they do that
+   (`fedjax_sim.privacy.local`). Whatever a client does to its own message, an attacker need not do:
+   those at work in the tick keep what they have learnt.
+2. An attacker replaces its progress (`fedjax_sim.server.attacks`). It knows what it has learnt
+   itself and, of others, what they send: noise of theirs would not protect them from somebody who
+   sees through it.
+3. The message is compressed and decoded (`fedjax_sim.server.reports`): an attacker too can only
    send what the code can carry.
-3. With privacy the server bounds the norm of what it decodes. No attacker can skip that.
-4. A message that is not finite is left out, if there is an attacker or another rule than the mean.
+4. With privacy the server bounds the norm of what it decodes. No attacker can skip that.
+5. A message that is not finite is left out, if there is an attacker or another rule than the mean.
    Rules that assume a number of malicious clients assume so many fewer of the others; if too few
    are left for the rule, the server stays where it is. With the mean and nobody malicious messages
    are not looked at, and a run that diverges fails.
-5. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
+6. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
    sum of the tick's weights times the centre.
-6. With privacy, noise is added to the sum. It is accounted for the clipped sum only, so that no
+7. With privacy, noise is added to the sum. It is accounted for the clipped sum only, so that no
    other rule than the mean is allowed.
-7. The server's optimizer makes its step.
+8. The server's optimizer makes its step.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
@@ -27,10 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import checked
+from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import Identity
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
-from fedjax_sim.server.attacks import Adversary, Honest, attacked
+from fedjax_sim.server.attacks import Adversary, Honest, attacked, malicious_slots
 from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
@@ -117,6 +121,13 @@ class Combination:
           draws: As in `attacks.attacked`.
         """
         return attacked(self.adversary, key, event, starts, local, self.num_clients, draws=draws)
+
+    def attackers(self, key: Key, event: Event) -> Array | None:
+        """Tell which slots have an attacker at work, `bool[S]`; None if it is known that none."""
+        if self.is_honest:
+            return None
+        clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+        return malicious_slots(self.adversary, key, self.num_clients, event.tick, clients, weight)
 
     def sum(
         self,
@@ -246,7 +257,7 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
       ConfigError: If a tick has too few messages, or unequal weights for a rule that does not
         weigh.
     """
-    check_numbers(hyper, timeline)
+    unchecked(check_numbers)(hyper, timeline)
     _check_weights("aggregator", hyper.aggregator, timeline)
 
 

@@ -10,7 +10,7 @@ starts from the newest model. When the buffer holds K updates the server makes a
 s(tau) Delta / K, where tau counts the server steps since an update began. The paper's discount is
 s(tau) = (1 + tau)^-1/2 (`rule="polynomial"`, not normalised); "mean" is s = 1, and the other rules
 of `fedjax_sim.server.StalenessWeights` can be chosen too. The server's momentum is that of FedAvgM:
-v <- beta v + mean, w <- w - eta_g v.
+v <- beta v + mean progress, w <- w + eta_g v.
 
 What the discount does. Its weights do not sum to 1, so it shortens the server's step: if all
 updates were tau steps old, it would be a server learning rate of (1 + tau)^-1/2 eta_g. On the
@@ -44,7 +44,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Memo,
-    Reports,
+    ScheduledReports,
     StalenessWeights,
     WeightedArrivals,
     Wire,
@@ -61,7 +61,7 @@ from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem
 
 
 @struct
-class Hyper(WeightedArrivals, LocalTraining, Reports):
+class Hyper(WeightedArrivals, LocalTraining, ScheduledReports):
     """Settings of FedBuff: clock, discount, local training, messages, and the server's step."""
 
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="replaced"))
@@ -109,7 +109,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         local, work = train(key, event, starts=start)  # y[i]
         reports, memo = wire.receive(key, event, state.memo, start, local)
         progress = jax.tree.map(jnp.subtract, reports, start)
-        change = wire.sum(key, event, progress)  # 0 if all slots are empty
+        change, memo = wire.noisy_sum(key, event, progress, memo)  # 0 if all slots are empty
         velocity = state.velocity
         if has_momentum:
             change = jax.tree.map(

@@ -46,6 +46,9 @@ class Hyper(CohortRounds, LocalTraining, Reports):
         if self.num_chosen > self.num_selected:
             allowed = f"at most num_selected = {self.num_selected}, the candidates"
             raise ConfigError("num_chosen", self.num_chosen, allowed)
+        if self.has_own_noise:
+            allowed = "without noise here, because candidates tell the server their losses as well"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

@@ -355,6 +355,25 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
             {"mechanism": privacy.NoisySteps(10, 5, "rdp", 1e-5)},
             {"noise": AT_LEAST_0, "rounds": [-1, 0.5, "3"]},
         ),
+        (privacy.clip_sums, {"updates": np.ones((2, 3))}, {"bound": [-1, *ABOVE_0]}),
+        (privacy.clip_sums, {"bound": 1.0}, {"updates": [[np.ones(2), np.ones(3)], (), 1.0]}),
+        (privacy.parse_local_privacy, {}, {"text": [*TEXT, "dp", "laplace:clip=-1"]}),
+        (
+            privacy.local_epsilon,
+            {"privacy": privacy.LocalLaplace(noise=9.0)},
+            {"messages": [-1, 0.5, "3"]},
+        ),
+        (privacy.square_root_bands, {}, {"bands": COUNT}),
+        (
+            privacy.gaussian_epsilon,
+            {"sensitivity": 1.0, "deviation": 1.0, "delta": 1e-5},
+            {"sensitivity": [-1.0, "3"], "deviation": AT_LEAST_0, "delta": [0, *PROBABILITY]},
+        ),
+        (
+            privacy.one_run_bound,
+            {"num_canaries": 9, "num_guesses": 4, "num_correct": 4, "delta": 0.0},
+            {"num_canaries": COUNT, "num_guesses": [*COUNT, 10], "num_correct": [-1, 0.5, 5]},
+        ),
     ],
     "timelines": [
         (
@@ -481,6 +500,7 @@ CASES = [
 ]
 FIELDS = {
     "fixed:clip=-1": "clip is -1.0",
+    "laplace:clip=-1": "clip is -1.0",
     "luq:top=-1": "top is -1",
     "dp": "privacy is 'dp'",
     "zip": "compression is 'zip'",

@@ -67,8 +67,16 @@ def test_a_run_longer_than_its_target_is_refused(regression: Callable, small: Ca
     ("words", "sentence"),
     [
         (
-            ["fedavg", "fedbuff", "--set", "privacy=fixed:noise=1"],
-            "privacy is 'fixed:noise=1', but must be left out with fedbuff, which cannot account",
+            ["fedavg", "fedasync", "--set", "privacy=fixed:noise=1"],
+            "privacy is 'fixed:noise=1', but must be left out with fedasync, which cannot account",
+        ),
+        (
+            ["fedbuff", "--set", "privacy=fixed:noise=1"],
+            "privacy is 'fixed:noise=1', but must be none or correlated here",
+        ),
+        (
+            ["fedavg", "quafl", "--set", "local_privacy=gaussian:noise=9"],
+            "local_privacy is 'gaussian:noise=9', but must be left out with quafl, which cannot",
         ),
         (
             ["fedavg", "--set", "privacy=fixed:noise=1:accountant=pld"],

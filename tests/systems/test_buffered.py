@@ -40,10 +40,10 @@ def test_momentum_adds_up_the_servers_steps_and_rests_in_empty_ticks(
         return np.asarray(first.server), np.asarray(server), np.asarray(velocity)
 
     start, server, velocity = velocities(np.float32(0.9))
-    np.testing.assert_allclose(server[0], start - 0.5 * velocity[0], rtol=1e-6)
+    np.testing.assert_allclose(server[0], start + 0.5 * velocity[0], rtol=1e-6)
     np.testing.assert_array_equal(server[1], server[0])
     np.testing.assert_array_equal(velocity[1], velocity[0])
-    np.testing.assert_allclose(server[2], server[1] - 0.5 * velocity[2], rtol=1e-6)
+    np.testing.assert_allclose(server[2], server[1] + 0.5 * velocity[2], rtol=1e-6)
     plain, _ = replay(FEDBUFF, plan, problem, small(FEDBUFF, server_lr=0.5), key, events)
     assert not plain.velocity.any()
     assert np.abs(server[2] - plain.server).max() > 1e-3

@@ -33,6 +33,7 @@ from fedjax_sim.types import (
     EMPTY,
     Facts,
     LatentProblem,
+    Messages,
     Params,
     Plan,
     System,
@@ -51,6 +52,10 @@ SMALL = 1e6
 """Operations of one example of a local step up to which the program of the first evaluation is
 compiled quickly: in a quarter of the time. They are those of one lane, so that its bits do not
 depend on how many others run."""
+
+
+NO_FACTS = Messages().facts_of_schedule
+"""What systems have whose messages say nothing of who takes part."""
 
 
 LARGEST_BLOCK = 32
@@ -213,6 +218,7 @@ def plan_group(
         code=code,
     )
     told = _told(system, hypers, schedule.ticks, row)
+    told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
     return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)
 
 
@@ -243,6 +249,29 @@ def _told(
     firsts, number = distinct_rows(distinct_objects(hypers)[1], same)
     known = [dict(system.messages.facts(hypers[i], ticks[row[i]])) for i in firsts]
     return [known[i] for i in number.tolist()]
+
+
+def _told_of_schedules(
+    system: System,
+    hypers: list[Any],
+    timelines: Timeline,
+    ticks: np.ndarray,
+    evaluated: np.ndarray,
+    row: np.ndarray,
+    told: list[dict[str, np.ndarray]],
+) -> list[dict[str, np.ndarray]]:
+    """Add facts that follow from who takes part, once for lanes of equal settings and schedule."""
+    if system.messages.facts_of_schedule is NO_FACTS:
+        return told
+    firsts, number = distinct_rows(distinct_objects(hypers)[1], row)
+    known = []
+    for i in firsts:
+        timeline = Timeline(*(leaf[row[i], : ticks[row[i]]] for leaf in timelines))
+        facts = system.messages.facts_of_schedule(hypers[i], timeline, evaluated[row[i]])
+        known.append(dict(facts))
+    if not any(known):
+        return told
+    return [told[i] | known[place] for i, place in enumerate(number.tolist())]
 
 
 def _block_of(per_eval: int, placement: Placement) -> int:

@@ -20,6 +20,9 @@ Clients that know all messages (`informed`):
   Houmansadr 2021).
 - `Mimic`: the message of one honest client (Karimireddy et al. 2022).
 
+Clients that can be seen, by which privacy is audited, are in `canaries`. They are not among the
+attacks of the command line.
+
 Other modules:
 
 - `base`: the interface `Attack`, the slots of a tick (`Cohort`), and no attack (`Honest`).
@@ -36,6 +39,7 @@ from fedjax_sim.server.attacks.adversary import (
     malicious_slots,
 )
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
+from fedjax_sim.server.attacks.canaries import Canary
 from fedjax_sim.server.attacks.catalogue import (
     ATTACKS,
     OneAttack,
@@ -56,6 +60,7 @@ __all__ = [
     "ALittleIsEnough",
     "Adversary",
     "Attack",
+    "Canary",
     "Cohort",
     "FreeRider",
     "Gaussian",

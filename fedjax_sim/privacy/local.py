@@ -1,0 +1,325 @@
+"""Local privacy: every client clips its own update and adds its own noise before it sends it.
+
+Nobody else is trusted: neither the server, nor other clients, nor who reads messages on their way.
+The guarantee is for one client that follows the protocol, against everybody else. Neighbours differ
+in all of that client's data, except for its number of examples, which is public because schedules
+may depend on it. Two updates of norm at most C are up to 2 C apart, so that noise in units of C
+counts half.
+
+Composition. A client's messages are composed over its participations, whose number k is counted
+from the schedule (`fedjax_sim.privacy.participation`). No amplification is claimed: the server
+knows who sends what. What a client does may depend on what it has kept of earlier rounds, such as a
+control variate or the state of an optimizer: for any fixed course of its own random draws each
+message is a mechanism with fresh noise on a function of its data and of what was sent before, which
+is adaptive composition; a mixture over these draws is no easier to tell apart. Everything after the
+noise is post-processing: compression, estimates of error feedback, attacks of other clients on what
+they hear, rules, and the server's step.
+
+Not covered is what a client keeps for itself and never sends, such as personal models, although
+runs evaluate them and report their metrics.
+
+Dimension letter: `S` slots of a tick.
+"""
+
+import functools
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.flatten_util import ravel_pytree
+
+from fedjax_sim.checking import Limit, checked
+from fedjax_sim.privacy.accounting import check_package
+from fedjax_sim.privacy.clipping import clip_sums, clip_updates, gaussian_like
+from fedjax_sim.settings import Checked, fixed, parse_kind, real, struct, write_kind
+from fedjax_sim.types import Array, Key, Params
+
+FINEST = 1e-4
+"""Grid of privacy losses: dp-accounting's default, or this share of the loss of one message."""
+
+
+class LocalPrivacy(Checked):
+    """The common base of the kinds.
+
+    Attributes:
+      name: Name on the command line.
+    """
+
+    name: str
+
+    def __str__(self) -> str:
+        """Write the kind as `parse_local_privacy` reads it."""
+        return write_kind(self)
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether clients add noise, so that there is an epsilon. Not for traced settings."""
+        return False
+
+
+@struct
+class NoLocalPrivacy(LocalPrivacy):
+    """Clients send what they have learnt."""
+
+    name: str = fixed("none")
+
+
+@struct
+class OwnNoise(LocalPrivacy):
+    """The common base of the kinds with which clients clip and add noise."""
+
+    clip: Any = real(1.0, "Largest norm of what a client sends before its own noise, C.", above=0)
+    noise: Any = real(
+        0.0,
+        "Size of the client's own noise in each number, in units of `clip`: a standard deviation "
+        "for Gaussian noise, the scale for Laplace noise. 0 only clips.",
+        least=0,
+    )
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether clients add noise, so that there is an epsilon. Not for traced settings."""
+        return bool(np.any(np.asarray(self.noise) > 0))
+
+    def check_package(self) -> None:
+        """Check that the package that computes epsilon is there.
+
+        Raises:
+          ConfigError: If it is not.
+        """
+        check_package(self.name)
+
+    def clipped(self, updates: Params) -> Params:
+        """Shorten updates to the largest norm.
+
+        Args:
+          updates: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[S, ...]`.
+        """
+        raise NotImplementedError
+
+    def draw(self, key: Key, update: Params) -> Params:
+        """Draw the noise of one client. update: leaves `[...]`, for their shapes."""
+        raise NotImplementedError
+
+    def spent(self, messages: int) -> float:
+        """Compute epsilon after some messages of a client.
+
+        Args:
+          messages: Their number, at least 1.
+
+        Returns:
+          Epsilon.
+        """
+        raise NotImplementedError
+
+
+@struct
+class LocalGaussian(OwnNoise):
+    """Gaussian noise on updates that are clipped in L2 norm.
+
+    k messages are as private as one with noise z / (2 sqrt(k)) in units of the largest change, and
+    no more: Gaussian mechanisms compose exactly (Dong, Roth and Su 2022, arXiv 1905.02383,
+    Corollary 3.3). Epsilon is that of one Gaussian mechanism (Balle and Wang 2018, arXiv
+    1805.06530, Theorem 8), computed by dp-accounting.
+    """
+
+    name: str = fixed("gaussian")
+
+    delta: float = real(
+        1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
+    )
+
+    def clipped(self, updates: Params) -> Params:
+        """Shorten updates to an L2 norm of at most C.
+
+        Args:
+          updates: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[S, ...]`.
+        """
+        return clip_updates(updates, self.clip)[0]
+
+    def draw(self, key: Key, update: Params) -> Params:
+        """Draw Gaussian noise of standard deviation z C. update: leaves `[...]`."""
+        return gaussian_like(key, update, self.noise * self.clip)
+
+    def spent(self, messages: int) -> float:
+        """Compute epsilon after some messages of a client.
+
+        Args:
+          messages: Their number, at least 1.
+
+        Returns:
+          Epsilon.
+        """
+        from dp_accounting import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(float(self.noise) / 2 / messages**0.5, float(self.delta)))
+
+
+@struct
+class LocalLaplace(OwnNoise):
+    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006, Proposition 1).
+
+    One message has epsilon 2 / z. With `delta` 0, k messages have epsilon 2 k / z. With another
+    `delta`, privacy loss distributions of one number with Laplace noise are composed, by
+    dp-accounting, for a change of that number by 2 C.
+
+    That one number is the worst case for a vector. Let s_1 and s_2 be the changes of two numbers in
+    units of the scale, s = s_1 + s_2, and 0 <= e <= s. Integrating the profile of the second number
+    over the loss of the first one, delta(e) is
+
+        1 - (1 + u / 4) exp(-u / 2)      if e >= |s_1 - s_2|, with u = s - e,
+        1 - (1 + min(s_1, s_2) / 2) exp(-u / 2)      otherwise,
+
+    where one number that changes by s has 1 - exp(-u / 2) (Balle, Barthe and Gaboardi 2020, arXiv
+    1807.01647, Theorem 3), which is larger. Both pairs are symmetric, so that one number dominates
+    two, and by induction any number of them; domination is kept by adaptive composition (Zhu, Dong
+    and Wang 2022, arXiv 2106.08567, Theorem 10).
+    """
+
+    name: str = fixed("laplace")
+
+    clip: Any = real(
+        1.0, "Largest L1 norm of what a client sends before its own noise, C.", above=0
+    )
+    delta: float = real(
+        0.0,
+        "Probability delta with which the guarantee may fail; with 0, epsilons are added.",
+        least=0,
+        most=0.5,
+    )
+
+    def check_package(self) -> None:
+        """Check that the package that computes epsilon is there, if it is needed.
+
+        Raises:
+          ConfigError: If it is not.
+        """
+        if np.any(np.asarray(self.delta) > 0):
+            check_package(self.name)
+
+    def clipped(self, updates: Params) -> Params:
+        """Shorten updates to an L1 norm of at most C.
+
+        Args:
+          updates: Leaves `[S, ...]`.
+
+        Returns:
+          Leaves `[S, ...]`.
+        """
+        return clip_sums(updates, self.clip)
+
+    def draw(self, key: Key, update: Params) -> Params:
+        """Draw Laplace noise of scale z C. update: leaves `[...]`."""
+        vector, restored = ravel_pytree(update)
+        noise = jax.random.laplace(key, vector.shape, vector.dtype)
+        return restored(jnp.asarray(self.noise * self.clip, vector.dtype) * noise)
+
+    def spent(self, messages: int) -> float:
+        """Compute epsilon after some messages of a client.
+
+        Args:
+          messages: Their number, at least 1.
+
+        Returns:
+          Epsilon.
+        """
+        pure = messages * 2 / float(self.noise)
+        if self.delta == 0:
+            return pure
+        return min(pure, _laplace_epsilon(float(self.noise) / 2, messages, float(self.delta)))
+
+
+@functools.cache
+def _laplace_epsilon(scale: float, messages: int, delta: float) -> float:
+    """Compute epsilon of one number with Laplace noise, whose scale is relative to its change."""
+    import dp_accounting
+    from dp_accounting import pld
+
+    # The relation only names the pair of laws here: 0 and a number at most 1 / scale from it.
+    accountant = pld.PLDAccountant(value_discretization_interval=FINEST * max(1.0, 1 / scale))
+    accountant.compose(dp_accounting.LaplaceDpEvent(scale), messages)
+    return float(accountant.get_epsilon(delta))
+
+
+@checked
+def local_epsilon(
+    messages: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)], privacy: OwnNoise
+) -> npt.NDArray[np.float64]:
+    """Compute the epsilon that a client has spent after numbers of messages.
+
+        local_epsilon([0, 1, 20], parse_local_privacy("gaussian:clip=0.1:noise=8"))
+
+    Args:
+      messages: Numbers of messages, which are its participations, integers `[...]`.
+      privacy: The client's own noise.
+
+    Returns:
+      `f64[...]`: 0 before the first message, infinity without noise.
+    """
+    numbers = np.asarray(messages, int)
+    if not privacy.has_noise:
+        return np.where(numbers > 0, np.inf, 0.0)
+    privacy.check_package()
+    table = {int(k): privacy.spent(int(k)) if k else 0.0 for k in np.unique(numbers)}
+    return np.array([table[int(k)] for k in numbers.ravel()], float).reshape(numbers.shape)
+
+
+@checked
+def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
+    """Clip the updates of clients, and add each client's own noise.
+
+    An update that is not finite has no norm, and counts as 0: otherwise whether it is would show.
+
+    Args:
+      keys: A key for every slot, `[S]`.
+      privacy: The clients' own noise.
+      updates: Leaves `[S, ...]`.
+
+    Returns:
+      What clients send, leaves `[S, ...]`.
+    """
+    is_finite = functools.reduce(
+        jnp.logical_and,
+        [
+            jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+            for leaf in jax.tree.leaves(updates)
+        ],
+    )
+
+    def known(leaf: Array) -> Array:
+        return jnp.where(is_finite.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+
+    clipped = privacy.clipped(jax.tree.map(known, updates))
+    return jax.tree.map(jnp.add, clipped, jax.vmap(privacy.draw)(keys, clipped))
+
+
+LOCAL_PRIVACY: dict[str, type[LocalPrivacy]] = {
+    kind.name: kind for kind in (NoLocalPrivacy, LocalGaussian, LocalLaplace)
+}
+"""Every kind, by name."""
+
+
+@checked
+def parse_local_privacy(text: str) -> LocalPrivacy:
+    """Read a kind from text, such as "gaussian:clip=0.1:noise=8".
+
+        private = fedavg.Hyper(local_privacy=parse_local_privacy("laplace:clip=0.1:noise=20"))
+
+    Args:
+      text: A kind, followed by values for its fields.
+
+    Returns:
+      The kind with these values.
+
+    Raises:
+      ConfigError: If the name, a field or a value is not allowed.
+    """
+    return parse_kind("local_privacy", LOCAL_PRIVACY, text, "gaussian:clip=0.1:noise=8")

@@ -1,0 +1,112 @@
+"""How often and how closely clients take part, counted exactly from a schedule.
+
+A guarantee for one client over a whole run depends on the number of its participations, and for
+noise that is correlated over rounds also on how many ticks lie between two of them. A schedule is
+drawn before any learning and depends on no example, so that both can be counted from it, also for
+asynchronous servers. What clients' numbers of examples decide, such as the length of epochs, is
+part of the schedule: these numbers are taken to be public.
+
+A participation is a filled slot: a report of the client that the server receives in a tick. Two
+slots of one tick are two participations, 0 ticks apart. A slot without local steps is one too,
+because the client does report.
+
+Dimension letters: `N` clients, `T` ticks, `S` slots of a tick, `V` evaluations.
+"""
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedjax_sim.checking import Count, Limit, checked
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import EMPTY, Timeline
+
+
+@checked
+class Participations(NamedTuple):
+    """Participations of every client in a schedule.
+
+        found = participations_of(run.timelines[0], num_clients=100)
+        print(found.most, found.least_separation)
+
+    Attributes:
+      counts: `i64[N]`, numbers of participations.
+      separation: `i64[N]`, the fewest ticks from one participation of the client to its next one;
+        T, which is more than any two ticks are apart, for clients with fewer than two.
+    """
+
+    counts: np.ndarray
+    separation: np.ndarray
+
+    @property
+    def most(self) -> int:
+        """The largest number of participations of a client."""
+        return int(self.counts.max(initial=0))
+
+    @property
+    def least_separation(self) -> int:
+        """The smallest separation of a client."""
+        return int(self.separation.min())
+
+
+@checked
+def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
+    """Count participations, and find the smallest separations, in O(T S log(T S)).
+
+    Args:
+      timeline: One lane's schedule, leaves `[T, ...]`.
+      num_clients: Number of clients, N.
+
+    Returns:
+      Participations of every client, also of those that never take part.
+
+    Raises:
+      ConfigError: If a slot names a client that does not exist.
+    """
+    ticks, clients = _reports(timeline, num_clients)
+    counts = np.bincount(clients, minlength=num_clients)
+    separation = np.full(num_clients, len(np.asarray(timeline.clients)), np.int64)
+    # Ticks are in order already, so that a stable sort lists every client's in order.
+    order = np.argsort(clients, kind="stable")
+    clients, ticks = clients[order], ticks[order]
+    is_next = clients[1:] == clients[:-1]
+    np.minimum.at(separation, clients[1:][is_next], np.diff(ticks)[is_next])
+    return Participations(counts, separation)
+
+
+@checked
+def most_participations(
+    timeline: Timeline,
+    num_clients: Count,
+    ticks: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
+) -> npt.NDArray[np.int64]:
+    """Count the participations of the client that has most of them, within first ticks.
+
+    Args:
+      timeline: As in `participations_of`.
+      num_clients: Number of clients, N.
+      ticks: Numbers of first ticks, such as those before each evaluation, integers `[V]`.
+
+    Returns:
+      `i64[V]`: the largest number of participations of one client in the first `ticks` ticks.
+    """
+    when, clients = _reports(timeline, num_clients)
+    counts = np.zeros(num_clients, np.int64)
+    ends = np.asarray(ticks, np.int64)
+    found, seen = np.zeros(len(ends), np.int64), 0
+    for place in np.argsort(ends, kind="stable"):
+        until = int(np.searchsorted(when, ends[place]))
+        np.add.at(counts, clients[seen:until], 1)
+        seen, found[place] = until, counts.max()
+    return found
+
+
+def _reports(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """List ticks and clients of all reports in order of ticks; ticks at time `inf` never happen."""
+    clients = np.asarray(timeline.clients)
+    happens = np.isfinite(np.asarray(timeline.time))[:, None]
+    if np.any((clients >= num_clients) & happens):
+        raise ConfigError("num_clients", num_clients, f"at least {clients.max() + 1}, the clients")
+    ticks, slots = np.nonzero((clients != EMPTY) & happens)
+    return ticks, clients[ticks, slots].astype(np.int64)

@@ -1,0 +1,76 @@
+"""Participations of schedules, against a slow loop, for synchronous and asynchronous servers."""
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import ConfigError, Timeline
+from fedjax_sim.privacy import most_participations, participations_of
+
+NAMES = ("fedavg", "fedbuff", "fedasync", "favano", "gen_async")
+
+
+def schedule_of(clients: list[list[int]], *, never: int = 0) -> Timeline:
+    """Make a schedule of ticks at times 0, 1, ...; the last `never` ones never happen."""
+    slots = np.array(clients, "int32")
+    time = np.arange(len(slots), dtype=float)
+    time[len(slots) - never :] = np.inf
+    return Timeline(time, slots, *(np.zeros(slots.shape, int) for _ in range(4)))
+
+
+def loop(timeline: Timeline, num_clients: int) -> tuple[list[int], list[int]]:
+    """Count reports and find separations, one slot at a time."""
+    counts, last = [0] * num_clients, [-1] * num_clients
+    separation = [len(timeline.time)] * num_clients
+    for tick, slots in enumerate(np.asarray(timeline.clients)):
+        for client in slots:
+            if client < 0 or not np.isfinite(timeline.time[tick]):
+                continue
+            if counts[client]:
+                separation[client] = min(separation[client], tick - last[client])
+            counts[client] += 1
+            last[client] = tick
+    return counts, separation
+
+
+def test_by_hand() -> None:
+    """Client 0 comes twice in tick 0, client 2 after two ticks, client 3 once, client 4 never."""
+    found = participations_of(schedule_of([[0, 2, 0], [1, -1, -1], [3, 2, 1]]), 5)
+    assert found.counts.tolist() == [2, 2, 2, 1, 0]
+    assert found.separation.tolist() == [0, 1, 2, 3, 3]
+    assert (found.most, found.least_separation) == (2, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schedules_of_systems(name: str, small: Callable) -> None:
+    """Counts, separations, and the most of a client before each tick."""
+    system = fedjax_sim.SYSTEMS[name]
+    with jax.enable_x64(True):
+        drawn = system.timeline(jax.random.key(3), small(system), 40)
+    timeline = Timeline(*(np.asarray(leaf)[:40] for leaf in drawn))
+    found, (counts, separation) = participations_of(timeline, 7), loop(timeline, 7)
+    assert found.counts.tolist() == counts
+    assert found.separation.tolist() == separation
+    assert found.counts.sum() == (timeline.clients >= 0).sum() > 0
+    ticks = [40, 0, 7, 7, 39]
+    expected = [max(loop(Timeline(*(x[:t] for x in timeline)), 7)[0]) for t in ticks]
+    assert most_participations(timeline, 7, ticks).tolist() == expected
+
+
+def test_random_schedules() -> None:
+    """With repeated clients, empty slots, and ticks that never happen."""
+    random = np.random.default_rng(0)
+    for never in (0, 0, 4):
+        timeline = schedule_of(random.integers(-1, 9, (30, 4)).tolist(), never=never)
+        counts, separation = loop(timeline, 9)
+        found = participations_of(timeline, 9)
+        assert (found.counts.tolist(), found.separation.tolist()) == (counts, separation)
+        assert most_participations(timeline, 9, [30])[0] == max(counts)
+
+
+def test_unknown_clients_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_clients is 2, but must be at least 4"):
+        participations_of(schedule_of([[0, 3]]), 2)
