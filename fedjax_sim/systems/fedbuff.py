@@ -3,7 +3,7 @@
     w_t -> `state.server`          K -> `hyper.buffer_size`      M -> `hyper.concurrency`
     eta_g -> `hyper.server_lr`     beta -> `hyper.server_momentum`
     eta_l -> `hyper.lr`      Q -> `hyper.local_steps`
-    s(tau) / K -> `event.weight`              Delta_i -> `delta`
+    s(tau) / K -> `event.weight`              -Delta_i -> `progress`
 
 M clients are at work at any time; one that finishes is replaced at once by an idle one, which
 starts from the newest model. When the buffer holds K updates the server makes a step with
