@@ -171,9 +171,8 @@ def rules_of(sizes: Any) -> dict[str, Rule]:
 def contests(sizes: Any) -> list[Contest]:
     """List the systems. Staleness has no weight, as some of the rules do not weigh."""
     shared = {**SHARED, "num_clients": sizes.clients}
-    buffered = fedbuff.Hyper(
-        **shared, buffer_size=sizes.heard, concurrency=sizes.at_work, rule="mean"
-    )
+    buffered: Any = fedbuff.Hyper(**shared, buffer_size=sizes.heard, concurrency=sizes.at_work)
+    buffered = buffered.replace(rule="mean")
     rates = {"lr": sizes.rates}
     return [
         Contest("FedAvg", fedavg.system, fedavg.Hyper(**shared, num_selected=sizes.heard), rates),

@@ -51,7 +51,7 @@ def pictures(
         return lead(late, early).mean
 
     best = max(ends.clean(system, rule).mean for system in ends.systems for rule in ends.rules)
-    settled = {"across": "attack", "columns": len(shares)}
+    settled: dict[str, Any] = {"across": "attack", "columns": len(shares)}
     changes = panels(change, "")
     most = max(5.0, *(float(np.abs(each).max()) for each in changes.values()))
     return {

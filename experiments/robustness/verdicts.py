@@ -67,7 +67,7 @@ class Ends:
 
 
 def _mean(samples: Sequence[Sample]) -> Sample:
-    return Sample.of(np.mean([each.values for each in samples], axis=0))
+    return Sample.of(np.mean([np.asarray(each.values, float) for each in samples], axis=0))
 
 
 def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
