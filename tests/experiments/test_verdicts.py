@@ -343,7 +343,7 @@ def attacks_inputs(outcome: str) -> Inputs:
         "Krum": (72.0, 71.0, 71.0, 70.0, 20.0, 60.0),
         "median": (78.0, 77.0, 77.0, 72.0, 60.0, 65.0),
         "trimmed mean": (78.0, 77.0, 77.0, 72.0, 60.0, 65.0),
-        "centred clipping": (79.0, 78.0, 77.0, 72.0, 74.0, 70.0),
+        "centred clipping": (79.0, 78.0, 75.5, 72.0, 74.0, 70.0),
     }
     bad = {rule: (79.0 if rule == "mean" else 80.0, 65.0, 68.0, 60.0, 65.0, 70.0) for rule in good}
     seed, is_open = iter(range(1, 1000)), outcome == "undecided"
@@ -355,7 +355,7 @@ def attacks_inputs(outcome: str) -> Inputs:
     for system in ("FedAvg", "FedBuff"):
         late = system == "FedBuff"
         for rule, (clean, *under) in (bad if outcome == "fails" else good).items():
-            lower, clean = (0.0, clean - 4) if outcome == "fails" else (2.0, clean)
+            lower, clean = (0.0, clean - 4) if outcome == "fails" else (1.0, clean)
             values = [value - lower * late for value in under]
             ends = inputs["ends"].setdefault(system, {})
             ends[rule] = {"none": sample(clean if late else clean + 4 * (outcome == "fails"))}
