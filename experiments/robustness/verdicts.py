@@ -266,8 +266,8 @@ def staleness_sentences(ends: Ends) -> list[str]:
         added = ends.added(name, SHARE)
         does = {
             True: "staleness adds to the harm that they do",
-            False: "staleness adds nothing to the harm that they do",
-            None: "whether staleness adds to the harm that they do is undecided",
+            False: "with staleness they do less harm",
+            None: "that staleness changes the harm that they do is not shown",
         }[added.above()]
         found.append(
             f"- {name}: FedBuff against FedAvg {clean} points without attackers and {attacked} "
