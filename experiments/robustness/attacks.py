@@ -72,9 +72,9 @@ ATTACKS: dict[str, Attack] = {
 }
 """Two attacks of clients that know their own message only, and three of those that know all.
 
-The first two are the oldest, gross and easy to see. ALIE hides within the spread of honest messages,
-the inner product attack near their mean, and min-max is as far away as they are apart. Mimic is left
-out, as it lies about nothing.
+The first two are the oldest, gross and easy to see. ALIE hides within the spread of honest
+messages, the inner product attack near their mean, and min-max is as far away as they are apart.
+Mimic is left out: its messages are honest ones.
 """
 ONE_AFTER_ANOTHER = fedjax_sim.Layout(lanes_at_once=False)
 
