@@ -13,7 +13,16 @@ from experiments.harness.experiment import Arguments, Outcome
 from fedjax_sim.lifecycle import nearest
 from fedjax_sim.settings import ConfigError
 
-PAPERS = ("baselines", "favano", "fald", "fedavg", "fedem", "fedstaleweight", "hierarchical")
+PAPERS = (
+    "baselines",
+    "favano",
+    "fald",
+    "fedavg",
+    "fedem",
+    "fedstaleweight",
+    "hierarchical",
+    "robustness",
+)
 """The packages, one per paper."""
 
 

@@ -37,6 +37,7 @@ NAMES = {
     "fedem": "FedEM",
     "fedstaleweight": "FedStaleWeight",
     "hierarchical": "Hierarchical FL",
+    "robustness": "Robust rules",
 }
 """What the papers' systems are called."""
 

@@ -29,6 +29,7 @@ from experiments.hierarchical import (
 )
 from experiments.hierarchical import fig7 as hierarchical_fig7
 from experiments.hierarchical import map as hierarchical_map
+from experiments.robustness import attacks
 
 NOISE = np.linspace(-0.05, 0.05, 10)
 """Deviations of ten seeds, in points."""
@@ -330,6 +331,43 @@ def own_rates_inputs(outcome: str) -> Inputs:
 
 
 CASES["hierarchical/own_rates"] = own_rates.judge, own_rates_inputs
+
+
+def attacks_inputs(outcome: str) -> Inputs:
+    """Make accuracies of five rules under five attacks.
+
+    If claims fail, all rules are alike, and lose as much to any attack.
+    """
+    good = {
+        "mean": (80.0, 40.0, 40.0, 70.0, 60.0, 65.0),
+        "Krum": (72.0, 71.0, 71.0, 70.0, 20.0, 60.0),
+        "median": (78.0, 77.0, 77.0, 72.0, 60.0, 65.0),
+        "trimmed mean": (78.0, 77.0, 77.0, 72.0, 60.0, 65.0),
+        "centred clipping": (79.0, 78.0, 75.5, 72.0, 74.0, 70.0),
+    }
+    bad = {rule: (79.0 if rule == "mean" else 80.0, 65.0, 68.0, 60.0, 65.0, 70.0) for rule in good}
+    seed, is_open = iter(range(1, 1000)), outcome == "undecided"
+
+    def sample(value: float) -> Sample:
+        return runs(value, noisy=True, wave=next(seed)) if is_open else runs(value)
+
+    inputs: dict[str, Any] = {**MADE_UP, "chance": 10.0, "ends": {}, "own": {}}
+    for system in ("FedAvg", "FedBuff"):
+        late = system == "FedBuff"
+        for rule, (clean, *under) in (bad if outcome == "fails" else good).items():
+            lower, clean = (0.0, clean - 4) if outcome == "fails" else (1.0, clean)
+            values = [value - lower * late for value in under]
+            ends = inputs["ends"].setdefault(system, {})
+            ends[rule] = {"none": sample(clean if late else clean + 4 * (outcome == "fails"))}
+            own = inputs["own"].setdefault(system, {})
+            own[rule] = {}
+            for attack, value in zip(attacks.ATTACKS, values, strict=True):
+                ends[rule][attack] = {f"{share}%": sample(value) for share in (10, 20, 30)}
+                own[rule][attack] = sample(value + (5.0 if outcome == "fails" else 1.0))
+    return inputs
+
+
+CASES["robustness/attacks"] = attacks.judge, attacks_inputs
 DECIDED = {"hierarchical-17", "hierarchical-27", "fedstaleweight-19"}
 """Claims on counts and exact equality, which are never open."""
 NEVER = {"fedstaleweight-20"}
