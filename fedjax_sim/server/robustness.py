@@ -258,7 +258,7 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
         weigh.
     """
     unchecked(check_numbers)(hyper, timeline)
-    _check_weights("aggregator", hyper.aggregator, timeline)
+    _check_weights(hyper, "aggregator", timeline)
 
 
 @checked
@@ -291,7 +291,7 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
     _check_numbers(
         "edge_aggregator", hyper.edge_aggregator, (timeline.clients != EMPTY).sum(axis=1)
     )
-    _check_weights("edge_aggregator", hyper.edge_aggregator, timeline)
+    _check_weights(hyper, "edge_aggregator", timeline)
     rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
     sizes = np.asarray(list_members(hyper).size)
     _check_numbers("aggregator", rule, np.minimum(sizes, active) if active else sizes)
@@ -317,9 +317,9 @@ def _check_numbers(name: str, rule: Rule, heard: Any) -> None:
         raise ConfigError(name, str(rule), allowed)
 
 
-def _check_weights(name: str, rule: Rule, timeline: Timeline) -> None:
+def _check_weights(hyper: Any, name: str, timeline: Timeline) -> None:
     """Check that the weights of every tick are equal unless the rule weighs."""
-    rule = rule.chosen
+    rule = getattr(hyper, name).chosen
     if rule.weighs:
         return
     is_present = timeline.clients != EMPTY
@@ -330,4 +330,6 @@ def _check_weights(name: str, rule: Rule, timeline: Timeline) -> None:
         tick = int(np.argmax(differs))
         weights = f"weights from {least[tick]:.3g} to {most[tick]:.3g}"
         allowed = f"one that weighs messages, because those of tick {tick} have {weights}"
+        if "staleness.rule" in fields(type(hyper)) and hyper.staleness.rule != "mean":
+            allowed += ' (with staleness.rule = "mean" they are equal)'
         raise ConfigError(name, str(rule), allowed)

@@ -138,7 +138,7 @@ def parse_attack(text: str) -> Attack:
 
 @checked
 def attacks_of_one_program(attacks: Sequence[Attack]) -> list[OneAttack]:
-    """Make attacks that share a compiled program, one for each of a list.
+    """Make attacks that share the compiled program of a sweep, one for each of a list.
 
         attacks = attacks_of_one_program([Honest(), SignFlip(), SignFlip(scale=3.0)])
         settings = {"adversary.attack": attacks, "malicious": [0.1, 0.2]}

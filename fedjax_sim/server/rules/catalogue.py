@@ -131,7 +131,7 @@ def parse_rule(text: str) -> Rule:
 
 @checked
 def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
-    """Make rules that share a compiled program, one for each of a list.
+    """Make rules that share the compiled program of a sweep, one for each of a list.
 
         rules = rules_of_one_program([Mean(), Median(), Krum(assumed=1), Krum(assumed=2)])
         settings = {"aggregator": rules, "malicious": [0.0, 0.1, 0.2]}
