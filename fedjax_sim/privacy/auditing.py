@@ -68,6 +68,8 @@ def audit_canaries(
     values, coins = np.asarray(scores, float), np.asarray(included, bool)
     if values.ndim != 1 or values.shape != coins.shape:
         raise ConfigError("shape of scores", values.shape, f"{coins.shape}, one for each canary")
+    if not np.isfinite(values).all():
+        raise ConfigError("scores", "some that are not finite", "finite numbers")
     if num_guesses % 2 or num_guesses > values.size:
         allowed = f"even and at most {values.size}, the canaries"
         raise ConfigError("num_guesses", num_guesses, allowed)

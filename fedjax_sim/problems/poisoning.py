@@ -211,8 +211,9 @@ def poison(
         flipped = poison(problem, [0, 3], LabelFlip())
         backdoored = poison(problem, [0, 3], Backdoor(target=2))
 
-    An `Adversary` whose `which` has the same numbers lets these clients attack with their messages
-    too. Those that it draws for a seed are found by `fedjax_sim.server.attacks.are_malicious`.
+    An `Adversary` whose `attackers` are the same numbers lets these clients attack with their
+    messages too. Those that it draws for a seed are found by
+    `fedjax_sim.server.attacks.are_malicious`.
 
     Args:
       problem: A problem whose data are pairs of inputs and classes, such as one of
@@ -248,6 +249,10 @@ def poison(
     changed[rows] = attack.target
     if len(rows):
         inputs = inputs.at[rows].set(attack.put(inputs[rows]))
+    kinds = (Supervised, Classification, Backdoored, BackdooredClassification)
+    if type(problem) not in kinds:
+        allowed = "a problem of `make_classification` or of `Supervised` itself"
+        raise ConfigError("problem", type(problem).__name__, f"{allowed}, for a backdoor")
     fields = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}
     fields |= {"data": (inputs, jnp.asarray(changed)), "backdoor": attack}
     kind = BackdooredClassification if isinstance(problem, Classification) else Backdoored

@@ -332,6 +332,11 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             )
             # Their mean, over those heard; if nobody is heard the group keeps its
             # model.
+            if wire.has_estimates and not wire.combination.is_honest:
+                believed = wire.combination.believed(members, estimates) != EMPTY
+                estimates = jax.tree.map(
+                    lambda d, new: jnp.where(expand(believed, d) > 0, new, d), known, estimates
+                )
             if lost_shares is not None:
                 is_lost = draw_losses(stream(key, "members"), lost_shares, clients, turns)
                 heard = jnp.where(is_lost, 0, weight)

@@ -125,6 +125,10 @@ class Reports(Robust):
     def _check_own_noise(self) -> None:
         """Check that every message that is sent is in the schedule."""
         cast(OwnNoise, self.messages.local_privacy).check_package()
+        attack: Any = self.adversary.attack
+        if any(isinstance(each, Canary) for each in getattr(attack, "options", (attack,))):
+            allowed = "none or another one with local_privacy: attackers add no noise to audit"
+            raise ConfigError("adversary.attack", str(attack), allowed)
         for name, allowed_value in ALL_HEARD.items():
             value = self._of(name, allowed_value)
             if np.any(np.asarray(value != allowed_value)):

@@ -44,6 +44,7 @@ from fedjax_sim.batching import replicate
 from fedjax_sim.checking import checked
 from fedjax_sim.clients import Total, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity
+from fedjax_sim.compression.base import wide_of
 from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
 from fedjax_sim.privacy import (
     AdaptiveClipping,
@@ -149,7 +150,7 @@ class Wire:
         )
         self.is_compressed_down = not isinstance(hyper.messages.downlink, Identity)
         self.combination = combination or combination_of(hyper, self.num_senders)
-        self._is_combined = False
+        self._done: set[str] = set()
         # A plain mean of models needs weights that sum to 1.
         has_mean = self.combination.is_plain and not has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
@@ -172,24 +173,41 @@ class Wire:
           The algorithm.
         """
 
+        needed = self._needed()
+
         def combining(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            self._is_combined = False
+            self._done = set()
             result = step(key, state, event)
-            if not self._is_combined:
-                allowed = "mean: this system makes sums of messages by itself"
-                raise ConfigError("aggregator", self.combination.rule.name, allowed)
+            for name, value, idle in needed:
+                if name not in self._done:
+                    allowed = f"{idle}: this system's step does not ask its wire for that"
+                    raise ConfigError(name, value, allowed)
             return result
 
         model = lambda state: state.server  # noqa: E731
         made = Algorithm(
             init,
-            step if self.combination.has_mean else combining,
+            combining if needed else step,
             model,
             self.metrics,
             received=self.received,
             obeys=(*self.obeys, *dict(COMBINED)),
         )
         return made._replace(**others)
+
+    def _needed(self) -> list[tuple[str, str, str]]:
+        """List what a step must ask for: names of settings, values, and values without need."""
+        own, attack = self.own_noise, self.combination.adversary.attack
+        is_coded = not isinstance(self.compression, Identity)
+        found = [
+            ("aggregator", self.combination.rule.name, "mean", not self.combination.has_mean),
+            ("adversary.attack", attack.name, "none", not self.combination.is_honest),
+            ("local_privacy", "" if own is None else own.name, "none", own is not None),
+            ("privacy", self.privacy.name, "none", self.is_private),
+            ("messages.compression", self.compression.name, "identity", is_coded),
+            ("messages.downlink", "compressed", "identity", self.is_compressed_down),
+        ]
+        return [(name, value, idle) for name, value, idle, is_needed in found if is_needed]
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, which clients know.
@@ -208,7 +226,11 @@ class Wire:
             replicate(zeros, self.num_senders) if self.has_estimates else (),
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
-            noises=replicate(zeros, self.privacy.bands - 1) if self.has_memory_of_noise else (),
+            noises=(
+                replicate(jax.tree.map(wide_of, zeros), self.privacy.bands - 1)
+                if self.has_memory_of_noise
+                else ()
+            ),
         )
 
     @property
@@ -246,6 +268,7 @@ class Wire:
         Returns:
           What the server decodes, leaves `[S, ...]`, and what both sides remember.
         """
+        self._done |= {"local_privacy", "adversary.attack", "messages.compression"}
         if self.own_noise is not None:
             local = self._privatised(key, event, starts, local)
         local = self.combination.attacked(key, event, starts, local)
@@ -261,6 +284,8 @@ class Wire:
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
+            believed = self.combination.believed(here, sent)
+            senders = jnp.where(believed == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports
 
         slots = (senders, event.clients, event.offset, starts, local)
@@ -295,9 +320,10 @@ class Wire:
         )
         if self.can_repeat:
             keys = jax.vmap(jax.random.fold_in)(keys, _earlier_slots(event.clients))
-        progress = jax.tree.map(jnp.subtract, local, starts)
+        # In at least 32 bits: in 16, noise has so few values that it gives the message away.
+        progress = jax.tree.map(lambda y, x: wide_of(y) - wide_of(x), local, starts)
         noisy = privatise(keys, self.own_noise, progress)
-        claimed = jax.tree.map(lambda x, d: (x + d).astype(x.dtype), starts, noisy)
+        claimed = jax.tree.map(lambda x, d: (wide_of(x) + d).astype(x.dtype), starts, noisy)
         is_attacker = self.combination.attackers(key, event)
         if is_attacker is None:
             return claimed
@@ -359,7 +385,7 @@ class Wire:
         Returns:
           The total weight times the rule's centre, leaves `[...]`; 0 if nobody is heard.
         """
-        self._is_combined = True
+        self._done |= {"aggregator"}
         return self.combination.sum(key, event, updates, weight=weight, scale=scale)
 
     def mean(self, key: Key, event: Event, start: Params, models: Params) -> Params:
@@ -373,7 +399,7 @@ class Wire:
         Returns:
           Leaves `[...]`.
         """
-        self._is_combined = True
+        self._done |= {"aggregator"}
         return self.combination.mean(key, event, start, models)
 
     def mean_with_server(self, key: Key, event: Event, server: Params, models: Params) -> Params:
@@ -387,7 +413,7 @@ class Wire:
         Returns:
           Leaves `[...]`.
         """
-        self._is_combined = True
+        self._done |= {"aggregator"}
         return self.combination.mean_with_server(key, event, server, models)
 
     def total(
@@ -489,6 +515,8 @@ class Wire:
             return self.noisy_sum(key, event, updates, memo)
         if not self.combination.is_honest:
             updates, _ = finite(updates, event.clients != EMPTY)
+        self._done |= {"privacy"}
+        updates = jax.tree.map(wide_of, updates)
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
@@ -506,8 +534,8 @@ class Wire:
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
-            return noisy, memo._replace(bound=moved)
-        return keep_if_empty(event, noisy, exact), memo
+            return _as(state.server, noisy), memo._replace(bound=moved)
+        return _as(state.server, keep_if_empty(event, noisy, exact)), memo
 
     def noisy_sum(self, key: Key, event: Event, updates: Params, memo: Memo) -> tuple[Params, Memo]:
         """Sum clipped updates with the tick's weights, with noise that the schedule accounts for.
@@ -525,7 +553,9 @@ class Wire:
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
-        updates, _ = finite(updates, event.clients != EMPTY)
+        self._done |= {"privacy"}
+        models = updates
+        updates, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
         exact = weighted_sum(event.weight, clip_updates(updates, self.privacy.clip)[0])
         deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
         noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
@@ -535,16 +565,14 @@ class Wire:
             # B y = z: y_t = z_t - sum_{j > 0} b_j y_{t-j}.
             later = square_root_bands(self.privacy.bands)[1:]
             noise = jax.tree.map(
-                lambda z, y: z - jnp.tensordot(jnp.asarray(later, y.dtype), y, axes=1),
-                noise,
-                noises,
+                lambda z, y: z - weighted_sum(jnp.asarray(later, y.dtype), y), noise, noises
             )
             noises = jax.tree.map(
                 lambda y, old: jnp.concatenate([y[None], old[:-1]]), noise, noises
             )
         noisy = jax.tree.map(jnp.add, exact, noise)
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
-        return noisy, memo._replace(noises=noises)
+        return _as(models, noisy), memo._replace(noises=noises)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.
@@ -557,6 +585,7 @@ class Wire:
         Returns:
           What both sides remember.
         """
+        self._done |= {"messages.downlink"}
         if not self.is_compressed_down:
             return memo
         compressor = self.hyper.messages.downlink
@@ -634,6 +663,11 @@ class Wire:
         """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
+
+
+def _as(models: Params, wide: Params) -> Params:
+    """Return sums in the types of models, whatever the models' leading axes."""
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, models)
 
 
 def _earlier_slots(clients: Array) -> Array:

@@ -129,6 +129,18 @@ class Combination:
         clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
         return malicious_slots(self.adversary, key, self.num_clients, event.tick, clients, weight)
 
+    def believed(self, event: Event, messages: Params) -> Array:
+        """Return the clients of a tick whose messages are finite: `i32[S]`, `EMPTY` for others.
+
+        Of a message that is not finite nobody keeps anything.
+
+        Args:
+          messages: Leaves `[S, ...]`.
+        """
+        if self.is_honest:
+            return event.clients
+        return jnp.where(finite(messages, event.clients != EMPTY)[1], event.clients, EMPTY)
+
     def sum(
         self,
         key: Key,
@@ -163,7 +175,7 @@ class Combination:
         rule = self.rule.knowing(dropped)
         centre = checked_centre(rule, rule_key, messages, share, is_heard)
         is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
-        moves = is_heard.any() & is_enough
+        moves = is_heard.any() & is_enough & (used.sum() > 0)
 
         def moved(leaf: Array) -> Array:
             wide = jnp.promote_types(leaf.dtype, "float32")

@@ -39,7 +39,7 @@ TICKS = fedjax_sim.Ticks(2)
         ({"settings": {"optimizer": [abs]}}, "training.optimizer is .*gradient transformation"),
         (
             {"settings": {"learning_rate": [1.0]}},
-            "setting name is 'learning_rate', but must be one of batch_size",
+            "setting name is 'learning_rate', but must be one of aggregator",
         ),
         (
             {"settings": [("lr", [0.1])]},

@@ -184,6 +184,7 @@ def malicious_slots(
       `bool[S]`; False in empty slots.
     """
     slots = (clients >= 0) & are_malicious(adversary, key, num_clients, clients)
+    slots = slots & adversary.attack.is_forging()
     since = tick - adversary.attack_from
     lasting = jnp.asarray(adversary.attack_ticks)
     slots = slots & (since >= 0) & ((lasting == 0) | (since < lasting))

@@ -4,7 +4,7 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +63,10 @@ class Attack(Checked):
         """
         raise NotImplementedError
 
+    def is_forging(self) -> Any:
+        """Tell whether it forges anything: a bool, traced if its settings are."""
+        return True
+
     def __str__(self) -> str:
         """Write the attack as `parse_attack` reads it: name and non-default values."""
         return write_kind(self)
@@ -77,6 +81,10 @@ class Honest(Attack):
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the messages."""
         return messages
+
+    def is_forging(self) -> bool:
+        """No."""
+        return False
 
 
 def in_wide(function: Callable[..., Array], messages: Params, *others: Params) -> Params:

@@ -26,7 +26,7 @@ from fedjax_sim.settings import (
     whole,
     write_kind,
 )
-from fedjax_sim.types import Key, Params
+from fedjax_sim.types import Array, Key, Params
 
 
 def parse_options(text: str) -> tuple[Attack, ...]:
@@ -76,6 +76,11 @@ class OneAttack(Attack):
     def chosen(self) -> Attack:
         """The attack that is chosen, on the host."""
         return self.options[int(self.which)]
+
+    def is_forging(self) -> Array:
+        """Tell whether the chosen attack forges anything: `bool[]`."""
+        forging = jnp.stack([jnp.asarray(attack.is_forging()) for attack in self.options])
+        return forging[jnp.asarray(self.which).astype("int32")]
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the chosen attack's messages."""

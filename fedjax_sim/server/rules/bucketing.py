@@ -87,8 +87,9 @@ class Bucketing(Rule):
           ConfigError: If it is not so.
         """
         super().check_together()
-        if isinstance(self.inner, Bucketing):
-            raise ConfigError("inner", str(self.inner), "a rule other than bucketing")
+        kind = type(self.inner).__name__
+        if isinstance(self.inner, Bucketing) or kind in ("OneOf", "SecureSum"):
+            raise ConfigError("inner", str(self.inner), "a rule of " + ", ".join(INNER))
 
     def knowing(self, dropped: Array) -> Rule:
         """Let the inner rule assume fewer malicious buckets."""
