@@ -11,12 +11,15 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Layout, Ticks
+from fedjax_sim.clients import local_training
 from fedjax_sim.compression import TopK
-from fedjax_sim.privacy import FixedClipping
+from fedjax_sim.privacy import CorrelatedNoise, FixedClipping, LocalGaussian
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import Robust
 from fedjax_sim.server.attacks import (
     ATTACKS,
+    Canary,
+    FreeRider,
     Honest,
     NotFinite,
     SignFlip,
@@ -36,7 +39,7 @@ from fedjax_sim.server.rules import (
     parse_rule,
     rules_of_one_program,
 )
-from fedjax_sim.settings import ConfigError, fields
+from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Work
 
@@ -330,6 +333,58 @@ def test_who_sends_nan_is_one_of_the_malicious() -> None:
     np.testing.assert_array_equal(models_of(run("fedavg", problem, hyper=hyper, **options)), 0)
 
 
+def test_an_honest_choice_is_honest() -> None:
+    """Nobody is at work where the attack that is chosen is none: clients keep to their noise."""
+    none, other = attacks_of_one_program([Honest(), SignFlip()])
+    options = {"local_privacy": LocalGaussian(clip=0.5, noise=2.0), "attackers": (0, 1, 2, 3)}
+    plain = run("fedavg", hyper=settings_of("fedavg", **(options | {"attackers": ()})))
+    chosen = run("fedavg", hyper=settings_of("fedavg", attack=none, **options))
+    np.testing.assert_allclose(models_of(chosen), models_of(plain), rtol=1e-5, atol=1e-6)
+    forged = run("fedavg", hyper=settings_of("fedavg", attack=other, **options))
+    assert np.abs(models_of(forged) - models_of(plain)).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedavg"])
+def test_nobody_remembers_what_is_not_finite(name: str) -> None:
+    """After an attack of one tick, the attackers are heard again."""
+    more: dict[str, Any] = {"attackers": (0, 1), "attack_ticks": 1, "num_selected": NUM}
+    if name == "fedavg":
+        more |= {"compression": TopK(kept=2), "error_feedback": True}
+    found = run(
+        name,
+        budget=Ticks(40),
+        settings={"attack": attacks_of_one_program([NotFinite(), FreeRider()])},
+        hyper=settings_of(name, **more),
+    )
+    off = np.abs(models_of(found) - CENTRES.mean(axis=0)[None]).max(axis=1)
+    assert (off < 0.1).all(), off
+
+
+def test_ticks_without_weight_move_nothing() -> None:
+    """Such as those of a round of groups that is not over."""
+    hyper = settings_of("hierarchical", ticks_per_round=2, edge_aggregator=Median())
+    found = run("hierarchical", hyper=hyper, num_evals=6)
+    losses = found.curves.loss.values.ravel()
+    assert np.isfinite(losses).all()
+    assert (np.abs(np.diff(losses)) > 0).tolist() == [False, True] * 3
+
+
+@pytest.mark.parametrize("kind", ["local_privacy", "privacy"])
+def test_noise_in_half_precision_is_gaussian(kind: str) -> None:
+    """It is drawn and added in 32 bits: the largest of 40,000 numbers is beyond 3.5 deviations."""
+    problem = Quadratic.of(jnp.zeros((1, 40_000), "bfloat16"))
+    noise = {
+        "local_privacy": LocalGaussian(clip=1.0, noise=1.0),
+        "privacy": CorrelatedNoise(clip=1.0, noise=1.0),
+    }[kind]
+    hyper = SYSTEMS["fedavg"].Hyper(
+        num_clients=1, num_selected=1, batch_size=1, local_steps=1, **{kind: noise}
+    )
+    found = run("fedavg", problem, hyper=hyper, budget=Ticks(1), num_evals=1)
+    model = np.asarray(found.models, "float32").ravel()
+    assert 3.5 < np.abs(model).max() < 6 and 0.97 < model.std() < 1.03
+
+
 # --- refused ---
 
 
@@ -422,6 +477,58 @@ def test_a_system_that_sums_by_itself_is_refused() -> None:
         fedjax_sim.sweep(
             own, quadratic("fedavg"), hyper.replace(aggregator=Median()), budget=Ticks(2)
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("privacy", {"privacy": CorrelatedNoise(noise=2.0)}),
+        ("local_privacy", {"local_privacy": LocalGaussian(noise=2.0)}),
+        ("adversary.attack", {"attack": SignFlip(), "malicious": 0.5}),
+        ("messages.compression", {"compression": TopK(kept=2)}),
+        ("messages.downlink", {"downlink": TopK(kept=2)}),
+    ],
+)
+def test_a_system_that_does_not_ask_its_wire_is_refused(name: str, changes: dict) -> None:
+    """Nothing is counted, and no epsilon stated, of what a step leaves out."""
+    system = SYSTEMS["fedavg"]
+
+    def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
+        wire = fedjax_sim.server.Wire(problem, hyper, plan)
+        train = local_training(problem, hyper, plan)
+
+        def init(key: Any) -> Any:
+            server = problem.init(key)
+            return fedjax_sim.server.RoundState(server, memo=wire.first(server))
+
+        def step(key: Any, state: Any, event: Any) -> Any:
+            local, work = train(key, event, start=state.server)
+            progress = jax.tree.map(lambda y, x: y - x[None], local, state.server)
+            server = jax.tree.map(jnp.add, state.server, wire.sum(key, event, progress))
+            return state._replace(server=server), work
+
+        return wire.algorithm(init, step)
+
+    own = system._replace(algorithm=algorithm)
+    hyper = settings_of("fedavg", aggregator=Median())
+    fedjax_sim.sweep(own, quadratic("fedavg"), hyper, budget=Ticks(2))
+    left_out = settings_of("fedavg", **changes)
+    with pytest.raises(ConfigError, match=f"{name} is .*: this system's step does not ask"):
+        fedjax_sim.sweep(own, quadratic("fedavg"), left_out, budget=Ticks(2))
+
+
+def test_buckets_have_a_plain_rule() -> None:
+    [several] = rules_of_one_program([Median()])
+    with pytest.raises(ConfigError, match="inner is 'one_of:options=median', but must be a rule"):
+        check(Bucketing(inner=several))
+    with pytest.raises(ConfigError, match="inner is 'secure_sum', but must be a rule of mean,"):
+        check(Bucketing(inner=SecureSum()))
+
+
+def test_canaries_do_not_audit_noise_that_they_do_not_add() -> None:
+    private = {"attack": Canary(), "local_privacy": LocalGaussian(noise=2.0)}
+    with pytest.raises(ConfigError, match=r"adversary.attack is 'canary', but must be none or an"):
+        check(settings_of("fedavg", attackers=(0,), **private))
 
 
 def test_changed_weights_fail_under_a_rule_that_does_not_weigh() -> None:
