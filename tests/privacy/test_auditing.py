@@ -140,6 +140,7 @@ def audited(name: str, texts: list[str], bands: int, **changes: Any) -> list[Aud
     return [Audited(*rows) for rows in zip(upper, lower, strict=True)]
 
 
+@pytest.mark.slow
 def test_digits_with_everyone_in_every_round() -> None:
     """20 runs of FedAvg with each noise: lower bounds are never above upper ones.
 

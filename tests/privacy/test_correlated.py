@@ -211,7 +211,14 @@ def test_what_one_client_can_change(regression: Callable, small: Callable) -> No
         np.testing.assert_array_equal(lost, without)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbuff", "fedadam"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("fedavg", marks=pytest.mark.slow),
+        "fedbuff",
+        pytest.param("fedadam", marks=pytest.mark.slow),
+    ],
+)
 def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> None:
     """Lanes have the epsilon of their schedules; the model moves as with a slow loop's noise."""
     system = fedjax_sim.SYSTEMS[name]
@@ -237,7 +244,7 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
     assert not np.asarray(run.curves.failed).any()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
+@pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "fedbuff"])
 def test_what_clips_nothing_changes_nothing(
     name: str, regression: Callable, small: Callable
 ) -> None:

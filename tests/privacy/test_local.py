@@ -208,7 +208,14 @@ def test_estimates_are_made_of_noisy_messages(
 # In runs
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("fedavg", marks=pytest.mark.slow),
+        "fedbuff",
+        pytest.param("favano", marks=pytest.mark.slow),
+    ],
+)
 def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> None:
     """The curve is that of the client with most participations so far, whatever the rule."""
     system = fedjax_sim.SYSTEMS[name]

@@ -169,7 +169,8 @@ def test_without_attackers_nothing_changes(name: str) -> None:
     assert np.abs(models_of(swept)[1] - first).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["fedbuff", pytest.param("scaffold", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedbuff", "scaffold"])
 def test_layouts_agree(name: str) -> None:
     """Lanes batched, slots in turn and over devices: rules see all messages."""
     options: dict[str, Any] = {
