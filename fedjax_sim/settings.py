@@ -404,23 +404,11 @@ def alternatives_in(hyper: Any) -> list[str]:
       hyper: Settings.
     """
     values = {name: value_of(hyper, name) for name in fields(type(hyper))}
-    return [name for name, value in values.items() if len(getattr(value, "options", ())) > 1]
-
-
-def check_alternative(which: Any, options: tuple[Any, ...]) -> None:
-    """Check the number of one of several alternatives.
-
-    Args:
-      which: The number, counted from 0.
-      options: The alternatives, none of which has alternatives itself.
-
-    Raises:
-      ConfigError: If there is none of this number, or if one has some itself.
-    """
-    if any(hasattr(each, "options") for each in options):
-        raise ConfigError("options", " | ".join(map(str, options)), "none of which is one_of")
-    if np.any(np.asarray(which) >= len(options)):
-        raise ConfigError("which", which, f"below {len(options)}, the number of options")
+    return [
+        name
+        for name, value in values.items()
+        if isinstance(value, OneOfSeveral) and len(value.options) > 1
+    ]
 
 
 def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
@@ -489,6 +477,44 @@ class Checked:
           The settings.
         """
         return self
+
+
+class OneOfSeveral(Checked):
+    """The common part of kinds that are one of several others, chosen by a number.
+
+    Attributes:
+      name: Name on the command line.
+      which: Number of the one that is chosen, counted from 0.
+      options: The others, none of which has others itself.
+    """
+
+    name: str
+    which: Any
+    options: tuple[Any, ...]
+
+    def check_together(self) -> None:
+        """Check that there is one of this number.
+
+        Raises:
+          ConfigError: If there is none, or if one of them has others itself.
+        """
+        super().check_together()
+        if any(isinstance(each, OneOfSeveral) for each in self.options):
+            texts = " | ".join(map(str, self.options))
+            raise ConfigError("options", texts, f"none of which is {self.name}")
+        if np.any(np.asarray(self.which) >= len(self.options)):
+            allowed = f"below {len(self.options)}, the number of options"
+            raise ConfigError("which", self.which, allowed)
+
+    @property
+    def chosen(self) -> Any:
+        """The one that is chosen, on the host."""
+        return self.options[int(self.which)]
+
+    def __str__(self) -> str:
+        """Write it as `parse_kind` reads it, those to choose from last."""
+        which = f":which={int(self.which)}" if self.which else ""
+        return f"{self.name}{which}:options={'|'.join(map(str, self.options))}"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))

@@ -263,8 +263,8 @@ def _problems(sizes: Any, data: Dataset, seeds: Sequence[int]) -> list[Classific
 class _Runs:
     """The runs of one system.
 
-    Sweeps that vary the same settings and have equally many lanes share their programs. So there is
-    one sweep of each kind of tuning, and what has rates of its own runs in sweeps of equal shape.
+    Sweeps that vary the same settings and have equally many lanes share their programs. So each
+    kind of tuning is one sweep, and rules with different rates run in sweeps of equal shape.
     """
 
     def __init__(

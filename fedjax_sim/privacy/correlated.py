@@ -19,9 +19,9 @@ B = 1 and the noises are independent.
   et al. 2023, arXiv 2306.08153, Sec. 3; they maximise over all patterns of participation with a
   least separation). Here a is known, so that the norm is computed for every client.
 
-No sampling is used, so that the schedule may be of any kind, asynchronous as well, and a client may
-remember its earlier rounds: for any fixed course of its own draws its update is a function of its
-data and of earlier models, of bounded norm.
+No sampling is used, so that the schedule may be of any kind, asynchronous as well. A client may
+remember its earlier rounds: once its random draws are fixed, its update is a function of its data
+and of earlier models, and its norm is bounded.
 
 Dimension letters: those of `fedjax_sim.privacy.participation`.
 """

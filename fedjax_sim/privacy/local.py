@@ -7,11 +7,13 @@ may depend on it. Two updates of norm at most C are up to 2 C apart, so that noi
 counts half.
 
 Composition. A client's messages are composed over its participations, whose number k is counted
-from the schedule (`fedjax_sim.privacy.participation`). No amplification is claimed: the server
-knows who sends what. What a client does may depend on what it has kept of earlier rounds, such as a
-control variate or the state of an optimizer: for any fixed course of its own random draws each
-message is a mechanism with fresh noise on a function of its data and of what was sent before, which
-is adaptive composition; a mixture over these draws is no easier to tell apart. Everything after the
+from the schedule (`fedjax_sim.privacy.participation`): the messages that a tick has received. A
+message that is on its way when the run ends, or in a buffer that is not full, is in no tick and is
+not counted. No amplification is claimed: the server knows who sends what. A client may use what it
+has kept of earlier rounds, such as a control variate or the state of an optimizer. Once its random
+draws are fixed, each message is fresh noise on a function of its data and of what was sent before,
+which is adaptive composition; drawing at random among such mechanisms makes them no easier to tell
+apart. Everything after the
 noise is post-processing: compression, estimates of error feedback, attacks of other clients on what
 they hear, rules, and the server's step.
 

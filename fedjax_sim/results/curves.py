@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_sim.results.metric_names import COORDINATES, read_name
-from fedjax_sim.settings import ConfigError, plain
+from fedjax_sim.settings import ConfigError, OneOfSeveral, plain
 from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -
 
 def label_of_value(value: Any) -> Any:
     """Return a value of a setting as it labels a dimension."""
-    value = plain(getattr(value, "chosen", value))
+    value = plain(value.chosen if isinstance(value, OneOfSeveral) else value)
     is_simple = isinstance(value, (bool, int, float, str))
     return value if is_simple else getattr(value, "__name__", str(value))
 

@@ -72,7 +72,7 @@ class Robust(Checked):
 
 
 def check_codes(hyper: Any, rule: str, compression: str) -> None:
-    """Check that messages are not compressed for a rule that has a code of its own.
+    """Check that messages are not compressed where the rule itself says how they are coded.
 
     Args:
       hyper: Settings.
@@ -85,7 +85,7 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
     if compression not in fields(type(hyper)) or isinstance(value_of(hyper, compression), Identity):
         return
     if isinstance(value_of(hyper, rule).chosen, SecureSum):
-        allowed = f"identity with {rule} secure_sum, which has a code of its own"
+        allowed = f"identity with {rule} secure_sum, which codes messages itself"
         raise ConfigError(compression, str(value_of(hyper, compression)), allowed)
 
 

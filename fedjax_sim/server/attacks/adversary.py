@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along, wide_of
+from fedjax_sim.compression.base import wide_of
+from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import parse_attack
 from fedjax_sim.settings import (
     Checked,

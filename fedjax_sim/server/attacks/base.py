@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.compression.base import wide_of
 from fedjax_sim.settings import Checked, fixed, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
 
@@ -101,11 +102,6 @@ def in_wide(function: Callable[..., Array], messages: Params, *others: Params) -
     return jax.tree.map(
         lambda leaf, *more: function(wide_of(leaf), *more).astype(leaf.dtype), messages, *others
     )
-
-
-def wide_of(leaf: Array) -> Array:
-    """Convert an array of floats `f[...]` to at least 32 bits per number."""
-    return leaf.astype(jnp.promote_types(leaf.dtype, "float32"))
 
 
 def along(slots: Array, leaf: Array) -> Array:

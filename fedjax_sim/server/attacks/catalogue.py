@@ -1,6 +1,5 @@
 """Attacks by the names of the command line, and one of several, chosen by a number."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -17,35 +16,19 @@ from fedjax_sim.server.attacks.informed import (
 )
 from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
 from fedjax_sim.settings import (
+    OneOfSeveral,
     alternatives,
-    check_alternative,
     fixed,
     parse_kind,
     parts,
     struct,
     whole,
-    write_kind,
 )
 from fedjax_sim.types import Array, Key, Params
 
 
-def parse_options(text: str) -> tuple[Attack, ...]:
-    """Read attacks from text.
-
-    Args:
-      text: Their texts with "|" between them, such as "none|sign_flip:scale=2".
-
-    Returns:
-      The attacks.
-
-    Raises:
-      ConfigError: If a name, a field or a value is not allowed.
-    """
-    return tuple(map(parse_attack, text.split("|")))
-
-
 @struct
-class OneAttack(Attack):
+class OneAttack(OneOfSeveral, Attack):
     """One of several attacks, chosen by its number, which is traced and can be swept.
 
     `attacks_of_one_program` makes such attacks of a list. As of `rules.OneOf`, only the chosen one
@@ -59,23 +42,9 @@ class OneAttack(Attack):
         (Honest(),),
         "a tuple of attacks; on the command line joined by |, and written last",
         Attack,
-        parse_options,
+        lambda text: tuple(map(parse_attack, text.split("|"))),
         meaning="The attacks.",
     )
-
-    def check_together(self) -> None:
-        """Check that there is an attack of this number.
-
-        Raises:
-          ConfigError: If there is none.
-        """
-        super().check_together()
-        check_alternative(self.which, self.options)
-
-    @property
-    def chosen(self) -> Attack:
-        """The attack that is chosen, on the host."""
-        return self.options[int(self.which)]
 
     def is_forging(self) -> Array:
         """Tell whether the chosen attack forges anything: `bool[]`."""
@@ -95,11 +64,6 @@ class OneAttack(Attack):
 
         branches = [lambda attack=each: forging(attack) for each in self.options]
         return jax.lax.switch(jnp.asarray(self.which).astype("int32"), branches)
-
-    def __str__(self) -> str:
-        """Write the attack as `parse_attack` reads it, the attacks to choose from last."""
-        outer = write_kind(dataclasses.replace(self, options=(Honest(),)))
-        return f"{outer}:options={'|'.join(map(str, self.options))}"
 
 
 ATTACKS: dict[str, type[Attack]] = {

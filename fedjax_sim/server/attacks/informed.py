@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.compression.base import divisor, wide_of
 from fedjax_sim.server.attacks.base import (
     Attack,
     Cohort,
@@ -22,7 +23,6 @@ from fedjax_sim.server.attacks.base import (
     in_wide,
     mean_over,
     root,
-    wide_of,
 )
 from fedjax_sim.settings import choice, fixed, real, struct
 from fedjax_sim.types import Array, Key, Params
@@ -168,7 +168,7 @@ class Optimized(Attack):
         if self.perturbation == "sign":
             return jax.tree.map(lambda mu: -jnp.sign(mu), mean)
         length = root(_products(mean, mean)[0, 0])
-        return jax.tree.map(lambda mu: -mu / _divisor(length).astype(mu.dtype), mean)
+        return jax.tree.map(lambda mu: -mu / divisor(length).astype(mu.dtype), mean)
 
 
 @struct
@@ -190,10 +190,10 @@ class MinMax(Optimized):
         room = jnp.maximum(jnp.where(within, distances, 0).max() - squares, 0)
         # ||gamma p - d||^2 = a gamma^2 - 2 b gamma + ||d||^2 with d = g - mu. Of the two forms of
         # the positive root, the one that subtracts nothing.
-        a = _divisor(_products(direction, direction)[0, 0])
+        a = divisor(_products(direction, direction)[0, 0])
         b = _products(apart, direction)[:, 0]
         half = root(b**2 + a * room)
-        gammas = jnp.where(b > 0, (b + half) / a, room / _divisor(half - b))
+        gammas = jnp.where(b > 0, (b + half) / a, room / divisor(half - b))
         return jnp.where(slots.any(), jnp.where(slots, gammas, jnp.inf).min(), 0)
 
 
@@ -210,7 +210,7 @@ class MinSum(Optimized):
     def _gamma(self, apart: Params, direction: Params, slots: Array) -> Array:
         """Return the largest distance to the mean, in lengths of p: `f[]`."""
         farthest = _squares(apart).max()
-        return root(farthest / _divisor(_products(direction, direction)[0, 0]))
+        return root(farthest / divisor(_products(direction, direction)[0, 0]))
 
 
 def _deviation(slots: Array, leaf: Array, mean: Array) -> Array:
@@ -242,8 +242,3 @@ def _squares(messages: Params) -> Array:
         for leaf in jax.tree.leaves(messages)
     ]
     return functools.reduce(jnp.add, squares)
-
-
-def _divisor(value: Array) -> Array:
-    """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
-    return jnp.where(value == 0, 1, value)

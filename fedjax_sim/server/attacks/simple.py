@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide, wide_of
+from fedjax_sim.compression.base import wide_of
+from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide
 from fedjax_sim.settings import choice, fixed, real, struct
 from fedjax_sim.types import Array, Key, Params
 

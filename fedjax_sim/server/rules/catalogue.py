@@ -13,35 +13,19 @@ from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
 from fedjax_sim.server.rules.secure import SecureSum
 from fedjax_sim.settings import (
+    OneOfSeveral,
     alternatives,
-    check_alternative,
     fixed,
     parse_kind,
     parts,
     struct,
     whole,
-    write_kind,
 )
 from fedjax_sim.types import Array, Key, Params
 
 
-def parse_options(text: str) -> tuple[Rule, ...]:
-    """Read rules from text.
-
-    Args:
-      text: Their texts with "|" between them, such as "mean|krum:assumed=2".
-
-    Returns:
-      The rules.
-
-    Raises:
-      ConfigError: If a name, a field or a value is not allowed.
-    """
-    return tuple(map(parse_rule, text.split("|")))
-
-
 @struct
-class OneOf(Rule):
+class OneOf(OneOfSeveral, Rule):
     """One of several rules, chosen by its number, which is traced and can be swept.
 
     `rules_of_one_program` makes such rules of a list. Where lanes run one after another only the
@@ -57,23 +41,9 @@ class OneOf(Rule):
         (Mean(),),
         "a tuple of rules; on the command line joined by |, and written last",
         Rule,
-        parse_options,
+        lambda text: tuple(map(parse_rule, text.split("|"))),
         meaning="The rules.",
     )
-
-    def check_together(self) -> None:
-        """Check that there is a rule of this number.
-
-        Raises:
-          ConfigError: If there is none.
-        """
-        super().check_together()
-        check_alternative(self.which, self.options)
-
-    @property
-    def chosen(self) -> Rule:
-        """The rule that is chosen, on the host."""
-        return self.options[int(self.which)].chosen
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the chosen rule's centre."""
@@ -94,11 +64,6 @@ class OneOf(Rule):
     def least_present(self) -> int:
         """Return what the chosen rule needs."""
         return self.chosen.least_present()
-
-    def __str__(self) -> str:
-        """Write the rule as `parse_rule` reads it, the rules to choose from last."""
-        outer = write_kind(dataclasses.replace(self, options=(Mean(),)))
-        return f"{outer}:options={'|'.join(map(str, self.options))}"
 
 
 RULES: dict[str, type[Rule]] = {
