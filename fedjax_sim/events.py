@@ -27,6 +27,10 @@ EMPTY = -1
 A slot with zero local steps is not empty: a FAVANO client that finished no step still reports.
 """
 
+HAPPENED = "happened:"
+"""Beginning of the names under which the counts of a run hold what happened at ticks that were not
+those of its schedule, such as who took part, by slot."""
+
 _changes: ContextVar[set[str] | None] = ContextVar("changes", default=None)
 
 
@@ -58,6 +62,8 @@ class Facts(NamedTuple):
       most_steps: The most local steps of a slot at any tick; None if that is not known.
       same_steps: Whether every slot does `most_steps` steps at every tick.
       packed: Rows of `most_steps` steps into which slots are laid end to end; None if they are not.
+      is_live: Whether they come from a live clock: its events are no ones that were drawn before,
+        and nobody has replaced anything of them.
       trace: A number that differs between two traces of a step, so that no function is taken from
         JAX's cache with what an earlier trace has noted.
     """
@@ -69,6 +75,7 @@ class Facts(NamedTuple):
     most_steps: int | None = None
     same_steps: bool = False
     packed: PackedRows | None = None
+    is_live: bool = False
     trace: int = 0
 
     def without(self, names: Collection[str]) -> "Facts":
@@ -101,8 +108,8 @@ class Facts(NamedTuple):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether clients, steps and weights are those of a schedule."""
-        return self.is_drawn and self.keeps("clients", "steps", "weight")
+        """Whether clients, steps and weights are those of a schedule that was drawn before."""
+        return self.is_drawn and not self.is_live and self.keeps("clients", "steps", "weight")
 
 
 DRAWN = Facts(is_drawn=True)

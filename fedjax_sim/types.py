@@ -20,6 +20,11 @@ from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar,
 import jax
 
 from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.clocks import Clock as Clock
+from fedjax_sim.clocks import Instant as Instant
+from fedjax_sim.clocks import Live as Live
+from fedjax_sim.clocks import Received as Received
+from fedjax_sim.clocks import Sizes as Sizes
 from fedjax_sim.events import EMPTY as EMPTY
 from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
@@ -80,6 +85,11 @@ class Ticks:
 
     num_ticks: Count
 
+    @property
+    def named(self) -> tuple[str, float]:
+        """Name and value of the length."""
+        return "num_ticks", self.num_ticks
+
 
 @checked
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +98,17 @@ class Time:
 
     Attributes:
       time_budget: Its length, in the units of the schedule.
+      most_ticks: For live systems, whose ticks cannot be counted before: a lane that has had so
+        many ends before its time is over. None for the system's estimate, four times.
     """
 
     time_budget: Above0
+    most_ticks: Count | None = None
+
+    @property
+    def named(self) -> tuple[str, float]:
+        """Name and value of the length."""
+        return "time_budget", self.time_budget
 
 
 Budget = Ticks | Time
@@ -183,6 +201,7 @@ class Plan(NamedTuple):
         needs, if that is known, the later ones masked, so that an accelerator need not ask the host
         how often to repeat it.
       narrow: Matrices of parameters with at most so many columns are transposed during local steps.
+      live: What a live system's clock never exceeds; None if schedules are planned.
     """
 
     rows: int = 1
@@ -192,6 +211,7 @@ class Plan(NamedTuple):
     family_size: int = 1
     static_trips: bool = False
     narrow: int = 0
+    live: Sizes | None = None
 
     def trips(self, facts: Facts) -> int | None:
         """Return the trips of every slot's loop of local steps; None if each tick counts them.
@@ -252,11 +272,14 @@ class Work(NamedTuple):
       event: The event that was worked on if a step has changed who takes part, how many steps
         they do or with which weight, otherwise (). The schedule that a run returns, and the
         messages and local steps that it counts, are then those that happened.
+      seen: What a live clock is told of the tick, such as the losses of its slots: any pytree. It
+        is not counted.
     """
 
     executed: Array
     needed: Array
     event: Event | tuple[()] = ()
+    seen: Any = ()
 
     def and_more(self, *others: "Work", times: int = 1) -> "Work":
         """Add further evaluations within the tick.
@@ -598,6 +621,8 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
         nothing else of the timeline reads can then be changed and differentiated in a program
         that is bound.
       paper: A function that makes settings with values of a paper, see `timelines.presets`.
+      live: How the system makes its events within the step; None if its schedule is planned. The
+        timeline of a live system says nothing, see `timelines.live.with_clock`.
     """
 
     name: str
@@ -612,6 +637,7 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
     fit: Fit = Fit()
     weigh: Callable[[HyperT, Array, Array], Array] | None = None
     paper: Any = None
+    live: Live[HyperT] | None = None
 
 
 class Tracker(Protocol):

@@ -275,6 +275,17 @@ class Watcher:
         self._is_batched, self._tracked = is_batched, 0
         self._order = np.argsort([lane.place for lane in group])
 
+    def know(self, ticks: np.ndarray, time: np.ndarray) -> None:
+        """Learn what live lanes have done so far.
+
+        Args:
+          ticks: `i64[L, v + 1]`, server actions of each lane before each evaluation.
+          time: `f64[L, v + 1]`, virtual time of each evaluation.
+        """
+        for known, new in ((self._ticks, ticks), (self._time, time)):
+            num = min(new.shape[1], known.shape[1])
+            known[:, :num], known[:, num:] = new[:, :num], new[:, num - 1 : num]
+
     def begin(self) -> None:
         """Begin the display."""
         self._display.begin()

@@ -140,7 +140,7 @@ def sweep(
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
-    record = {"lanes": num_lanes, **vars(checked_options.budget)}
+    record = {"lanes": num_lanes, **dict([checked_options.budget.named])}
     if known is None:
         write_record(where / RECORD, record)
     finish_jobs(launcher, jobs, where, show=watch.progress is not False)
@@ -190,7 +190,7 @@ def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None
     where = f"as in {jobs[0].folder.parent}"
     if type(asked) is not type(first):
         raise ConfigError("budget", str(asked), f"a {type(first).__name__}, {where}")
-    [(name, budget)], [before] = vars(asked).items(), vars(first).values()
+    (name, budget), (_, before) = asked.named, first.named
     if budget < before:
         raise ConfigError(name, budget, f"at least {before}, {where}")
     check_begun([job.folder / "checkpoint" for job in jobs], name, before)

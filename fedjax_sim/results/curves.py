@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.clocks import ENDINGS
 from fedjax_sim.results.metric_names import COORDINATES, read_name
 from fedjax_sim.settings import ConfigError, OneOfSeveral, plain
 from fedjax_sim.types import Timeline
@@ -152,6 +153,8 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
         if name in parts[0].facts:
             data[name] = per_lane([part.facts[name] for part in parts])
+    if "ended" in parts[0].facts:
+        data["ended"] = per_lane([np.array(ENDINGS)[part.facts["ended"]] for part in parts])
     # Facts of each evaluation, such as time and ticks, and the labels of the dimensions.
     coords: dict[str, Any] = {
         name: per_eval([part.facts[name] for part in parts])

@@ -86,6 +86,10 @@ CLIENTS_AS_A_SLOT = 8
 """Clients whose part in drawing a tick, such as a draw of its cohort, counts as that of a slot."""
 
 
+MOST_OF_ESTIMATE = 4
+"""How many times the estimated ticks a live lane has at most, if nobody says."""
+
+
 FURTHER = (32, 1.5)
 """Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
 own."""
@@ -115,6 +119,8 @@ def request_timelines(
       ConfigError: If the budget is too short for one tick, or too long.
       OutOfMemoryError: If the timelines do not fit in memory.
     """
+    asked, goes_on = budget, goes_on and system.live is None
+    budget = as_planned(system, hypers, budget)
     first = ticks_to_draw(system, hypers, budget)
     if goes_on:
         # Drawn at once: a second number of ticks would be a second program.
@@ -135,9 +141,32 @@ def request_timelines(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        [(field, value)] = vars(budget).items()
+        field, value = asked.named
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
+
+
+def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
+    """Return the budget of the timelines that are drawn: a live system's have all ticks at most.
+
+    Raises:
+      ConfigError: If a stretch of time has a number of ticks and the system is planned, or they are
+        too many.
+    """
+    if isinstance(budget, Ticks):
+        return budget
+    if system.live is None:
+        if budget.most_ticks is not None:
+            allowed = f"None for {system.name}, whose ticks are counted before learning"
+            raise ConfigError("most_ticks", budget.most_ticks, allowed)
+        return budget
+    within = system.hints.ticks_within
+    most = budget.most_ticks or MOST_OF_ESTIMATE * max(
+        1, *(int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
+    )
+    if most > MAX_TICKS:
+        raise _too_long(budget.time_budget)
+    return Ticks(most)
 
 
 def _with_further(ticks: int) -> int:
@@ -203,12 +232,12 @@ def measure_plan(
     Raises:
       ConfigError: If it would take hours.
     """
-    ticks = ticks_to_draw(system, hypers, budget)
+    ticks = ticks_to_draw(system, hypers, as_planned(system, hypers, budget))
     num, slots = len(seeds), _traced(system, hypers[0]).slots
     size = PlanSize(ticks * slots, num)
     seconds = SECONDS_OF_A_SLOT * size.slots * num
     if seconds > MOST_SECONDS:
-        [(field, value)] = vars(budget).items()
+        field, value = budget.named
         allowed = (
             f"smaller: planning {num} schedules of {ticks} ticks and {slots} slots for "
             f"{system.name} would take about {seconds / 3600:.0f} hours"

@@ -22,6 +22,7 @@ from fedjax_sim.engine.planning.store import (
     last_reads,
     round_up,
 )
+from fedjax_sim.clocks import RUNS, Instant
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
@@ -62,10 +63,12 @@ class Tables(NamedTuple):
       ticks: The ticks, leaves `[D, V, E, ...]`.
       held: Versions that clients hold, leaves `[D, V, ...]`; None unless `client_variance` is
         measured.
+      until: When the time of live lanes is over, leaves `[1]`; None if schedules are planned.
     """
 
     ticks: Ticks
     held: HeldVersions | None
+    until: Instant | None = None
 
 
 class Schedule(NamedTuple):
@@ -80,6 +83,7 @@ class Schedule(NamedTuple):
       local_steps: `i64[D, V + 1]`, local steps delivered to the server so far.
       messages: `i64[D, V + 1]`, slots filled so far, that is client reports received.
       held: Which versions clients hold; None unless `client_variance` is measured.
+      until: As in `Tables`.
     """
 
     stored: Ticks
@@ -90,6 +94,7 @@ class Schedule(NamedTuple):
     local_steps: np.ndarray
     messages: np.ndarray
     held: HeldVersions | None = None
+    until: Instant | None = None
 
     @property
     def events(self) -> Event:
@@ -135,7 +140,7 @@ class Schedule(NamedTuple):
         held = self.held
         if held is not None:
             held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
-        return Tables(ticks, held)
+        return Tables(ticks, held, self.until)
 
     @property
     def work(self) -> np.ndarray:
@@ -290,6 +295,48 @@ def as_happened(
         local_steps=counted(steps),
         messages=counted(clients != EMPTY),
     )
+
+
+def as_lived(
+    schedule: Schedule,
+    clients: np.ndarray,
+    steps: np.ndarray,
+    weight: np.ndarray,
+    *,
+    version: np.ndarray,
+    time: np.ndarray,
+    ended: np.ndarray,
+) -> Schedule:
+    """Replace schedules that say nothing by what happened in live lanes, cut to their ends.
+
+    Args:
+      schedule: Those of all lanes, D.
+      clients: `i32[D, V, E, S]`.
+      steps: `i32[D, V, E, S]`.
+      weight: `f[D, V, E, S]`.
+      version: `i32[D, V, E, S]`.
+      time: `f64[D, V, E]`, of the ticks that happened.
+      ended: `i32[D, V, E]`, `RUNS` at these, which are the first ones.
+
+    Returns:
+      The schedules, with as many evaluations as the longest has.
+    """
+    num, _, per_eval = schedule.shape
+    ticks = (ended == RUNS).sum(axis=(1, 2))
+    num_evals = max(1, -(-int(ticks.max()) // per_eval))
+    shape = num, num_evals, per_eval
+    ends = np.minimum(np.arange(num_evals + 1) * per_eval, ticks[:, None])
+    times = np.concatenate([np.zeros((num, 1)), time.reshape(num, -1)], axis=1)
+    known, tick = slice(num_evals), np.arange(num_evals * per_eval, dtype=np.int32)
+    lived = schedule._replace(
+        shape=shape,
+        stored=schedule.stored._replace(
+            staleness=tick.reshape(num_evals, per_eval, 1) - version[:, known]
+        ),
+        time=np.take_along_axis(times, ends, axis=1),
+        ticks=ends,
+    )
+    return as_happened(lived, *(leaf[:, known] for leaf in (clients, steps, weight)))
 
 
 def without_repetition(leaf: np.ndarray) -> np.ndarray:

@@ -482,7 +482,8 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
 @jax.jit
 def _model(bound: Bound, state: Any) -> Params:
     with bound._static.machine.tracing():
-        return bound._opened().algorithm.model(state)
+        opened = bound._opened()
+        return opened.algorithm.model(opened.learnt(state))
 
 
 @jax.jit

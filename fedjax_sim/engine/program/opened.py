@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import jax
 
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
+from fedjax_sim.engine.program.live import LiveLane, open_live
 from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import names_of
@@ -98,6 +99,7 @@ class Opened(NamedTuple):
       key: The random key of learning.
       plan: How the machine is used.
       algorithm: The algorithm.
+      live: The system's live clock; None if the schedule is planned.
     """
 
     system: System
@@ -106,6 +108,7 @@ class Opened(NamedTuple):
     key: Key
     plan: Plan
     algorithm: Algorithm
+    live: LiveLane | None = None
 
     def init(self, start: Params | None = None) -> Any:
         """Make the initial state.
@@ -120,10 +123,20 @@ class Opened(NamedTuple):
         if start is not None:
             problem = _with_start(self.problem, start)
             algorithm = self.system.algorithm(problem, self.hyper, self.plan)
-        return algorithm.init(stream(self.key, "init"))
+        state = algorithm.init(stream(self.key, "init"))
+        return state if self.live is None else self.live.init(self.key, state)
+
+    def learnt(self, state: Any) -> Any:
+        """Return the algorithm's state: a live lane carries its clock as well."""
+        return state if self.live is None else state.state
 
     def step(self, state: Any, event: Event) -> tuple[Any, Any]:
         """Take one tick, and check its result."""
+        if self.live is not None:
+            return self.live.step(self.key, state, event, self._learn)
+        return self._learn(state, event)
+
+    def _learn(self, state: Any, event: Event) -> tuple[Any, Any]:
         event = event.within(facts=event.facts._replace(trace=next_trace()))
         state, event = jax.lax.optimization_barrier((state, event))
         with noting_changes() as changes:
@@ -141,7 +154,7 @@ class Opened(NamedTuple):
         """
         # What is fused with a step, or what of the model with its metrics, must not depend on where
         # they are computed: last bits would.
-        state = jax.lax.optimization_barrier(state)
+        state = jax.lax.optimization_barrier(self.learnt(state))
         model = jax.lax.optimization_barrier(self.algorithm.model(state))
         found = [
             read_metrics(self.problem.evaluate(model)),
@@ -161,7 +174,8 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
     """
     algorithm = system.algorithm(problem, hyper, plan)
     check_algorithm(algorithm, system, hyper)
-    return Opened(system, problem, hyper, key, plan, algorithm)
+    live = open_live(system, problem, hyper, plan.live)
+    return Opened(system, problem, hyper, key, plan, algorithm, live)
 
 
 def learning_key(seed: int | Array) -> Key:

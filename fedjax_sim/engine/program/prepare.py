@@ -24,6 +24,7 @@ from fedjax_sim.engine.planning.lanes import (
 )
 from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
+from fedjax_sim.engine.program.live import rows_of, sizes_of
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options
@@ -31,12 +32,16 @@ from fedjax_sim.lifecycle import say
 from fedjax_sim.settings import ConfigError, alternatives_in
 from fedjax_sim.types import (
     EMPTY,
+    Budget,
     Facts,
+    Instant,
     LatentProblem,
     Messages,
     Params,
     Plan,
+    Sizes,
     System,
+    Time,
     Timeline,
 )
 
@@ -75,6 +80,7 @@ class Planned(NamedTuple):
       program: The program.
       model: Shapes and dtypes of a model.
       told: Per lane, what its settings say about numbers of ticks, `f64[V + 1]` by name.
+      budget: How long the lanes run.
     """
 
     group: list[Lane]
@@ -86,6 +92,7 @@ class Planned(NamedTuple):
     program: Program
     model: Any
     told: list[dict[str, np.ndarray]]
+    budget: Budget
 
     def decided(self, replay: Replay) -> dict[str, Any]:
         """Collect the decisions of planning, for `_plan_again` and to compare with a resumed run.
@@ -150,6 +157,7 @@ def plan_group(
         goes_on=options.folder is not None,
     )
     _check_messages(system, group, timelines, ticks, row)
+    live = sizes_of(system, distinct_objects(hypers)[0])
     schedule = lay_out(
         timelines,
         ticks,
@@ -158,8 +166,10 @@ def plan_group(
         per_eval=per_eval,
         client_variance=options.keep.client_variance,
         longest=longest,
-        goes_on=options.folder is not None,
+        goes_on=options.folder is not None and live is None,
     )
+    if live is not None:
+        schedule = schedule._replace(until=_end_of(system, options.budget), rows=rows_of(live))
     # The lanes in the order of their families, with the problem's numbers in the model's
     # type.
     order, members = families_of(group, row)
@@ -201,12 +211,14 @@ def plan_group(
     num_evals, per_eval = schedule.shape[1:]
     is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
     is_stepwise = is_saved or options.watch.is_needed
+    # The time of live lanes may be over long before their ticks are.
+    is_stepwise |= live is not None and isinstance(options.budget, Time)
     chunk = min(asked or (1 if is_stepwise else num_evals), num_evals)
     facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations <= SMALL * num_examples
     program = Program(
         system,
-        _plan_of(schedule, placement),
+        _plan_of(schedule, placement, live),
         facts,
         placement,
         (chunk, per_eval),
@@ -217,9 +229,18 @@ def plan_group(
         can_stop=options.watch.on_evaluation is not None,
         code=code,
     )
-    told = _told(system, hypers, schedule.ticks, row)
+    told = told_of(system, hypers, schedule.ticks, row)
     told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
-    return Planned(group, timelines, ticks, row, schedule, lanes, program, model, told)
+    drawn_as = group, timelines, ticks, row, schedule, lanes, program, model, told
+    return Planned(*drawn_as, options.budget)
+
+
+def _end_of(system: System, budget: Budget) -> Instant:
+    """Return when the time of live lanes is over, on the host: leaves `[1]`."""
+    time = budget.time_budget if isinstance(budget, Time) else np.inf
+    # As in `ticks_in_budget`, a tick at the very end belongs to it.
+    end = Instant.at(np.array([time if system.overshoot else time * (1 + 1e-12)]))
+    return Instant(*map(np.asarray, end))
 
 
 def _check_messages(
@@ -240,7 +261,7 @@ def _check_messages(
             raise ConfigError(field, value, allowed) from None
 
 
-def _told(
+def told_of(
     system: System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
 ) -> list[dict[str, np.ndarray]]:
     """Compute the system's facts of each lane, once for lanes of equal settings and ticks."""
@@ -284,7 +305,7 @@ def _block_of(per_eval: int, placement: Placement) -> int:
     return max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
 
 
-def _plan_of(schedule: Schedule, placement: Placement) -> Plan:
+def _plan_of(schedule: Schedule, placement: Placement, live: Sizes | None) -> Plan:
     """Say how the machine is used."""
     return Plan(
         rows=schedule.rows,
@@ -294,6 +315,7 @@ def _plan_of(schedule: Schedule, placement: Placement) -> Plan:
         family_size=placement.family_size,
         static_trips=placement.platform != "cpu",
         narrow=placement.narrow,
+        live=live,
     )
 
 

@@ -28,7 +28,9 @@ from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Schedule, Tables, event_at, look_up
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
+from fedjax_sim.engine.program.live import happened_of
 from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
+from fedjax_sim.events import HAPPENED
 from fedjax_sim.results.metric_names import scalars_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
@@ -40,10 +42,6 @@ from fedjax_sim.types import (
     Plan,
     System,
 )
-
-HAPPENED = "happened:"
-"""Beginning of the names under which counts hold who took part in changed events, by slot."""
-
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
@@ -461,16 +459,16 @@ def _begin(
         carry = _Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
         if held is not None and lane.algorithm.client_models is None:
-            carry = _Carry(state, first_store(_received(lane.algorithm, state), held.shape[0]))
+            carry = _Carry(state, first_store(_received(lane, state), held.shape[0]))
         return carry, _observe(program, lane, carry, held)
 
     varying = () if starts is None else (starts,)
     return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
 
 
-def _received(algorithm: Algorithm, state: Any) -> Params:
+def _received(lane: Opened, state: Any) -> Params:
     """Return the model that clients receive of the server's version, for `client_variance`."""
-    return (algorithm.received or algorithm.model)(state)
+    return (lane.algorithm.received or lane.algorithm.model)(lane.learnt(state))
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=2, keep_unused=True)
@@ -505,6 +503,10 @@ def _advance(
         tables, place = given
         algorithm = lane.algorithm
         first = place[0] if program.block else place
+        if tables.until is not None:
+            # A longer run goes on with another limit.
+            until = jax.tree.map(lambda leaf: look_up(leaf, (row,)), tables.until)
+            carry = carry._replace(state=carry.state._replace(until=until))
 
         @jax.named_scope("tick")
         def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
@@ -512,6 +514,8 @@ def _advance(
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
             state, info = lane.step(carry.state, event)
             counts, happened = _counts_of(info)
+            if lane.live is not None:
+                happened |= happened_of(state, info.event)
             has_others = bool(happened) and not info.event.facts.keeps("clients")
             if has_others and tables.held is not None and algorithm.client_models is None:
                 allowed = "false where a step changes who takes part: which models clients hold"
@@ -519,7 +523,7 @@ def _advance(
             versions = carry.versions
             if tables.held is not None and algorithm.client_models is None:
                 written = look_up(tables.held.write, (row, *place))
-                versions = write_version(versions, written, _received(algorithm, state))
+                versions = write_version(versions, written, _received(lane, state))
             return _Carry(state, versions), (counts, happened)
 
         # An evaluation: the ticks before it, and the metrics of the model after them.
@@ -580,6 +584,8 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
     if not isinstance(event, tuple):  # A number, or nothing.
         return counts, {}
     del counts["event"]
+    if counts.get("seen") == ():
+        del counts["seen"]
     if not isinstance(event, Event) or event.facts.is_scheduled:
         return counts, {}
     return counts, {
@@ -604,7 +610,7 @@ def _summed(counts: dict[str, Array]) -> dict[str, Any]:
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
     def final(lane: Opened, row: Array, _: None, carry: _Carry) -> Params:
-        return lane.algorithm.model(carry.state)
+        return lane.algorithm.model(lane.learnt(carry.state))
 
     return _over_lanes(final, program, lanes, varying=(carries,))
 
@@ -626,7 +632,7 @@ def _observe(
     if holders is not None:
         models = carry.versions
         if algorithm.client_models is not None:
-            models, holders = algorithm.client_models(carry.state)
+            models, holders = algorithm.client_models(lane.learnt(carry.state))
         metrics["client_variance"] = client_variance(models, holders, model)
     numbers = [*jax.tree.leaves(model), *scalars_of(metrics)]
     metrics["finite"] = jnp.stack([jnp.all(jnp.isfinite(number)) for number in numbers]).all()

@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.clocks import RUNS
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.request import ANY_JAX, Options
@@ -45,6 +46,7 @@ from fedjax_sim.engine.resuming.files import (
     read_configuration,
     ticks_of,
 )
+from fedjax_sim.events import HAPPENED
 from fedjax_sim.lifecycle import (
     InputError,
     remove_scratch,
@@ -146,6 +148,12 @@ def _digest_of_tree(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
+def has_ended_lanes(arrays: Arrays, done: int) -> bool:
+    """Tell whether a live lane has ended within the ticks of a state: a longer run would go on."""
+    ended = arrays.get(f"info:{HAPPENED}ended")
+    return ended is not None and bool((ended.reshape(len(ended), -1)[:, :done] != RUNS).any())
+
+
 class Checkpoint:
     """The checkpoints of one group of lanes, in one folder that the caller has locked."""
 
@@ -218,7 +226,8 @@ class Checkpoint:
         known = self._read_configuration() if self._resume else None
         if known is None:
             return None
-        self._compare(known["asked"], self._asked, apart_from=tuple(BUDGETS))
+        most = known["asked"].get("most_ticks")
+        self._compare(known["asked"], self._asked, apart_from=(*BUDGETS, "most_ticks"))
         theirs, ours = (
             {name: each[name] for name in BUDGETS} for each in (known["asked"], self._asked)
         )
@@ -227,7 +236,7 @@ class Checkpoint:
             return None
         for name, kind in BUDGETS.items():
             if None not in (theirs[name], ours[name]) and ours[name] > theirs[name]:
-                return kind(theirs[name])
+                return Ticks(theirs[name]) if kind is Ticks else Time(theirs[name], most)
         self._compare(known["asked"], self._asked)
         return None
 
@@ -350,6 +359,10 @@ class Checkpoint:
         self._remove(path for path in self._files("state") if path not in kept)
         self._last = time.monotonic()
 
+    def keep_before(self, done: int) -> None:
+        """Keep the newest state of so many ticks or fewer for a longer run, and no later one."""
+        self._all_run = min(self._all_run, done)
+
     def finish(self, arrays: Arrays) -> None:
         """Write the group's result. Of the states, only the one for a longer run is kept."""
         written = self._write("result", 0, self._identity, arrays)
@@ -377,7 +390,7 @@ class Checkpoint:
         """
         identity = _digest_of({**longer._asked, **planned})
         for done, arrays in self._sound("state", self._identity):
-            if done <= most:
+            if done <= most and not has_ended_lanes(arrays, done):
                 for name in [name for name in arrays if name.startswith("state:")]:
                     arrays[name] = turn(done, int(name.removeprefix("state:")), arrays[name])
                 kept = self._write("state", done, identity, arrays)

@@ -15,14 +15,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.clocks import RUNS
 from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
+from fedjax_sim.events import HAPPENED
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
 from fedjax_sim.results.curves import NEVER, Curves
 
-Report = Callable[[int, dict[str, np.ndarray], np.ndarray], np.ndarray]
-"""From the number of evaluations done, the metrics so far `[L, V + 1, ...]` and the evaluation at
-which each lane stopped `i64[L]` to which lanes stop now, `bool[L]`."""
+Report = Callable[[int, Curves], np.ndarray]
+"""From the number of evaluations done and what is known so far, without models, to which lanes stop
+now, `bool[L]`."""
 
 
 def replay_schedule(
@@ -50,6 +52,10 @@ def replay_schedule(
         seen.restore(saved.curves, 1 + done // per_eval)
     pace = _Pace(replay)
     with contextlib.nullcontext() if checkpoint is None else deferring_stops():
+        is_live = replay.program.plan.live is not None
+        if is_live and saved is None and checkpoint is not None:
+            # A longer run may have to go on from here.
+            checkpoint.save(0, carries, seen.kinds, now=True)
         while done < replay.num_evals * per_eval and seen.is_running.any():
             end, began = pace.end_after(done), time.monotonic()
             carries, (observed, counted) = replay.advance(carries, done, end, seen.is_running)
@@ -57,10 +63,13 @@ def replay_schedule(
             if end % per_eval == 0:
                 seen.put(observed, 1 + done // per_eval)
             pace.note(done, end, time.monotonic() - began)
+            if is_live and checkpoint is not None and seen.ended(end).any():
+                checkpoint.keep_before(done)
             done = end
             has_ended = False
             if done % per_eval == 0 and report is not None:
-                stops = report(done // per_eval, seen.kinds["metric"], seen.stopped_at)
+                known = Curves(seen.kinds["metric"], seen.kinds["info"], None, None, seen.stopped_at)
+                stops = report(done // per_eval, known)
                 has_ended = bool(stops.any())
                 seen.stop(stops, done // per_eval)
             if checkpoint is not None:
@@ -70,6 +79,9 @@ def replay_schedule(
                 checkpoint.save(done, carries, seen.kinds, now=is_needed)
                 if number is not None:
                     raise Stopped(number, saved=True)
+            if is_live and done % per_eval == 0 and seen.ended(done).all():
+                seen.repeat(done // per_eval)
+                break
     models = replay.final_models(carries)
     samples = seen.samples(jax.tree.structure(models))
     return Curves(seen.kinds["metric"], seen.kinds["info"], models, samples, seen.stopped_at)
@@ -127,9 +139,18 @@ class _Seen:
         """Which lanes have not been stopped: `bool[L]`."""
         return self.stopped_at == NEVER
 
+    def ended(self, done: int) -> np.ndarray:
+        """Tell which live lanes did nothing at the last of so many ticks: `bool[L]`."""
+        ended = self.kinds["info"][f"{HAPPENED}ended"]
+        return ended.reshape(len(ended), -1)[:, done - 1] != RUNS
+
     def stop(self, stops: np.ndarray, at: int) -> None:
         """End some lanes, `bool[L]`, with evaluation `at`."""
         self.stopped_at[stops] = at
+        self.repeat(at, stops)
+
+    def repeat(self, at: int, stops: Any = slice(None)) -> None:
+        """Repeat evaluation `at` of some lanes, or of all, in what comes after it."""
         for kind in ("metric", "model"):
             for values in self.kinds[kind].values():
                 values[stops, at + 1 :] = values[stops, at : at + 1]

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_sim.clocks import ENDINGS, to_float64
 from fedjax_sim.engine.contract import check_values
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
-from fedjax_sim.engine.planning.schedule import Schedule, as_happened
-from fedjax_sim.engine.program.prepare import Planned, plan_group
-from fedjax_sim.engine.program.replay import HAPPENED, Replay
+from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
+from fedjax_sim.engine.program.prepare import Planned, plan_group, told_of
+from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.engine.resuming.checkpoint import (
     Checkpoint,
@@ -31,6 +32,8 @@ from fedjax_sim.engine.resuming.checkpoint import (
 from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.watching import Watcher
+from fedjax_sim.events import HAPPENED
+from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
@@ -40,8 +43,19 @@ from fedjax_sim.types import (
     Layout,
     Messages,
     System,
+    Time,
     Timeline,
 )
+
+ENDED_BECAUSE = {
+    "idle": "came to a time from which on nobody ever reports",
+    "time": "has a clock that went back",
+    "steps": "has a clock that asked for more steps than its sizes say",
+    "versions": "has a clock with more versions in use than its sizes say",
+    "clients": "has a clock that named a client that does not exist, or one twice in a tick",
+}
+"""Endings of live lanes that are no ordinary ones, in words."""
+
 
 BITS = COORDINATES[3:]
 """Up to the server and down to clients."""
@@ -194,7 +208,7 @@ def _go_on(
     if set(axes) != {None} and rows_at(old.all_run) is None:
         reason = reason or "it did not keep all models from which clients will still report"
     if reason:
-        [(name, asked)], [before_then] = vars(options.budget).items(), vars(earlier.budget).values()
+        (name, asked), (_, before_then) = options.budget.named, earlier.budget.named
         allowed = (
             f"{before_then!r}, as in {options.folder}: {system.name} cannot go on from there with "
             f"these settings, because {reason}"
@@ -229,9 +243,22 @@ def replay_group(
         is_batched=plan.lanes_at_once or plan.family_size > 1,
     )
     num_evals = schedule.shape[1]
+
+    def report(done: int, seen: Curves) -> np.ndarray:
+        if planned.program.plan.live is not None and options.watch.is_needed:
+            happened = {
+                name.removeprefix(HAPPENED): value[:, :num_evals]
+                for name, value in seen.infos.items()
+                if name.startswith(HAPPENED)
+            }
+            lived = _lived(planned, happened)
+            watch.know(lived.ticks, lived.time)
+        assert seen.stopped_at is not None
+        return watch.update(done, seen.metrics, seen.stopped_at)
+
     with contextlib.closing(watch):
         watch.begin()
-        curves = replay_schedule(replay, checkpoint=saved, report=watch.update)
+        curves = replay_schedule(replay, checkpoint=saved, report=report)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
     if saved is not None:
@@ -242,12 +269,56 @@ def replay_group(
 def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
     """Add the curves that follow from schedules and settings to those of a replay."""
     group, schedule, row = planned.group, planned.schedule, planned.row
-    num_evals, system = schedule.shape[1], planned.program.system
+    system, told, is_live = planned.program.system, planned.told, planned.program.plan.live is not None
+    infos = {name: value[:, : schedule.shape[1]] for name, value in curves.infos.items()}
+    happened = {
+        name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name
+    }
+    lived = _lived(planned, happened) if is_live else None
+    if lived is not None:
+        schedule, row = lived, np.arange(len(group))
+        told = told_of(system, [lane.hyper for lane in group], schedule.ticks, row)
+    num_evals = schedule.shape[1]
     metrics, samples = jax.tree.map(
         lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
     )
-    infos = {name: value[:, :num_evals] for name, value in curves.infos.items()}
+    infos = {name: value[:, :num_evals] for name, value in infos.items()}
     # Each lane's schedule, cut to its ticks.
+    if lived is not None:
+        timelines = [_timeline_of(lived, lane, happened) for lane in range(len(group))]
+    else:
+        timelines = _cut(planned)
+        # Where steps changed who took part, the schedule becomes the one that happened.
+        if happened:
+            schedule, row = as_happened(schedule.take(row), **happened), np.arange(len(group))
+            timelines = [
+                _changed(timeline, *(leaf[i] for leaf in happened.values()))
+                for i, timeline in enumerate(timelines)
+            ]
+    for lane, timeline in zip(group, timelines if happened else (), strict=False):
+        num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
+        each = Timeline(*(leaf[None] for leaf in timeline))
+        check_values(system, each, len(timeline.time), num_clients)
+    # Bits follow from the messages of the schedule.
+    bits = _count_bits(planned, schedule, row, timelines)
+    facts = facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)}
+    if is_live:
+        facts["ended"] = _endings(planned, schedule, happened["ended"])
+    part = Returned(
+        places=[lane.place for lane in group],
+        curves=Curves(metrics, infos, curves.models, samples),
+        facts=facts,
+        timelines=timelines,
+        told=_stacked(told, schedule.ticks.shape[1]),
+    )
+    if options.watch.on_evaluation is None:
+        return part
+    assert curves.stopped_at is not None
+    return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _cut(planned: Planned) -> list[Timeline]:
+    """Cut each lane's timeline to its ticks."""
     ends = planned.ticks.tolist()
     known = (leaf[:, : max(ends)] for leaf in planned.timelines)
     cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
@@ -255,31 +326,54 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
         cut = [
             Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
         ]
-    timelines = [cut[i] for i in row.tolist()]
-    # Where steps changed who took part, the schedule becomes the one that happened.
-    if happened := [infos.pop(name) for name in list(infos) if name.startswith(HAPPENED)]:
-        schedule, row = as_happened(schedule.take(row), *happened), np.arange(len(group))
-        timelines = [
-            _changed(timeline, *(leaf[i] for leaf in happened))
-            for i, timeline in enumerate(timelines)
-        ]
-        for lane, timeline in zip(group, timelines, strict=True):
-            num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
-            each = Timeline(*(leaf[None] for leaf in timeline))
-            check_values(system, each, len(timeline.time), num_clients)
-    # Bits follow from the messages of the schedule.
-    bits = _count_bits(planned, schedule, row, timelines)
-    part = Returned(
-        places=[lane.place for lane in group],
-        curves=Curves(metrics, infos, curves.models, samples),
-        facts=facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)},
-        timelines=timelines,
-        told=_stacked(planned.told, schedule.ticks.shape[1]),
+    return [cut[i] for i in planned.row.tolist()]
+
+
+def _lived(planned: Planned, happened: Mapping[str, np.ndarray]) -> Schedule:
+    """Make the schedules of live lanes from what happened so far, `[L, V, E, ...]` by name."""
+    known = dict(happened)
+    known["time"] = to_float64(known["time"], known.pop("rest"))
+    return as_lived(planned.schedule.take(planned.row), **known)
+
+
+def _timeline_of(schedule: Schedule, lane: int, happened: Mapping[str, np.ndarray]) -> Timeline:
+    """Return the timeline of a live lane: what its clients hold is what they worked from."""
+    end = int(schedule.ticks[lane, -1])
+    value, rest, *slots = (
+        happened[name][lane].reshape(-1, *happened[name].shape[3:])[:end]
+        for name in ("time", "rest", "clients", "steps", "version", "weight")
     )
-    if options.watch.on_evaluation is None:
-        return part
-    assert curves.stopped_at is not None
-    return end_stopped_lanes(part, curves.stopped_at)
+    clients, steps, version, weight = slots
+    weight = weight.astype("float64")
+    return Timeline(to_float64(value, rest), clients, steps, version, weight, version)
+
+
+def _endings(planned: Planned, schedule: Schedule, ended: np.ndarray) -> np.ndarray:
+    """Return why live lanes ended, by the numbers of `ENDINGS`, and say so if it was a fault.
+
+    Args:
+      planned: The lanes.
+      schedule: What happened in them.
+      ended: `i32[L, V, E]`.
+    """
+    last = schedule.ticks[:, -1]
+    flat = ended.reshape(len(ended), -1)
+    at = np.minimum(last, flat.shape[1] - 1)
+    found = np.where(last < flat.shape[1], flat[np.arange(len(flat)), at], ENDINGS.index("ticks"))
+    name, budget = planned.program.system.name, planned.budget
+    for number in sorted(set(found.tolist())):
+        lanes = [lane for lane, code in zip(planned.group, found, strict=True) if code == number]
+        words = ENDED_BECAUSE.get(ENDINGS[number])
+        if ENDINGS[number] == "ticks" and isinstance(budget, Time):
+            most = int(planned.ticks.max())
+            words = f"had most_ticks = {most} ticks before its time budget was over"
+        if words:
+            number_of = f"{len(lanes)} of {len(planned.group)} lanes"
+            first = f"seed {lanes[0].seed}"
+            if lanes[0].point:
+                first += "".join(f", {key}={value}" for key, value in lanes[0].point.items())
+            say(f"{number_of} of {name} ended early, the first with {first}: it {words}.")
+    return found.astype(np.int64)
 
 
 def _changed(

@@ -29,6 +29,10 @@ CLOSE = 1e-9
 exactly fills a window ends with the window, before the break."""
 
 
+CLOSE_IN_32_BITS = 1e-6
+"""The same for times of 32 bits, which live clocks have within a period."""
+
+
 class Windows(NamedTuple):
     """When clients are available.
 
@@ -149,18 +153,33 @@ def finish_work(
     busy = running if devices.transfer is None else running + devices.transfer[client]
     if devices.windows is None:
         return time, time + busy
-    windows = devices.windows
-    at = _place(windows, client, time)
-    begin = time + at.wait
-    wanted = at.worked + busy
+    wait, pauses = breaks(devices.windows, client, _phase(devices.windows, client, time), busy)
+    begin = time + wait
+    return begin, begin + busy + pauses
+
+
+def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Array, Array]:
+    """Find out how long clients that are given work wait before it, and pause during it.
+
+    Args:
+      windows: When clients are available.
+      client: Client numbers, `i32[...]`.
+      at: Places in the clients' periods, `f[...]`.
+      busy: Time of receiving, computing and sending, `f[...]`.
+
+    Returns:
+      Times, `f[...]` each.
+    """
+    place = _place(windows, client, at)
+    wanted = place.worked + busy
     total = windows.total[client]
-    cycles = jnp.maximum(jnp.ceil(wanted / total - CLOSE) - 1, 0)
+    cycles = jnp.maximum(jnp.ceil(wanted / total - _close(busy)) - 1, 0)
     left = wanted - cycles * total
     last = _search(windows, client, lambda j: windows.worked[j] + _length(windows, j), left, total)
     # Breaks before each window are added up, instead of times within windows, so that work within
     # one window ends exactly its running time after it began.
     pauses = cycles * (windows.period[client] - total) + _pause(windows, last)
-    return begin, begin + busy + jnp.maximum(pauses - _pause(windows, at.window), 0)
+    return place.wait, jnp.maximum(pauses - _pause(windows, place.window), 0)
 
 
 def times_in_rounds(
@@ -214,7 +233,7 @@ def time_available(devices: Devices, client: Array, begin: Array, end: Array) ->
     windows = devices.windows
 
     def until(time: Array) -> Array:
-        at = _place(windows, client, time)
+        at = _place(windows, client, _phase(windows, client, time))
         cycles = jnp.floor(
             (time + at.wait + windows.phase[client]) / windows.period[client] + CLOSE
         )
@@ -228,7 +247,12 @@ def is_available(devices: Devices, client: Array, time: Array) -> Array:
     """Tell whether clients `i32[...]` are available at times `f64[...]`."""
     if devices.windows is None:
         return jnp.ones(jnp.broadcast_shapes(client.shape, time.shape), bool)
-    return _place(devices.windows, client, time).wait == 0
+    return wait_of(devices.windows, client, _phase(devices.windows, client, time)) == 0
+
+
+def wait_of(windows: Windows, client: Array, at: Array) -> Array:
+    """Compute how long clients `i32[...]` at places `f[...]` in their periods are unavailable."""
+    return _place(windows, client, at).wait
 
 
 def is_lost(devices: Devices, client: Array, update: Array) -> Array:
@@ -303,10 +327,19 @@ class _Place(NamedTuple):
     worked: Array  # f64[...]  time of the period in windows before then
 
 
-def _place(windows: Windows, client: Array, time: Array) -> _Place:
-    """Find the window in which clients `i32[...]` are at times `f64[...]`, or the next one."""
+def _phase(windows: Windows, client: Array, time: Array) -> Array:
+    """Find the place in their periods at which clients are at times `f64[...]`."""
+    return (time + windows.phase[client]) % windows.period[client]
+
+
+def _close(like: Array) -> float:
+    """Return `CLOSE`, or for floats of 32 bits what their rounding asks for."""
+    return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
+
+
+def _place(windows: Windows, client: Array, at: Array) -> _Place:
+    """Find the window in which clients are at places `f[...]` in their periods, or the next one."""
     period, first = windows.period[client], windows.first[client]
-    at = (time + windows.phase[client]) % period
     found = _search(windows, client, lambda j: windows.end[j], at, period, strictly=True)
     is_over = found == windows.end_of[client]
     window = jnp.where(is_over, first, found)
@@ -331,7 +364,7 @@ def _search(
     If there is none, this is the number after the client's last window.
     """
     low, high = windows.first[client], windows.end_of[client]
-    slack = CLOSE * scale
+    slack = _close(wanted) * scale
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds

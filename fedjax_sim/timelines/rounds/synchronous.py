@@ -127,27 +127,15 @@ def assemble_rounds(
     is_lost_here = is_lost(devices, jnp.maximum(clients, 0), tick) & has_work
     limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
 
-    def arrivals(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
-        """Compute when reports are in, infinite for those that never are: `f64[..., A]`."""
-        return jnp.where(is_asked & ~is_lost_here, taken, jnp.inf)
-
     def length(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
         """Compute how long a round lasts, `f64[...]`."""
-        first = arrivals(taken, is_asked, is_lost_here)
-        if first.shape[-1] > num_used:
-            first = jnp.sort(first)[..., :num_used]
-        is_in = jnp.isfinite(first) & (first <= limit)
-        last = jnp.where(is_in, first, 0).max(axis=-1)
-        is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
-        # A loss is known when the report should have come.
-        known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
-        until = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, known)
-        return hyper.clock.server_interact + jnp.where(is_whole, last, until)
+        waits = round_length(taken, is_asked, is_lost_here, num_used=num_used, limit=limit)
+        return hyper.clock.server_interact + waits
 
     facts = is_asked, is_lost_here
     working = jnp.where(has_work, clients, EMPTY)
     taken = times_in_rounds(devices, working, work_time, length, *facts)
-    time, arrival = jnp.cumsum(length(taken, *facts)), arrivals(taken, *facts)
+    time, arrival = jnp.cumsum(length(taken, *facts)), arrivals_in(taken, *facts)
     if arrival.shape[1] > num_used:
         first = jnp.argsort(arrival, axis=1, stable=True)[:, :num_used]
         clients, share, steps, arrival = (
@@ -165,24 +153,71 @@ def assemble_rounds(
     )
 
 
-def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = None) -> Array:
+def arrivals_in(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
+    """Compute when reports are in, infinite for those that never are: `f64[..., A]`.
+
+    Args:
+      taken: Times after which reports should be in, `f64[..., A]`.
+      is_asked: Whose they are, `bool[..., A]`.
+      is_lost_here: Which are lost, `bool[..., A]`.
+    """
+    return jnp.where(is_asked & ~is_lost_here, taken, jnp.inf)
+
+
+def round_length(
+    taken: Array, is_asked: Array, is_lost_here: Array, *, num_used: int, limit: Array
+) -> Array:
+    """Compute how long a round waits for its reports, `f64[...]`.
+
+    Args:
+      taken: As in `arrivals_in`, as are the next two.
+      is_asked: Whose they are.
+      is_lost_here: Which are lost.
+      num_used: Reports that are used, the first ones.
+      limit: Longest time to wait, `f64[]`, infinite for no limit. It ends a round in which a report
+        is missing.
+    """
+    first = arrivals_in(taken, is_asked, is_lost_here)
+    if first.shape[-1] > num_used:
+        first = jnp.sort(first)[..., :num_used]
+    is_in = jnp.isfinite(first) & (first <= limit)
+    last = jnp.where(is_in, first, 0).max(axis=-1)
+    is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
+    # A loss is known when the report should have come.
+    known = jnp.maximum(last, jnp.where(is_lost_here, taken, 0).max(axis=-1))
+    return jnp.where(is_whole, last, jnp.where(jnp.isfinite(limit), limit, known))
+
+
+def draw_work_times(
+    key: Key,
+    clients: Array,
+    hyper: Any,
+    steps: Array | None = None,
+    *,
+    ticks: Array | None = None,
+    speeds: Speeds | None = None,
+) -> Array:
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
     Args:
       clients: `i[T, S]`.
       steps: `i[T, S]`, local steps of each slot; None for `hyper.local_steps` everywhere.
+      ticks: `i[T]`, numbers of the ticks; from 0 if None.
+      speeds: Those of all clients, `f64[N]`; drawn if None.
 
     Returns:
       Virtual times, `f64[T, S]`; of any value in empty slots.
     """
-    if hyper.delays.trace is not None:
+    if hyper.delays.trace is not None and ticks is None:
         return _trace_time(clients, hyper)
-    speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
+    known = draw_client_speeds(key, hyper) if speeds is None else speeds
+    speeds = Speeds(*(leaf[clients] for leaf in known))
     is_by_step = steps is not None and hyper.delays.time_of == "step"
     num_times: Any = steps if is_by_step else hyper.times_per_update
     if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
-    key, ticks = stream(key, "runtimes"), jnp.arange(clients.shape[0])
+    key = stream(key, "runtimes")
+    ticks = jnp.arange(clients.shape[0]) if ticks is None else ticks
 
     def draw(key: Key, num: int) -> Array:
         def tick(t: Array, speeds: Speeds) -> Array:

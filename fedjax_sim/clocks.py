@@ -1,0 +1,209 @@
+"""Live clocks: the contract of a system whose events follow from what was learnt.
+
+A planned system draws its whole schedule before learning. A live system makes its next event within
+the step, from the state of its clock and of learning: who reports, with how many steps, and what
+time it is. `timelines.live` has the parts that clocks are made of.
+
+Times are sums of two floats, because one of 32 bits puts arrivals in the wrong order.
+
+Dimension letters: `N` clients, `S` slots of a tick, `M` versions of the server's model in use.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import Count, Whole, checked
+from fedjax_sim.events import Event, Leaf
+
+TimeT = TypeVar("TimeT")
+"""What a clock carries from tick to tick: a pytree."""
+HyperT = TypeVar("HyperT")
+"""A system's settings."""
+
+ENDINGS = ("ticks", "budget", "idle", "time", "steps", "versions", "clients")
+"""Why a live lane did nothing more: it had its ticks; its time was over; nobody will ever report.
+The others are faults of its clock: a tick before the one before it, other steps or more versions in
+use than its sizes say, or a client that does not exist, reports twice, or is missing."""
+
+
+RUNS = -1
+"""In place of the number of one of `ENDINGS`, while a lane goes on."""
+
+
+class Instant(NamedTuple):
+    """A virtual time, as the sum of a float and a much smaller one: 48 bits of two with 32.
+
+    Attributes:
+      value: `f[...]`, the time, rounded.
+      rest: `f[...]`, what is missing.
+    """
+
+    value: jax.Array
+    rest: jax.Array
+
+    @classmethod
+    def at(cls, time: Any) -> Self:
+        """Make an instant of a number, or of an array of numbers.
+
+        Args:
+          time: Units of virtual time, `f[...]`. A float of Python is kept to 48 bits.
+        """
+        kind = jnp.result_type(float)
+        if isinstance(time, (int, float, np.ndarray, np.generic)):
+            wide = np.asarray(time, "float64")
+            value = wide.astype(kind)
+            is_finite = np.isfinite(value)
+            rest = np.where(is_finite, wide - np.where(is_finite, value, 0), 0).astype(kind)
+            return cls(jnp.asarray(value), jnp.asarray(rest))
+        value = jnp.asarray(time, kind)
+        return cls(value, jnp.zeros_like(value))
+
+    def later(self, by: Any) -> Self:
+        """Add a duration: a float, or an instant counted from 0. It may be infinite.
+
+        Args:
+          by: `f[...]`, or an instant.
+        """
+        other = by if isinstance(by, Instant) else Instant(by, jnp.zeros_like(by))
+        total = self.value + other.value
+        # What was lost when the values were added (Knuth's TwoSum), and what was missing before.
+        shown = total - self.value
+        lost = (self.value - (total - shown)) + (other.value - shown)
+        lost = lost + (self.rest + other.rest)
+        value = total + lost
+        rest = lost - (value - total)
+        is_finite = jnp.isfinite(total)
+        return type(self)(jnp.where(is_finite, value, total), jnp.where(is_finite, rest, 0.0))
+
+    def since(self, earlier: Self) -> jax.Array:
+        """Compute the time since an earlier instant, as one float: `f[...]`."""
+        return self.later(type(self)(-earlier.value, -earlier.rest)).value
+
+    def is_before(self, other: Self) -> jax.Array:
+        """Tell whether it is before another instant: `bool[...]`."""
+        return (self.value < other.value) | (
+            (self.value == other.value) & (self.rest < other.rest)
+        )
+
+    def or_later(self, other: Self) -> Self:
+        """Return the later one of two instants."""
+        return self.where(~self.is_before(other), other)
+
+    def where(self, is_self: jax.Array, other: Self) -> Self:
+        """Take this instant where a condition holds, `bool[...]`, otherwise another."""
+        return type(self)(*(jnp.where(is_self, a, b) for a, b in zip(self, other, strict=True)))
+
+    def take(self, index: Any) -> Self:
+        """Select some of several instants.
+
+        Args:
+          index: Places, as an array is indexed.
+        """
+        return type(self)(self.value[index], self.rest[index])
+
+    def put(self, index: Any, other: Self) -> Self:
+        """Replace some of several instants.
+
+        Args:
+          index: Places, as an array is indexed.
+          other: The new ones.
+        """
+        return type(self)(
+            self.value.at[index].set(other.value), self.rest.at[index].set(other.rest)
+        )
+
+    @property
+    def is_finite(self) -> jax.Array:
+        """Whether it will ever come: `bool[...]`."""
+        return jnp.isfinite(self.value)
+
+
+def to_float64(value: Leaf, rest: Leaf) -> np.ndarray:
+    """Put an instant together on the host: `f64[...]`."""
+    return np.asarray(value, "float64") + np.asarray(rest, "float64")
+
+
+@checked
+class Sizes(NamedTuple):
+    """What a live clock never exceeds; memory and layout are planned from it.
+
+    A lane that exceeds any of it ends there, and `curves.ended` names what.
+
+    Attributes:
+      slots: Slots of a tick, S.
+      most_steps: Most local steps of a slot.
+      versions: Most versions of the server's model from which somebody works at one time, M, such
+        as clients at work. 0 if all work starts from the newest model.
+      is_full: Whether every slot is filled at every tick and has `most_steps` steps, which makes
+        local work quicker.
+    """
+
+    slots: Count
+    most_steps: Whole
+    versions: Whole = 0
+    is_full: bool = False
+
+
+class Received(NamedTuple):
+    """What the server receives at its next action, as a live clock decides it.
+
+    Attributes:
+      time: When the server acts; infinite if it never will, which ends the lane.
+      clients: `i32[S]`, who reports; `EMPTY` in empty slots.
+      steps: `i32[S]`, local steps behind each report.
+      version: `i32[S]`, server version from which that work started.
+      weight: `f[S]`, weight of each report.
+      executed: `i32[]`, evaluations that the program ran to decide this, such as those of losses.
+      needed: `i32[]`, evaluations of these that the algorithm asked for.
+    """
+
+    time: Instant
+    clients: jax.Array
+    steps: jax.Array
+    version: jax.Array
+    weight: jax.Array
+    executed: Any = 0
+    needed: Any = 0
+
+
+def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:
+    return time
+
+
+class Clock(NamedTuple, Generic[TimeT]):
+    """A live clock, bound to a problem and settings. All functions are pure and traced.
+
+    The key is the lane's clock key and is the same at every tick: derive streams from it by
+    `fold_in`, of a count in the clock's state, or of client and number of its work.
+
+    Attributes:
+      init: From a key to what the clock carries, such as the work in flight.
+      next: From key, what it carries, and the algorithm's state, to what it carries then and what
+        the server receives next. It may compute losses of the state's models.
+      after: From key, what it carries, the event, the algorithm's next state, and what the step
+        has `seen` (the field of its `Work`), to what it carries then: what the clock learns from
+        the tick, and who starts from the new model.
+      in_use: From what it carries to the versions from which somebody works, `i32[M]`; entries
+        without work are negative. None if all work starts from the newest model.
+    """
+
+    init: Callable[[Any], TimeT]
+    next: Callable[[Any, TimeT, Any], tuple[TimeT, Received]]
+    after: Callable[[Any, TimeT, Event, Any, Any], TimeT] = _unmoved
+    in_use: Callable[[TimeT], jax.Array] | None = None
+
+
+class Live(NamedTuple, Generic[HyperT]):
+    """That a system is live, and how.
+
+    Attributes:
+      sizes: From the settings to what is never exceeded; called before learning.
+      clock: From the problem and the settings to the clock.
+    """
+
+    sizes: Callable[[HyperT], Sizes]
+    clock: Callable[[Any, HyperT], Clock]

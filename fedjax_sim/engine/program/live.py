@@ -1,0 +1,283 @@
+"""The step of a live system: its clock makes the event, the algorithm learns, the clock goes on.
+
+What a planned schedule says before learning is found out within the tick: which row of the store
+of old models each slot reads and where the new model goes, each client's place in its stream of
+mini-batches, and whether the lane's time is over.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
+from fedjax_sim.events import HAPPENED
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.streams import stream
+from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, System
+
+TICKS, BUDGET, IDLE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
+"""Numbers of the reasons for which a lane ends."""
+
+class Lived(NamedTuple):
+    """What a live lane carries from tick to tick.
+
+    Attributes:
+      state: The algorithm's state.
+      clock: What the clock carries.
+      now: When the server acted last.
+      tick: `i32[]`, server actions so far.
+      held: `i32[R]`, the version in each row of the store, without the scratch row; negative where
+        there is none.
+      delivered: `i32[N]`, local steps that each client has delivered.
+      until: When the lane's time is over, infinite if it is not limited.
+      ended: `i32[]`, why the lane did nothing at the last tick, the number of one of `ENDINGS`;
+        `RUNS` if it did something.
+    """
+
+    state: Any
+    clock: Any
+    now: Instant
+    tick: Array
+    held: Array
+    delivered: Array
+    until: Instant
+    ended: Array
+
+
+class LiveLane(NamedTuple):
+    """A live system's clock, bound for the trace that is under way.
+
+    Attributes:
+      system: The system.
+      clock: The clock.
+      sizes: What it never exceeds.
+      num_clients: Clients, N.
+    """
+
+    system: System
+    clock: Clock
+    sizes: Sizes
+    num_clients: int
+
+    def init(self, key: Key, state: Any) -> Lived:
+        """Begin at time 0, without a limit.
+
+        Args:
+          key: The random key of learning.
+          state: The algorithm's first state.
+        """
+        held = jnp.full(rows_of(self.sizes) - 1, EMPTY, "int32").at[0].set(0)
+        return Lived(
+            state,
+            self.clock.init(clock_key(key)),
+            Instant.at(0.0),
+            jnp.int32(0),
+            held,
+            jnp.zeros(self.num_clients, "int32"),
+            Instant.at(np.inf),
+            jnp.int32(RUNS),
+        )
+
+    def step(
+        self, key: Key, lived: Lived, frame: Event, learn: Callable[[Any, Event], tuple[Any, Any]]
+    ) -> tuple[Lived, Any]:
+        """Take one tick, or nothing if the lane has ended.
+
+        Args:
+          key: The random key of learning.
+          lived: What the lane carries.
+          frame: The event of a timeline that says nothing.
+          learn: The algorithm's step, from state and event.
+
+        Returns:
+          What it carries then, and the step's `Info`.
+        """
+        clock, sizes, time_key = self.clock, self.sizes, clock_key(key)
+        time, received = clock.next(time_key, lived.clock, lived.state)
+        _check_received(received, sizes)
+        # The rows of the versions that are read, and a row that nobody needs for the new one.
+        clients = jnp.asarray(received.clients, "int32")
+        is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
+        version, tick = jnp.asarray(received.version, "int32"), lived.tick
+        steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
+        is_held = version[:, None] == lived.held
+        read = is_held.argmax(axis=1).astype("int32")
+        if clock.in_use is None:
+            write = jnp.int32(0)
+            is_known = version == tick
+        else:
+            used = clock.in_use(time)
+            is_used = (lived.held[:, None] == used).any(axis=1) & (lived.held >= 0)
+            write = is_used.argmin().astype("int32")
+            # Every row is in use if more versions are than the clock has declared.
+            is_known = is_held.any(axis=1) & ~is_used.all()
+        # Whether the lane goes on.
+        order = jnp.sort(jnp.where(is_there, clients, self.num_clients + jnp.arange(sizes.slots)))
+        is_twice = (order[1:] == order[:-1]).any() & (not self.system.can_repeat)
+        is_client = (clients >= EMPTY) & (clients < self.num_clients)
+        is_client &= is_there | (not sizes.is_full)
+        is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
+        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
+        if self.system.overshoot:
+            is_over = ~lived.now.is_before(lived.until)
+        else:
+            is_over = lived.until.is_before(received.time)
+        ended = jnp.int32(RUNS)
+        for reason, holds in (
+            (CLIENTS, is_twice | ~is_client.all()),
+            (VERSIONS, (is_there & ~is_known).any()),
+            (TIME, received.time.is_before(lived.now)),
+            (STEPS, (is_there & ~is_allowed).any()),
+            (BUDGET, is_over),
+            (IDLE, ~received.time.is_finite),
+        ):
+            ended = jnp.where(holds, reason, ended)
+        # Ticks beyond those that were asked for have no slots.
+        if not frame.facts.all_filled:
+            ended = jnp.where((frame.clients != EMPTY).any(), ended, TICKS)
+        goes_on = ended == RUNS
+        is_there = (is_there & goes_on) | is_full
+        clients = jnp.where(goes_on, clients, frame.clients)
+        steps = jnp.where(goes_on, steps, frame.steps)
+        clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
+        event = frame.within(
+            tick=tick,
+            clients=clients,
+            steps=steps,
+            version=version,
+            weight=jnp.where(is_there, received.weight, 0).astype(frame.weight.dtype),
+            offset=_offsets(lived.delivered, clients, steps),
+            read=jnp.where(is_there, read, jnp.int32(rows_of(sizes) - 1)),
+            write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
+            facts=_facts(frame.facts, sizes, is_full=is_full),
+        )
+        state, info = learn(lived.state, event)
+        if is_full:
+            # An event that is filled at every tick has done something that is taken back.
+            state = _where(goes_on, state, lived.state)
+            info = _where(goes_on, info, jax.tree.map(jnp.zeros_like, info))
+            clients = jnp.where(goes_on, event.clients, EMPTY)
+            event = event.within(facts=event.facts, clients=clients)
+            info = info._replace(event=event)
+        if not hasattr(info, "event"):
+            allowed = "with a field event, such as Work: it says who took part"
+            raise ConfigError("info of a live system's step", type(info).__name__, allowed)
+        seen, info = getattr(info, "seen", ()), info._replace(event=info.event or event)
+        event = info.event
+        if "seen" in info._fields:
+            info = info._replace(
+                seen=(),
+                executed=info.executed + jnp.where(goes_on, received.executed, 0),
+                needed=info.needed + jnp.where(goes_on, received.needed, 0),
+            )
+        time = clock.after(time_key, time, event, state, seen)
+        counted = jnp.where(event.clients >= 0, event.clients, self.num_clients)
+        after = Lived(
+            state,
+            _where(goes_on, time, lived.clock),
+            received.time.where(goes_on, lived.now),
+            tick + goes_on,
+            lived.held.at[jnp.where(goes_on, write, len(lived.held))].set(tick + 1, mode="drop"),
+            lived.delivered.at[counted].add(event.steps, mode="drop"),
+            lived.until,
+            ended,
+        )
+        return after, info
+
+
+def open_live(system: System, problem: Any, hyper: Any, sizes: Sizes | None) -> LiveLane | None:
+    """Bind a system's clock; None if its schedule is planned.
+
+    Args:
+      sizes: What it never exceeds, as `sizes_of` found out before learning.
+    """
+    if system.live is None or sizes is None:
+        return None
+    clock = system.live.clock(problem, hyper)
+    if (clock.in_use is None) != (sizes.versions == 0):
+        allowed = "given if, and only if, sizes say how many versions are in use"
+        raise ConfigError("in_use of the clock", clock.in_use, allowed)
+    return LiveLane(system, clock, sizes, problem.counts.shape[0])
+
+
+def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
+    """Find out what the clocks of some lanes never exceed; None if schedules are planned.
+
+    Args:
+      hypers: The lanes' settings, of equal static parts.
+    """
+    if system.live is None:
+        return None
+    found = [system.live.sizes(hyper) for hyper in hypers]
+    if len(slots := sorted({sizes.slots for sizes in found})) > 1:
+        raise ConfigError("slots of a live clock", slots, "equal in lanes that run together")
+    return Sizes(
+        slots[0],
+        max(sizes.most_steps for sizes in found),
+        max(sizes.versions for sizes in found),
+        is_full=all(sizes.is_full for sizes in found) and len({x.most_steps for x in found}) == 1,
+    )
+
+
+def rows_of(sizes: Sizes) -> int:
+    """Count the rows of the store: those in use, one for the new version, and a scratch row."""
+    return sizes.versions + 2
+
+
+def clock_key(key: Key) -> Key:
+    """Return the random key of a lane's live clock, by that of learning."""
+    return stream(key, "clock")
+
+
+def happened_of(lived: Lived, event: Event) -> dict[str, Array]:
+    """Name what happened at a tick, besides who took part: times are infinite if nothing did.
+
+    Args:
+      lived: What the lane carries after the tick.
+      event: The event.
+    """
+    goes_on = lived.ended == RUNS
+    return {
+        f"{HAPPENED}version": event.version,
+        f"{HAPPENED}time": jnp.where(goes_on, lived.now.value, jnp.inf),
+        f"{HAPPENED}rest": jnp.where(goes_on, lived.now.rest, 0),
+        f"{HAPPENED}ended": lived.ended,
+    }
+
+
+def _where(condition: Array, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
+
+
+def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
+    """Return what is known of an event that a live clock has made."""
+    if is_full:
+        return known._replace(is_live=True)
+    return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
+
+
+def _offsets(delivered: Array, clients: Array, steps: Array) -> Array:
+    """Count the local steps that each slot's client delivered before: `i32[S]`."""
+    places = jnp.arange(len(clients))
+    is_earlier = (clients[:, None] == clients) & (places[:, None] > places)
+    before = jnp.where(is_earlier, steps, 0).sum(axis=1, dtype="int32")
+    return delivered[jnp.maximum(clients, 0)] + before
+
+
+def _check_received(received: Received, sizes: Sizes) -> None:
+    """Check the form of what a clock returned. Values are traced."""
+    if not isinstance(received, Received):
+        allowed = "a fedjax_sim.timelines.live.Received, with what the clock carries before it"
+        raise ConfigError("what the clock's next returned", type(received).__name__, allowed)
+    for name in ("clients", "steps", "version", "weight"):
+        if (shape := jnp.shape(getattr(received, name))) != (sizes.slots,):
+            allowed = f"{[sizes.slots]}, as its sizes say"
+            raise ConfigError(f"shape of {name} that the clock returned", list(shape), allowed)
+    if not isinstance(received.time, Instant) or jnp.shape(received.time.value):
+        allowed = "one Instant, such as now.later(taken)"
+        raise ConfigError("time that the clock returned", type(received.time).__name__, allowed)

@@ -1,0 +1,138 @@
+"""The clients of a live clock: the same laws as those of planned ones, one draw at a time.
+
+Draws depend on client and number of its work, or on the round and the place in it, and never on
+the order in which they are asked for. Durations are single floats; an `Instant` adds them up.
+Within the period of its windows a client's place is known to about 10^-6 of the period, if floats
+have 32 bits.
+
+Dimension letters: `N` clients, `K` local steps of an update.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.clocks import Instant
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.delays import Speeds, draw_runtimes
+from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
+from fedjax_sim.types import Array, Key
+
+
+class Drawn(NamedTuple):
+    """What is drawn once for all clients, and carried by a clock.
+
+    Attributes:
+      speeds: Rates and spreads, `f[N]` each.
+      phase: `f[N]`, place in the period of its windows at time 0; None without windows.
+    """
+
+    speeds: Speeds
+    phase: Array | None
+
+
+def draw_clients(key: Key, hyper: Any) -> Drawn:
+    """Draw the clients' speeds and phases.
+
+    Args:
+      key: The lane's clock key.
+      hyper: Settings of `Clients`.
+    """
+    devices = draw_devices(key, hyper)
+    return Drawn(devices.speeds, None if devices.windows is None else devices.windows.phase)
+
+
+def devices_of(key: Key, hyper: Any, drawn: Drawn) -> Devices:
+    """Return the devices again, without drawing anything again.
+
+    Args:
+      key: The lane's clock key.
+      hyper: Settings of `Clients`.
+      drawn: What `draw_clients` returned.
+    """
+    devices = draw_devices(key, hyper)._replace(speeds=drawn.speeds)
+    if devices.windows is None or drawn.phase is None:
+        return devices
+    return devices._replace(windows=devices.windows._replace(phase=drawn.phase))
+
+
+def running_time(
+    devices: Devices, client: Array, number: Array, steps: Array | None = None, *, most: int = 0
+) -> Array:
+    """Draw how long clients compute, or look it up in the trace.
+
+    Args:
+      devices: The clients.
+      client: Client numbers, `i32[...]`.
+      number: How often each client was given work before, `i32[...]`.
+      steps: Local steps, `i32[...]`; None for K.
+      most: The most steps, if `steps` are given.
+
+    Returns:
+      `f[...]`.
+    """
+    hyper = devices.hyper
+    if hyper.delays.trace is not None:
+        rows = hyper.recorded.by_client(hyper.num_clients)
+        first = jnp.asarray(rows.first)
+        row = first[client] + number % (first[client + 1] - first[client])
+        return jnp.asarray(rows.finish - rows.start, float)[row]
+    is_by_step = hyper.delays.time_of == "step"
+    key, num = stream(devices.key, "runtimes"), hyper.times_per_update
+    if steps is not None and is_by_step:
+        num = most
+
+    def one(client: Array, number: Array, steps: Array | None = None) -> Array:
+        one_key = jax.random.fold_in(jax.random.fold_in(key, client), number)
+        speeds = Speeds(*(leaf[client] for leaf in devices.speeds))
+        times = draw_runtimes(one_key, speeds, num, hyper.delays.runtime_law)
+        if steps is None or not is_by_step:
+            return times.sum()
+        return jnp.where(jnp.arange(num) < steps, times, 0).sum()
+
+    given = (client, number) if steps is None else (client, number, steps)
+    return jnp.vectorize(one)(*jnp.broadcast_arrays(*given))
+
+
+def times_of_work(
+    devices: Devices, client: Array, now: Instant, running: Array
+) -> tuple[Array, Array]:
+    """Find out how long after `now` clients' work begins and is in: hours, transfers, breaks.
+
+    Args:
+      devices: The clients.
+      client: Client numbers, `i32[...]`.
+      now: When they are given the work.
+      running: Time of computing, `f[...]`.
+
+    Returns:
+      When it begins and when it is in, counted from now, `f[...]` each.
+    """
+    busy = running if devices.transfer is None else running + devices.transfer[client]
+    if devices.windows is None:
+        return jnp.zeros_like(busy), busy
+    wait, pauses = breaks(devices.windows, client, _place(devices, client, now), busy)
+    return wait, wait + busy + pauses
+
+
+def are_available(devices: Devices, client: Array, now: Instant) -> Array:
+    """Tell whether clients `i32[...]` are available: `bool[...]`.
+
+    Args:
+      devices: The clients.
+      client: Client numbers.
+      now: The time.
+    """
+    if devices.windows is None:
+        return jnp.ones(jnp.shape(client), bool)
+    return wait_of(devices.windows, client, _place(devices, client, now)) == 0
+
+
+def _place(devices: Devices, client: Array, now: Instant) -> Array:
+    """Find the place in their periods at which clients are: `f[...]`."""
+    assert devices.windows is not None
+    period, phase = devices.windows.period[client], devices.windows.phase[client]
+    # The remainder of a float is exact, whatever the time is.
+    within = jax.lax.rem(jnp.broadcast_to(now.value, period.shape), period)
+    return (within + (phase + now.rest)) % period

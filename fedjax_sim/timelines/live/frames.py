@@ -1,0 +1,50 @@
+"""Give a system a live clock."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedjax_sim.checking import checked
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import Array, Key, Live, Sizes, System, Timeline
+
+
+@checked
+def with_clock(system: System, live: Live, **changes: Any) -> System:
+    """Return a system with a live clock: the same algorithm, on times that may follow from it.
+
+        oort = with_clock(fedavg.system, Live(sizes, clock), name="oort", Hyper=Hyper)
+
+    Args:
+      system: Any system, whose own clock is left out.
+      live: The clock, and what it never exceeds.
+      **changes: Other fields of the system, such as `name`, `Hyper`, `algorithm` and `summary`.
+
+    Returns:
+      The system. Its timeline says how many slots ticks have and nothing else.
+    """
+    known = {"timeline": partial(_frames, live.sizes), "live": live, "weigh": None, "paper": None}
+    return system._replace(**{**known, **changes})
+
+
+def _frames(sizes: Any, key: Key, hyper: Any, num_ticks: int) -> Timeline:
+    """Make the timeline of a live system: filled slots of most steps, and no time."""
+    found: Sizes = sizes(hyper)
+    if found.slots > hyper.num_clients:
+        allowed = f"at most num_clients = {hyper.num_clients}, as no client can have two"
+        raise ConfigError("slots of a live clock", found.slots, allowed)
+    shape = num_ticks, found.slots
+    tick = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)
+
+    def everywhere(value: Any) -> Array:
+        return jnp.broadcast_to(value, shape)
+
+    return Timeline(
+        time=jnp.zeros(num_ticks),
+        clients=everywhere(jnp.arange(found.slots)),
+        steps=everywhere(jnp.int32(found.most_steps)),
+        version=tick,
+        weight=everywhere(jnp.full((), 1 / found.slots)),
+        holds=tick,
+    )

@@ -1,0 +1,206 @@
+"""Live rounds: whom the server asks, for how many steps and until when is decided as a round begins.
+
+How long work takes, what is lost, and when a round ends are the rules of planned rounds
+(`timelines.rounds`), with the same streams of random numbers: a live clock that asks whom the
+planned one would have asked makes the same schedule.
+
+Dimension letters: `N` clients, `A` clients asked in a round, `S` slots of a tick, that is reports
+that the server uses.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.checking import Count, checked
+from fedjax_sim.clocks import Clock, Instant, Received
+from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.live.devices import (
+    Drawn,
+    are_available,
+    devices_of,
+    draw_clients,
+    running_time,
+    times_of_work,
+)
+from fedjax_sim.timelines.rounds.synchronous import arrivals_in, draw_work_times, round_length
+from fedjax_sim.types import EMPTY, Array, Event, Key
+
+
+class Asked(NamedTuple):
+    """Whom the server asks in a round.
+
+    Attributes:
+      clients: `i32[A]`, different clients; `EMPTY` in places that are not used.
+      steps: Local steps of each, `i32[A]` or one number; None for `local_steps`.
+      share: What a report weighs next to the others of its round, `f[A]`; None for equal weights.
+      deadline: Longest time that the round waits, `f[]`; None for that of the settings.
+      executed: `i32[]`, evaluations that were run to choose them.
+      needed: `i32[]`, evaluations of these that the algorithm asked for.
+      takes: Time before work begins that it takes to choose them, `f[]`.
+    """
+
+    clients: Array
+    steps: Array | None = None
+    share: Array | None = None
+    deadline: Array | None = None
+    executed: Any = 0
+    needed: Any = 0
+    takes: Any = 0.0
+
+
+class Round(NamedTuple):
+    """What live rounds carry, and what those who choose clients may read.
+
+    Attributes:
+      now: When the round begins.
+      number: `i32[]`, rounds before it.
+      memory: What the choice remembers.
+      taken: `f[S]`, how long after the beginning of the last round each of its reports was in.
+      drawn: The clients' speeds and hours.
+    """
+
+    now: Instant
+    number: Array
+    memory: Any
+    taken: Array
+    drawn: Drawn
+
+
+class Choosing(NamedTuple):
+    """A round with its clients, as it is passed to `select`.
+
+    Attributes:
+      round: The round.
+      devices: The clients' speeds, transfers, losses and hours.
+      state: The algorithm's state, with the model that is about to be sent.
+    """
+
+    round: Round
+    devices: Devices
+    state: Any
+
+    @property
+    def memory(self) -> Any:
+        """What the choice remembers."""
+        return self.round.memory
+
+    def available(self) -> Array:
+        """Tell which clients are available now: `bool[N]`."""
+        everyone = jnp.arange(self.devices.hyper.num_clients)
+        return are_available(self.devices, everyone, self.round.now)
+
+
+class Shown(NamedTuple):
+    """What a round has shown, as it is passed to `learn`.
+
+    Attributes:
+      round: The round, which has ended; `round.now` is when.
+      event: Who reported, with how many steps.
+      taken: `f[S]`, how long after the round's beginning each report was in.
+      state: The algorithm's state after the round.
+      seen: What its step has seen, see `Work`.
+    """
+
+    round: Round
+    event: Event
+    taken: Array
+    state: Any
+    seen: Any
+
+    @property
+    def memory(self) -> Any:
+        """What the choice remembers from before."""
+        return self.round.memory
+
+
+def _nothing(hyper: Any, drawn: Drawn) -> Any:
+    return ()
+
+
+def _same(key: Key, shown: Shown) -> Any:
+    return shown.memory
+
+
+@checked
+def live_rounds(
+    hyper: Any,
+    select: Callable[[Key, Choosing], Asked],
+    *,
+    num_used: Count,
+    first: Callable[[Any, Any], Any] = _nothing,
+    learn: Callable[[Key, Shown], Any] = _same,
+) -> Clock:
+    """Make a clock of rounds whose clients are chosen as each round begins.
+
+    Args:
+      hyper: Settings of a clock in rounds, such as `CohortRounds`.
+      select: From the lane's clock key and the round to whom the server asks. Draw from `fold_in`
+        of the key and `round.number`.
+      num_used: Reports S that are used in a round: the first ones.
+      first: From the settings and the clients drawn to what the choice remembers at first.
+      learn: From the lane's clock key and what the round has shown to what it remembers then.
+
+    Returns:
+      The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
+      or until its deadline, plus `clock.server_interact`.
+    """
+
+    def init(key: Key) -> Round:
+        drawn = draw_clients(key, hyper)
+        nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
+        return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn)
+
+    def next_round(key: Key, carried: Round, state: Any) -> tuple[Round, Received]:
+        devices = devices_of(key, hyper, carried.drawn)
+        asked = select(key, Choosing(carried, devices, state))
+        clients = jnp.asarray(asked.clients, "int32")
+        is_asked, number = clients != EMPTY, carried.number
+        own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
+        steps = jnp.broadcast_to(jnp.asarray(own, "int32"), clients.shape)
+        who = jnp.maximum(clients, 0)
+        if hyper.delays.trace is None:
+            given = None if asked.steps is None else steps[None]
+            ticks = number[None]
+            work = draw_work_times(
+                key, who[None], hyper, given, ticks=ticks, speeds=devices.speeds
+            )[0]
+        else:
+            work = running_time(devices, who, number)
+        begins = carried.now.later(jnp.asarray(asked.takes, work.dtype))
+        _, taken = times_of_work(devices, who, begins, work)
+        lost = is_lost(devices, who, number) & is_asked
+        limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
+        limit = jnp.asarray(limit if asked.deadline is None else asked.deadline, taken.dtype)
+        waits = round_length(taken, is_asked, lost, num_used=num_used, limit=limit)
+        arrival = arrivals_in(taken, is_asked, lost)
+        share = jnp.ones_like(taken) if asked.share is None else asked.share
+        if len(clients) > num_used:
+            first_ones = jnp.argsort(arrival, stable=True)[:num_used]
+            clients, share, steps, arrival = (
+                leaf[first_ones] for leaf in (clients, share, steps, arrival)
+            )
+        is_in = jnp.isfinite(arrival) & (arrival <= limit)
+        share = jnp.where(is_in, share, 0)
+        received = Received(
+            time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
+            clients=jnp.where(is_in, clients, EMPTY),
+            steps=jnp.where(is_in, steps, 0),
+            version=jnp.broadcast_to(number, clients.shape),
+            weight=share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny),
+            executed=asked.executed,
+            needed=asked.needed,
+        )
+        # A round in which nobody could be asked never ends.
+        time = Instant(jnp.asarray(jnp.inf, taken.dtype), jnp.zeros((), taken.dtype))
+        received = received._replace(time=received.time.where(is_asked.any(), time))
+        taken = jnp.where(is_in, arrival, 0)
+        return carried._replace(now=received.time, number=number + 1, taken=taken), received
+
+    def after(key: Key, carried: Round, event: Event, state: Any, seen: Any) -> Round:
+        shown = Shown(carried, event, carried.taken, state, seen)
+        return carried._replace(memory=learn(key, shown))
+
+    return Clock(init, next_round, after)

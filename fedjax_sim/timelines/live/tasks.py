@@ -1,0 +1,363 @@
+"""Live tasks: a number of them in flight, and the server acts when some have arrived.
+
+Who takes the place of a client that has finished is decided at that moment, by what is known then.
+How long work takes, what is lost, and from which model work starts are the rules of the planned
+clock with `restart="replaced"` (`timelines.arrivals`), with the same streams of random numbers.
+
+Arrivals are found one after another, each among M tasks, so a tick costs S M comparisons.
+
+Dimension letters: `N` clients, `M` tasks in flight, `S` slots of a tick.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.checking import Count, checked
+from fedjax_sim.clocks import Clock, Instant, Received
+from fedjax_sim.streams import stream
+from fedjax_sim.timelines.arrivals.tasks import TRIES
+from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
+from fedjax_sim.timelines.live.devices import (
+    Drawn,
+    are_available,
+    devices_of,
+    draw_clients,
+    running_time,
+    times_of_work,
+)
+from fedjax_sim.types import EMPTY, Array, Event, Key
+
+
+class Flights(NamedTuple):
+    """Work in flight, in M places. A place without work ends at an infinite time.
+
+    Attributes:
+      client: `i32[M]`, who works; `EMPTY` for nobody.
+      number: `i32[M]`, how often that client was given work before.
+      steps: `i32[M]`, local steps.
+      version: `i32[M]`, server version from which the work started.
+      begins: When the client received its model, instants `[M]`. Later than now for one that is not
+        available yet: it will start from the version of that time.
+      ends: When the work is in, instants `[M]`.
+      lot: `f[M]`, of work that ends at the same time the smallest lot comes first.
+    """
+
+    client: Array
+    number: Array
+    steps: Array
+    version: Array
+    begins: Instant
+    ends: Instant
+    lot: Array
+
+    @classmethod
+    def none(cls, places: int, like: Array) -> "Flights":
+        """Make places without work. like: an array of the type of times."""
+        empty, zeros = jnp.full(places, EMPTY, "int32"), jnp.zeros(places, like.dtype)
+        never = Instant(jnp.full(places, jnp.inf, like.dtype), zeros)
+        return cls(empty, empty * 0, empty * 0, empty, never, never, zeros)
+
+    def first(self) -> Array:
+        """Find the place whose work ends first: `i32[]`."""
+        least = self.ends.value.min()
+        is_first = self.ends.value == least
+        for key in (self.ends.rest, self.lot):
+            least = jnp.where(is_first, key, jnp.inf).min()
+            is_first &= key == least
+        return is_first.argmax().astype("int32")
+
+    def put(self, place: Array, other: "Flights") -> "Flights":
+        """Replace the work in some places.
+
+        Args:
+          place: `i32[...]`.
+          other: Work, leaves `[...]`.
+        """
+        return jax.tree.map(lambda leaf, new: leaf.at[place].set(new), self, other)
+
+    def take(self, place: Array) -> "Flights":
+        """Look up the work in some places, `i32[...]`."""
+        return jax.tree.map(lambda leaf: leaf[place], self)
+
+    def versions(self) -> Array:
+        """Return the versions from which somebody works, `i32[M]`, negative in empty places."""
+        return jnp.where(self.client == EMPTY, EMPTY, self.version)
+
+    def after_action(self, acts: Instant, tick: Array) -> "Flights":
+        """Let work that begins when the server has acted start from the model made then.
+
+        Args:
+          acts: When it acted.
+          tick: `i32[]`, the number of the action.
+        """
+        is_later = ~self.begins.is_before(acts) & (self.client != EMPTY)
+        return self._replace(version=jnp.where(is_later, tick + 1, self.version))
+
+
+def begin_work(
+    devices: Devices,
+    client: Array,
+    number: Array,
+    now: Instant,
+    version: Array,
+    *,
+    steps: Array | None = None,
+    most: int = 0,
+    lot: Array | None = None,
+) -> Flights:
+    """Give clients work, and draw when it begins and ends.
+
+    Args:
+      devices: The clients.
+      client: `i32[...]`.
+      number: How often each was given work before, `i32[...]`.
+      now: When, instants that broadcast.
+      version: Server version of now, `i32[...]`.
+      steps: Local steps, `i32[...]`; None for `local_steps`.
+      most: The most of these.
+      lot: As in `Flights`; drawn, or the client's number, by `clock.ties` if None.
+
+    Returns:
+      The work, leaves `[...]`.
+    """
+    hyper = devices.hyper
+    running = running_time(devices, client, number, steps, most=most)
+    wait, taken = times_of_work(devices, client, now, running)
+    now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))
+    if lot is None:
+        ties = getattr(getattr(hyper, "clock", None), "ties", "client")
+        lot = client.astype(taken.dtype)
+        if ties == "random":
+            draw = per_update(
+                stream(devices.key, "ties"), lambda key: jax.random.bits(key, (), "uint32")
+            )
+            lot = draw(client, number).astype(taken.dtype)
+    own = jnp.full(taken.shape, hyper.local_steps, "int32") if steps is None else steps
+    version = jnp.broadcast_to(version, taken.shape)
+    return Flights(client, number, own, version, now.later(wait), now.later(taken), lot)
+
+
+class Tasks(NamedTuple):
+    """What live tasks carry, and what those who choose clients may read.
+
+    Attributes:
+      now: When the server acted last, or when the client that is to be replaced finished.
+      number: `i32[]`, server actions so far.
+      event: `i32[]`, arrivals so far, lost ones included.
+      order: `i32[N]`, clients: those at work, by place, and then the idle ones.
+      place: `i32[N]`, where each client stands in that order.
+      turns: `i32[N]`, how often each client was given work before.
+      flights: The work.
+      memory: What the choice remembers.
+      taken: `f[S]`, how long the work took that the server received last.
+      drawn: The clients' speeds and hours.
+    """
+
+    now: Instant
+    number: Array
+    event: Array
+    order: Array
+    place: Array
+    turns: Array
+    flights: Flights
+    memory: Any
+    taken: Array
+    drawn: Drawn
+
+
+class Replacing(NamedTuple):
+    """A client has finished and is to be replaced, as it is passed to `choose`.
+
+    Attributes:
+      tasks: The tasks; `now` is when.
+      own: `i32[]`, the client that has finished, which may be chosen again.
+      devices: The clients.
+      state: The algorithm's state.
+    """
+
+    tasks: Tasks
+    own: Array
+    devices: Devices
+    state: Any
+
+    @property
+    def memory(self) -> Any:
+        """What the choice remembers."""
+        return self.tasks.memory
+
+    def idle(self) -> Array:
+        """Tell who may be chosen: available clients that are not at work, `bool[N]`."""
+        everyone = jnp.arange(len(self.tasks.place))
+        is_idle = self.tasks.place >= len(self.tasks.flights.client)
+        is_idle |= everyone == self.own
+        is_here = are_available(self.devices, everyone, self.tasks.now)
+        # If nobody is available, whoever is chosen begins as soon as it is.
+        return is_idle & (is_here | ~(is_idle & is_here).any())
+
+
+class Landed(NamedTuple):
+    """What a tick has shown, as it is passed to `learn`.
+
+    Attributes:
+      tasks: The tasks after it.
+      event: Whose work was received.
+      taken: `f[S]`, how long that work took.
+      state: The algorithm's state after the tick.
+      seen: What its step has seen, see `Work`.
+    """
+
+    tasks: Tasks
+    event: Event
+    taken: Array
+    state: Any
+    seen: Any
+
+    @property
+    def memory(self) -> Any:
+        """What the choice remembers from before."""
+        return self.tasks.memory
+
+
+def uniformly(key: Key, replacing: Replacing) -> Array:
+    """Choose uniformly among idle clients and the one that has finished: FedBuff's rule.
+
+    Args:
+      key: The lane's clock key.
+      replacing: Who has finished.
+
+    Returns:
+      `i32[]`. If some draws find nobody available, the last one drawn begins as soon as it is.
+    """
+    tasks = replacing.tasks
+    num, at_work = len(tasks.place), len(tasks.flights.client)
+    if num == at_work:
+        return replacing.own
+    event_key = jax.random.fold_in(stream(key, "replacements"), tasks.event)
+
+    def draw(number: Array) -> Array:
+        drawn_key = jax.random.fold_in(event_key, number)
+        drawn = jax.random.randint(drawn_key, (), 0, num - at_work + 1, "int32")
+        return jnp.where(drawn == 0, replacing.own, tasks.order[at_work - 1 + drawn])
+
+    if replacing.devices.windows is None:
+        return draw(jnp.int32(0))
+
+    def is_away(found: tuple[Array, Array]) -> Array:
+        number, client = found
+        return (number < TRIES) & ~are_available(replacing.devices, client, tasks.now)
+
+    return jax.lax.while_loop(
+        is_away,
+        lambda found: (found[0] + 1, draw(found[0])),
+        (jnp.int32(1), draw(jnp.int32(0))),
+    )[1]
+
+
+def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
+    return jnp.full(clients.shape, 1 / len(clients))
+
+
+def _nothing(hyper: Any, drawn: Drawn) -> Any:
+    return ()
+
+
+def _same(key: Key, landed: Landed) -> Any:
+    return landed.memory
+
+
+@checked
+def live_tasks(
+    hyper: Any,
+    *,
+    num_tasks: Count,
+    num_used: Count,
+    choose: Callable[[Key, Replacing], Array] = uniformly,
+    weigh: Callable[[Any, Array, Array], Array] = _equally,
+    first: Callable[[Any, Any], Any] = _nothing,
+    learn: Callable[[Key, Landed], Any] = _same,
+) -> Clock:
+    """Make a clock with a number of tasks in flight, of which the server waits for some.
+
+    Args:
+      hyper: Settings of the clients and their delays, such as `Arrivals`.
+      num_tasks: Clients at work at one time, M, at most N.
+      num_used: Updates whose arrival makes the server act, S.
+      choose: From the lane's clock key and who has finished to the idle client that takes its
+        place. Draw from `fold_in` of the key and `tasks.event`.
+      weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
+      first: As in `live_rounds`.
+      learn: From the lane's clock key and what a tick has shown to what the choice remembers then.
+
+    Returns:
+      The clock. Its sizes have `versions=num_tasks`.
+    """
+    num_clients = hyper.num_clients
+
+    def init(key: Key) -> Tasks:
+        drawn = draw_clients(key, hyper)
+        devices = devices_of(key, hyper, drawn)
+        first_key = stream(stream(key, "replacements"), "first tasks")
+        order = jax.random.permutation(first_key, num_clients).astype("int32")
+        everyone = jnp.arange(num_clients, dtype="int32")
+        place = jnp.zeros_like(everyone).at[order].set(everyone)
+        turns = (place < num_tasks).astype("int32")
+        who, none = order[:num_tasks], jnp.zeros(num_tasks, "int32")
+        flights = begin_work(devices, who, none, Instant.at(0.0), none)
+        nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
+        zero = jnp.int32(0)
+        memory = first(hyper, drawn)
+        start = Instant.at(0.0)
+        return Tasks(start, zero, zero, order, place, turns, flights, memory, nothing, drawn)
+
+    def next_tick(key: Key, carried: Tasks, state: Any) -> tuple[Tasks, Received]:
+        devices = devices_of(key, hyper, carried.drawn)
+        slots = Flights.none(num_used, carried.taken)
+
+        def land(given: tuple[Tasks, Flights, Array]) -> tuple[Tasks, Flights, Array]:
+            tasks, slots, filled = given
+            place = tasks.flights.first()
+            done = tasks.flights.take(place)
+            tasks = tasks._replace(now=done.ends)
+            lost = is_lost(devices, done.client, done.number)
+            other = choose(key, Replacing(tasks, done.client, devices, state)).astype("int32")
+            number = tasks.turns[other]
+            new = begin_work(devices, other, number, done.ends, tasks.number)
+            # Work that takes no time comes after that of the same time which has arrived.
+            is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
+            new = new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
+            at = tasks.place[other]
+            tasks = tasks._replace(
+                event=tasks.event + 1,
+                order=tasks.order.at[at].set(done.client).at[place].set(other),
+                place=tasks.place.at[done.client].set(at).at[other].set(place),
+                turns=tasks.turns.at[other].add(1),
+                flights=tasks.flights.put(place, new),
+            )
+            slot = jnp.where(lost, num_used, filled)
+            slots = jax.tree.map(
+                lambda leaf, new: leaf.at[slot].set(new, mode="drop"), slots, done
+            )
+            return tasks, slots, filled + ~lost
+
+        given = carried, slots, jnp.int32(0)
+        if devices.loss is None:
+            found = jax.lax.fori_loop(0, num_used, lambda _, given: land(given), given)
+        else:
+            found = jax.lax.while_loop(lambda given: given[2] < num_used, land, given)
+        tasks, slots, _ = found
+        tasks = tasks._replace(
+            number=carried.number + 1,
+            flights=tasks.flights.after_action(tasks.now, carried.number),
+            taken=slots.ends.since(slots.begins),
+        )
+        weight = weigh(hyper, slots.client, carried.number - slots.version)
+        return tasks, Received(tasks.now, slots.client, slots.steps, slots.version, weight)
+
+    def after(key: Key, carried: Tasks, event: Event, state: Any, seen: Any) -> Tasks:
+        landed = Landed(carried, event, carried.taken, state, seen)
+        return carried._replace(memory=learn(key, landed))
+
+    return Clock(init, next_tick, after, lambda carried: carried.flights.versions())
