@@ -20,16 +20,16 @@ from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar,
 import jax
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.clocks import Clock as Clock
-from fedjax_sim.clocks import Instant as Instant
-from fedjax_sim.clocks import Live as Live
-from fedjax_sim.clocks import Received as Received
-from fedjax_sim.clocks import Sizes as Sizes
 from fedjax_sim.events import EMPTY as EMPTY
 from fedjax_sim.events import Event as Event
 from fedjax_sim.events import Facts as Facts
 from fedjax_sim.events import Leaf as Leaf
 from fedjax_sim.events import PackedRows as PackedRows
+from fedjax_sim.events.clocks import Clock as Clock
+from fedjax_sim.events.clocks import Instant as Instant
+from fedjax_sim.events.clocks import Live as Live
+from fedjax_sim.events.clocks import Received as Received
+from fedjax_sim.events.clocks import Sizes as Sizes
 
 Key = Annotated[jax.Array, "a random key"]
 """One typed JAX random key."""

@@ -35,6 +35,7 @@ from fedjax_sim.clients.mini_batches import (
     LossGradient,
     batch_gradient,
     batch_loss,
+    example_losses,
 )
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
@@ -43,6 +44,7 @@ from fedjax_sim.clients.optimizer_states import (
 )
 from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
 from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
+from fedjax_sim.clients.seen_losses import SeenLosses, losses_of, seeing_losses
 from fedjax_sim.clients.whole_gradients import (
     WholeGradients,
     check_exact,
@@ -61,6 +63,7 @@ __all__ = [
     "LocalTraining",
     "LossGradient",
     "PersonalLeaves",
+    "SeenLosses",
     "Total",
     "Train",
     "Training",
@@ -71,6 +74,7 @@ __all__ = [
     "batch_loss",
     "check_batch_size",
     "check_exact",
+    "example_losses",
     "first_optimizers",
     "frozen_training",
     "gradients_at",
@@ -78,11 +82,13 @@ __all__ = [
     "local_expectation",
     "local_steps",
     "local_training",
+    "losses_of",
     "of_pair",
     "personal_metrics",
     "precondition",
     "read_clients",
     "read_rows",
+    "seeing_losses",
     "training_of",
     "whole_gradient",
     "without_gradients",

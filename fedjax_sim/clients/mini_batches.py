@@ -124,6 +124,31 @@ def batch_loss(
     return lambda model, q: losses.loss(model, client, *drawn(q))
 
 
+@checked
+def example_losses(
+    problem: Losses, hyper: Any, key: Key, client: Array, offset: Array
+) -> Callable[[Params, Array], Array]:
+    """Return the losses of the single examples of a client's mini-batches.
+
+    Args:
+      hyper: As in `batch_loss`.
+      client: `i32[]`.
+      offset: `i32[]`, local steps that the client has done before.
+
+    Returns:
+      A function from a model and the number q of a local step to `f[B]`.
+    """
+    losses, drawn = _draw_batches(
+        problem, hyper, key, client, offset, most_steps=None, is_alone=False
+    )
+
+    def of_batch(model: Params, q: Array) -> Array:
+        examples, noise = drawn(q)
+        return jax.vmap(lambda example: losses.loss(model, client, example[None], noise))(examples)
+
+    return of_batch
+
+
 def _draw_batches(
     problem: Any,
     hyper: Any,

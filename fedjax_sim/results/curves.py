@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.clocks import ENDINGS
+from fedjax_sim.events.clocks import ENDINGS
 from fedjax_sim.results.metric_names import COORDINATES, read_name
 from fedjax_sim.settings import ConfigError, OneOfSeveral, plain
 from fedjax_sim.types import Timeline

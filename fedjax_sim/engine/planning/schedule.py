@@ -22,7 +22,7 @@ from fedjax_sim.engine.planning.store import (
     last_reads,
     round_up,
 )
-from fedjax_sim.clocks import RUNS, Instant
+from fedjax_sim.events.clocks import RUNS, Instant
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 

@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.events import HAPPENED
+from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, System
 
 TICKS, BUDGET, IDLE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
 """Numbers of the reasons for which a lane ends."""
+
 
 class Lived(NamedTuple):
     """What a live lane carries from tick to tick.

@@ -240,7 +240,7 @@ def _end_of(system: System, budget: Budget) -> Instant:
     time = budget.time_budget if isinstance(budget, Time) else np.inf
     # As in `ticks_in_budget`, a tick at the very end belongs to it.
     end = Instant.at(np.array([time if system.overshoot else time * (1 + 1e-12)]))
-    return Instant(*map(np.asarray, end))
+    return jax.tree.map(np.asarray, end)
 
 
 def _check_messages(

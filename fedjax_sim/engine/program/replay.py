@@ -34,7 +34,6 @@ from fedjax_sim.events import HAPPENED
 from fedjax_sim.results.metric_names import scalars_of
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import (
-    Algorithm,
     Array,
     Event,
     Facts,

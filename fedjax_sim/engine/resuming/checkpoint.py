@@ -35,7 +35,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.clocks import RUNS
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.request import ANY_JAX, Options
@@ -47,6 +46,7 @@ from fedjax_sim.engine.resuming.files import (
     ticks_of,
 )
 from fedjax_sim.events import HAPPENED
+from fedjax_sim.events.clocks import RUNS
 from fedjax_sim.lifecycle import (
     InputError,
     remove_scratch,

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.clocks import RUNS
 from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.events import HAPPENED
+from fedjax_sim.events.clocks import RUNS
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
 from fedjax_sim.results.curves import NEVER, Curves
 
@@ -68,7 +68,9 @@ def replay_schedule(
             done = end
             has_ended = False
             if done % per_eval == 0 and report is not None:
-                known = Curves(seen.kinds["metric"], seen.kinds["info"], None, None, seen.stopped_at)
+                known = Curves(
+                    seen.kinds["metric"], seen.kinds["info"], None, None, seen.stopped_at
+                )
                 stops = report(done // per_eval, known)
                 has_ended = bool(stops.any())
                 seen.stop(stops, done // per_eval)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim.clocks import ENDINGS, to_float64
 from fedjax_sim.engine.contract import check_values
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
@@ -33,6 +32,7 @@ from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearr
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.events import HAPPENED
+from fedjax_sim.events.clocks import ENDINGS, to_float64
 from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
@@ -269,7 +269,11 @@ def replay_group(
 def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
     """Add the curves that follow from schedules and settings to those of a replay."""
     group, schedule, row = planned.group, planned.schedule, planned.row
-    system, told, is_live = planned.program.system, planned.told, planned.program.plan.live is not None
+    system, told, is_live = (
+        planned.program.system,
+        planned.told,
+        planned.program.plan.live is not None,
+    )
     infos = {name: value[:, : schedule.shape[1]] for name, value in curves.infos.items()}
     happened = {
         name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.clocks import Instant
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.delays import Speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
-from fedjax_sim.types import Array, Key
+from fedjax_sim.types import Array, Instant, Key
 
 
 class Drawn(NamedTuple):

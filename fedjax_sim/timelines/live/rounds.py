@@ -1,4 +1,4 @@
-"""Live rounds: whom the server asks, for how many steps and until when is decided as a round begins.
+"""Live rounds: whom the server asks, for how many steps and how long, is decided as one begins.
 
 How long work takes, what is lost, and when a round ends are the rules of planned rounds
 (`timelines.rounds`), with the same streams of random numbers: a live clock that asks whom the
@@ -11,11 +11,11 @@ that the server uses.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.clocks import Clock, Instant, Received
+from fedjax_sim.settings import ConfigError, choice, count, group, struct
+from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live.devices import (
     Drawn,
@@ -25,8 +25,63 @@ from fedjax_sim.timelines.live.devices import (
     running_time,
     times_of_work,
 )
-from fedjax_sim.timelines.rounds.synchronous import arrivals_in, draw_work_times, round_length
-from fedjax_sim.types import EMPTY, Array, Event, Key
+from fedjax_sim.timelines.rounds.synchronous import (
+    CohortClock,
+    arrivals_in,
+    check_clients,
+    draw_work_times,
+    round_length,
+)
+from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
+
+
+@struct
+class LiveCohorts(Clients):
+    """Settings of live rounds; who is asked is the system's business."""
+
+    num_selected: int = count(10, "Size of the cohort, S: reports that a round uses.")
+    weighting: str = choice(
+        "equal",
+        ("equal", "examples"),
+        "Weights of the clients whose reports are used: equal, or in proportion to their numbers "
+        "of examples.",
+    )
+    clock: CohortClock = group(CohortClock(), "how long a round takes")
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If fewer are asked than are needed, or more than there are, or if a trace
+            lacks rows of some client.
+        """
+        super().check_together()
+        check_clients(self, are_distinct=True)
+        if self.clock.num_asked and not (
+            self.num_selected <= self.clock.num_asked <= self.num_clients
+        ):
+            allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
+            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        return super().decided() | self.decided_by_trace("clock.round_time")
+
+    @property
+    def num_asked(self) -> int:
+        """Number of clients that are asked in a round, A."""
+        return self.clock.num_asked or self.num_selected
+
+    def share(self, counts: Array, clients: Array) -> Array:
+        """Return what reports of clients `i32[A]` weigh, `f[A]`, by everyone's examples `i32[N]`.
+
+        Args:
+          counts: Numbers of examples.
+          clients: Who is asked.
+        """
+        found = jnp.maximum(clients, 0)
+        is_equal = self.weighting == "equal"
+        return (jnp.ones_like(found) if is_equal else counts[found]).astype(float)
 
 
 class Asked(NamedTuple):

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.clocks import Clock, Instant, Received
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.arrivals.tasks import TRIES
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
@@ -28,7 +27,7 @@ from fedjax_sim.timelines.live.devices import (
     running_time,
     times_of_work,
 )
-from fedjax_sim.types import EMPTY, Array, Event, Key
+from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
 
 
 class Flights(NamedTuple):
@@ -337,9 +336,7 @@ def live_tasks(
                 flights=tasks.flights.put(place, new),
             )
             slot = jnp.where(lost, num_used, filled)
-            slots = jax.tree.map(
-                lambda leaf, new: leaf.at[slot].set(new, mode="drop"), slots, done
-            )
+            slots = jax.tree.map(lambda leaf, new: leaf.at[slot].set(new, mode="drop"), slots, done)
             return tasks, slots, filled + ~lost
 
         given = carried, slots, jnp.int32(0)

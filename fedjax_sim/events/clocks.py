@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, Whole, checked
-from fedjax_sim.events import Event, Leaf
+from fedjax_sim.events.event import Event, Leaf
 
 TimeT = TypeVar("TimeT")
 """What a clock carries from tick to tick: a pytree."""
@@ -55,10 +55,10 @@ class Instant(NamedTuple):
         kind = jnp.result_type(float)
         if isinstance(time, (int, float, np.ndarray, np.generic)):
             wide = np.asarray(time, "float64")
-            value = wide.astype(kind)
-            is_finite = np.isfinite(value)
-            rest = np.where(is_finite, wide - np.where(is_finite, value, 0), 0).astype(kind)
-            return cls(jnp.asarray(value), jnp.asarray(rest))
+            near = wide.astype(kind)
+            is_finite = np.isfinite(near)
+            rest = np.where(is_finite, wide - np.where(is_finite, near, 0), 0).astype(kind)
+            return cls(jnp.asarray(near), jnp.asarray(rest))
         value = jnp.asarray(time, kind)
         return cls(value, jnp.zeros_like(value))
 
@@ -85,9 +85,7 @@ class Instant(NamedTuple):
 
     def is_before(self, other: Self) -> jax.Array:
         """Tell whether it is before another instant: `bool[...]`."""
-        return (self.value < other.value) | (
-            (self.value == other.value) & (self.rest < other.rest)
-        )
+        return (self.value < other.value) | ((self.value == other.value) & (self.rest < other.rest))
 
     def or_later(self, other: Self) -> Self:
         """Return the later one of two instants."""

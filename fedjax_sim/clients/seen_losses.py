@@ -1,0 +1,98 @@
+"""Losses of clients' next mini-batches, for live clocks that choose clients by them.
+
+Dimension letters: `S` slots of a tick, `B` examples of a mini-batch.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.batching import map_slots
+from fedjax_sim.clients.mini_batches import example_losses
+from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan
+
+
+class SeenLosses(NamedTuple):
+    """Losses on mini-batches, before clients train on them; 0 in empty slots.
+
+    Attributes:
+      mean: `f[S]`, their means.
+      root_mean_square: `f[S]`, roots of the means of their squares.
+    """
+
+    mean: Array
+    root_mean_square: Array
+
+
+def losses_of(
+    problem: Any,
+    hyper: Any,
+    plan: Plan,
+    key: Key,
+    clients: Array,
+    offset: Array,
+    *,
+    model: Params = None,
+    models: Params = None,
+) -> tuple[SeenLosses, Array]:
+    """Compute losses of the mini-batches with which clients would begin.
+
+    Args:
+      problem: What is learnt.
+      hyper: Settings of local training.
+      plan: How the machine is used.
+      key: The learning key, so that these are the mini-batches on which clients train.
+      clients: `i32[S]`; `EMPTY` in empty slots.
+      offset: `i32[S]`, local steps that each has done before.
+      model: The model of all of them.
+      models: Or a model for each, leaves `[S, ...]`.
+
+    Returns:
+      The losses, and the evaluations that were run, `i32[]`: one for a mini-batch.
+    """
+    is_there = clients != EMPTY
+
+    def of_slot(trips: int, client: Array, offset: Array, own: Params) -> SeenLosses:
+        start = model if models is None else own
+        found = example_losses(problem, hyper, key, client, offset)(start, jnp.int32(0))
+        return SeenLosses(found.mean(), jnp.sqrt((found**2).mean()))
+
+    given = jnp.maximum(clients, 0), offset, models
+    losses, _ = map_slots(of_slot, plan, is_there.astype("int32"), *given, trips=1)
+    return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), jnp.int32(len(clients))
+
+
+def seeing_losses(
+    algorithm: Callable[[Any, Any, Plan], Algorithm],
+    starts: Callable[[Any, Event], Params] | None = None,
+) -> Callable[[Any, Any, Plan], Algorithm]:
+    """Return the same algorithm, whose steps tell a live clock what clients' losses were.
+
+    Args:
+      algorithm: An algorithm of gradient steps whose steps return `Work`.
+      starts: From state and event to the models from which slots start, leaves `[S, ...]`. None if
+        all start from the server's model as clients receive it.
+
+    Returns:
+      An algorithm with `SeenLosses` in `Work.seen`. It counts one evaluation more for each slot.
+    """
+
+    def bind(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+        inner = algorithm(problem, hyper, plan)
+
+        def step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+            model = (inner.received or inner.model)(state) if starts is None else None
+            models = None if starts is None else starts(state, event)
+            given = key, event.clients, event.offset
+            losses, executed = losses_of(problem, hyper, plan, *given, model=model, models=models)
+            state, work = inner.step(key, state, event)
+            needed = (event.clients != EMPTY).sum(dtype="int32")
+            return state, work._replace(
+                seen=losses, executed=work.executed + executed, needed=work.needed + needed
+            )
+
+        return inner._replace(step=step)
+
+    return bind

@@ -1,0 +1,204 @@
+"""Oort (Lai, Zhu, Madhyastha and Chowdhury 2021, OSDI, Algorithm 1): guided choice of clients.
+
+    R -> `round.number`      K -> `hyper.num_selected`    T -> the preferred time of a round
+    U(i) -> `utility`        D(i) -> `taken`              L(i) -> `last`
+    epsilon -> `exploring`   alpha -> `choice.penalty`    c -> `choice.cutoff`
+
+The server asks those clients of which it expects most: a client with m examples of losses l has the
+statistical utility m sqrt(mean l^2), which counts for less, (T / D)^alpha, if its last work took
+D > T. A share epsilon of the cohort explores clients that were never asked, faster ones rather than
+slower ones; the others are drawn in proportion to their utility among those that have at least c
+times that of the last one needed. So a round lasts as long as the clients that it asks: the clock
+is live. Learning is FedAvg's.
+
+The pacer lets T grow when the utility of the rounds falls: the sum of the last W rounds is less
+than that of the W rounds before.
+
+Deviation: losses are those of the client's first mini-batch, with the model that it receives, and
+not those of all examples of its local steps, because local steps do not tell their losses. They
+cost one evaluation more, which is counted, and no time.
+
+Readings. The paper gives no first T and no unit of the pacer's steps. As in FedScale's code, T is
+the quantile `preferred` of the times that clients have taken, and the pacer raises the quantile by
+`pacer_step`. Utilities are clipped at their quantile 0.95. The paper's list of clients that were
+chosen too often is left out.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.clients import LastingTraining, seeing_losses
+from fedjax_sim.server import Reports, report_messages
+from fedjax_sim.settings import Checked, count, group, real, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Live,
+    LiveCohorts,
+    Shown,
+    Sizes,
+    live_rounds,
+    with_clock,
+)
+from fedjax_sim.types import EMPTY, Array, Key
+
+UTILITY_CLIP = 0.95
+"""Quantile at which utilities are clipped."""
+
+
+@struct
+class Choice(Checked):
+    """Settings of Oort's choice."""
+
+    exploring: float = real(
+        0.9, "Share of the cohort in the first round that was never asked.", least=0, most=1
+    )
+    exploring_decay: float = real(
+        0.98, "Factor of that share from round to round.", least=0, most=1
+    )
+    exploring_least: float = real(0.2, "Least value of that share.", least=0, most=1)
+    penalty: float = real(
+        2.0,
+        "Exponent by which work longer than the preferred time counts for less, alpha.",
+        least=0,
+    )
+    cutoff: float = real(
+        0.95,
+        "Share of the utility of the last client needed that others must have to be drawn, c.",
+        above=0,
+        most=1,
+    )
+    preferred: float = real(
+        0.3,
+        "Quantile of the times taken that is the preferred time of a round, in the beginning.",
+        above=0,
+        most=1,
+    )
+    pacer_step: float = real(
+        0.1, "By how much that quantile grows when utility falls, Delta.", least=0, most=1
+    )
+    pacer_window: int = count(20, "Rounds after which the pacer looks at utility, W.")
+
+
+@struct
+class Hyper(LiveCohorts, LastingTraining, Reports):
+    """Settings of Oort: rounds, local training, messages, and the choice."""
+
+    choice: Choice = group(Choice(), "whom the server asks")
+
+
+class Memory(NamedTuple):
+    """What the choice remembers.
+
+    Attributes:
+      utility: `f[N]`, statistical utility of clients when they were last asked, U.
+      last: `i32[N]`, the last round in which each client reported, from 1, L; 0 for none.
+      taken: `f[N]`, how long that took, D.
+      preferred: `f[]`, quantile of these that is the preferred time.
+      recent: `f[2 W]`, utilities of the last rounds, by round modulo 2 W.
+    """
+
+    utility: Array
+    last: Array
+    taken: Array
+    preferred: Array
+    recent: Array
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind Oort's clock."""
+    choice, num_asked, window = hyper.choice, hyper.num_asked, hyper.choice.pacer_window
+    counts = jnp.asarray(problem.counts)
+
+    def first(hyper: Hyper, drawn: Any) -> Memory:
+        nothing = jnp.zeros(hyper.num_clients, drawn.speeds.rate.dtype)
+        preferred = jnp.asarray(choice.preferred, nothing.dtype)
+        never = jnp.zeros(hyper.num_clients, "int32")
+        return Memory(nothing, never, nothing, preferred, jnp.zeros(2 * window, nothing.dtype))
+
+    def select(key: Key, now: Choosing) -> Asked:
+        memory, number = now.memory, now.round.number
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        noise = jax.random.gumbel(round_key, (2, hyper.num_clients), memory.utility.dtype)
+        is_known, is_here = memory.last > 0, now.available()
+        utility = jnp.where(is_known & is_here, utilities(memory, number, choice), -jnp.inf)
+        # How many are explored: at least those that known clients cannot fill.
+        share = choice.exploring * choice.exploring_decay**number
+        share = jnp.maximum(share, choice.exploring_least)
+        num_known, num_new = (is_known & is_here).sum(), (~is_known & is_here).sum()
+        explored = jnp.minimum(jnp.round(share * num_asked).astype("int32"), num_new)
+        explored = jnp.maximum(explored, jnp.minimum(num_asked - num_known, num_new))
+        # Known clients of enough utility, drawn in proportion to it.
+        best = jax.lax.top_k(utility, num_asked)[0]
+        needed = jnp.clip(num_asked - explored, 0, num_known)
+        least = choice.cutoff * best[jnp.maximum(needed - 1, 0)]
+        drawn = jnp.where(utility >= least, jnp.log(jnp.maximum(utility, 1e-30)) + noise[0], -1e30)
+        drawn = jnp.where(is_known & is_here, drawn, -jnp.inf)
+        # New clients, faster ones rather than slower ones.
+        new = jnp.log(now.devices.speeds.rate) + noise[1]
+        new = jnp.where(~is_known & is_here, new, -jnp.inf)
+        known_ones, new_ones = (jax.lax.top_k(each, num_asked)[1] for each in (drawn, new))
+        places = jnp.arange(num_asked)
+        clients = jnp.where(places < needed, known_ones, new_ones[places - needed])
+        clients = jnp.where(places < needed + explored, clients, EMPTY)
+        return Asked(clients, share=hyper.share(counts, clients))
+
+    def learn(key: Key, shown: Shown) -> Memory:
+        memory, event, number = shown.memory, shown.event, shown.round.number
+        is_there = event.clients != EMPTY
+        who = jnp.where(is_there, event.clients, hyper.num_clients)
+        found = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
+
+        def noted(leaf: Array, new: Any) -> Array:
+            return leaf.at[who].set(new, mode="drop")
+
+        recent = memory.recent.at[(number - 1) % (2 * window)].set(
+            jnp.where(is_there, found, 0).sum().astype(memory.recent.dtype)
+        )
+        ordered = jnp.roll(recent, -(number % (2 * window)))
+        is_due = (number % window == 0) & (number >= 2 * window)
+        falls = ordered[:window].sum() > ordered[window:].sum()
+        step = jnp.where(is_due & falls, choice.pacer_step, 0)
+        return Memory(
+            noted(memory.utility, found.astype(memory.utility.dtype)),
+            noted(memory.last, number),
+            noted(memory.taken, shown.taken),
+            jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype),
+            recent,
+        )
+
+    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+
+
+def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
+    """Compute what the server expects of clients that were asked before: `f[N]`.
+
+    Args:
+      memory: What is remembered.
+      number: `i32[]`, rounds so far, R - 1.
+      choice: The settings.
+    """
+    is_known = memory.last > 0
+    of_known = jnp.where(is_known, memory.utility, jnp.nan)
+    utility = jnp.minimum(memory.utility, jnp.nanquantile(of_known, UTILITY_CLIP))
+    doubt = jnp.sqrt(0.1 * jnp.log(jnp.maximum(number + 1.0, 1)) / jnp.maximum(memory.last, 1))
+    wanted = jnp.nanquantile(jnp.where(is_known, memory.taken, jnp.nan), memory.preferred)
+    is_late = memory.taken > wanted
+    slowed = jnp.where(is_late, wanted / jnp.where(is_late, memory.taken, 1), 1) ** choice.penalty
+    return jnp.where(is_known, (utility + doubt) * slowed, 0)
+
+
+system = with_clock(
+    fedavg.system,
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    name="oort",
+    Hyper=Hyper,
+    algorithm=seeing_losses(fedavg.algorithm),
+    summary="guided choice of clients: useful and fast ones, in rounds that follow from it",
+    messages=report_messages(),
+)

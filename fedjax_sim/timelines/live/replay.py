@@ -1,0 +1,96 @@
+"""A planned schedule, taken through the same steps as a live one.
+
+Dimension letters: those of `fedjax_sim.types`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.checking import checked
+from fedjax_sim.timelines.live.frames import with_clock
+from fedjax_sim.types import (
+    EMPTY,
+    Array,
+    Clock,
+    Instant,
+    Key,
+    Live,
+    Received,
+    Sizes,
+    System,
+    Timeline,
+)
+
+
+class Place(NamedTuple):
+    """What the clock carries.
+
+    Attributes:
+      tick: `i32[]`, the next tick.
+    """
+
+    tick: Array
+
+
+@checked
+def replayed(system: System, timeline: Timeline) -> System:
+    """Return a live system that receives what a schedule says, such as one of an earlier run.
+
+        live = replayed(fedbuff.system, run.timelines[0])
+
+    Args:
+      system: A system.
+      timeline: The schedule, on the host. After its end nobody reports.
+
+    Returns:
+      The system. Its models have the bits of those of the planned system on that schedule, if both
+      are compiled alike.
+    """
+    found = Timeline(*map(np.asarray, timeline))
+    is_filled = found.clients != EMPTY
+    steps = np.where(is_filled, found.steps, 0)
+    num_ticks, slots = found.clients.shape
+    # When each version is read for the last time: who works from it is in use until then.
+    tick = np.arange(num_ticks, dtype=np.int32)
+    version = np.where(is_filled, found.version, tick[:, None])
+    in_use = _versions_in_use(version)
+    most = int(steps.max(initial=0))
+    sizes = Sizes(slots, most, in_use.shape[1], bool((is_filled & (steps == most)).all()))
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        time = Instant.at(np.append(found.time, np.inf))
+
+        def init(key: Key) -> Place:
+            return Place(jnp.int32(0))
+
+        def next_tick(key: Key, place: Place, state: Any) -> tuple[Place, Received]:
+            at = jnp.minimum(place.tick, num_ticks - 1)
+            clients, own_steps, own_version, weight = (
+                jnp.asarray(leaf)[at] for leaf in (found.clients, steps, version, found.weight)
+            )
+            acts = time.take(jnp.minimum(place.tick, num_ticks))
+            received = Received(acts, clients, own_steps, own_version, weight)
+            return Place(place.tick + 1), received
+
+        def used(place: Place) -> Array:
+            return jnp.asarray(in_use)[jnp.minimum(place.tick - 1, num_ticks - 1)]
+
+        return Clock(init, next_tick, in_use=used if in_use.shape[1] else None)
+
+    return with_clock(system, Live(lambda hyper: sizes, clock))
+
+
+def _versions_in_use(version: np.ndarray) -> np.ndarray:
+    """List the versions that are made before each tick and read after it: `i32[T, M]`."""
+    num_ticks = len(version)
+    last = np.full(num_ticks + 1, -1)
+    np.maximum.at(last, version, np.arange(num_ticks)[:, None])
+    made = np.arange(num_ticks + 1)
+    used = [made[: t + 1][last[: t + 1] > t] for t in range(num_ticks)]
+    most = max(map(len, used), default=0)
+    found = np.full((num_ticks, most), EMPTY, np.int32)
+    for t, versions in enumerate(used):
+        found[t, : len(versions)] = versions
+    return found
