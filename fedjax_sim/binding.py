@@ -140,6 +140,9 @@ def bind_together(
       ConfigError: If an input is not allowed, or the programs would not be the same.
     """
     timelines = None if isinstance(budget, Ticks | Time) else budget
+    if timelines is not None and system.live is not None:
+        allowed = f"Ticks or Time for {system.name}, whose clock is live; see timelines.live.replayed"
+        raise ConfigError("budget", "a schedule", allowed)
     shared = {"problems": problems, "hypers": hypers, "seeds": seeds, "timelines": timelines}
     lists = {name: _listed(value) for name, value in shared.items()}
     num = max(map(len, lists.values()))
@@ -253,8 +256,9 @@ def _bounds_of(
     found: list[Bound | None] = [None] * len(planned.group)
     for i, lane in enumerate(planned.group):
         row, end = planned.row[i], planned.ticks[planned.row[i]]
-        time = np.full(num_ticks, np.inf)
-        time[:end] = planned.timelines.time[row, :end]
+        time = np.full(num_ticks, np.nan if system.live else np.inf)
+        if not system.live:
+            time[:end] = planned.timelines.time[row, :end]
         static = Static(
             system,
             plan,
@@ -270,10 +274,12 @@ def _bounds_of(
         )
         ticks = schedule.take(np.array([row])).stored
         key = learning_key(lane.seed)
-        bound: Bound = Bound(lane.problem, hypers[i], key, lane.start, ticks, time, static)
+        until = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), schedule.until)
+        given = lane.problem, hypers[i], key, lane.start, ticks, time, until
+        bound: Bound = Bound(*given, static)
         if static.weighing and not bound.is_weighed:
             # The clock is not the one whose weights the system computes.
             static = static._replace(frozen=read, weighing=())
-            bound = Bound(lane.problem, hypers[i], key, lane.start, ticks, time, static)
+            bound = Bound(*given, static)
         found[lane.place] = bound
     return [each for each in found if each is not None]

@@ -306,6 +306,9 @@ def check_call(
     if options.keep.client_variance and system.fit.learns is LatentProblem:
         allowed = f"False for {system.name}, whose clients hold statistics and no models"
         raise ConfigError("client_variance", True, allowed)
+    if options.keep.client_variance and system.live is not None:
+        allowed = f"False for {system.name}: what clients hold is known from planned schedules only"
+        raise ConfigError("client_variance", True, allowed)
     for name, values in grid.settings.items():
         full_name(system.Hyper, name)
         # Long arrays have a shortened repr, and functions of one name have the same text.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, Whole, checked
-from fedjax_sim.events.event import Event, Leaf
+from fedjax_sim.events.event import Event
 
 TimeT = TypeVar("TimeT")
 """What a clock carries from tick to tick: a pytree."""
@@ -119,10 +119,9 @@ class Instant(NamedTuple):
         """Whether it will ever come: `bool[...]`."""
         return jnp.isfinite(self.value)
 
-
-def to_float64(value: Leaf, rest: Leaf) -> np.ndarray:
-    """Put an instant together on the host: `f64[...]`."""
-    return np.asarray(value, "float64") + np.asarray(rest, "float64")
+    def to_float64(self) -> np.ndarray:
+        """Put it together on the host: `f64[...]`."""
+        return np.asarray(self.value, "float64") + np.asarray(self.rest, "float64")
 
 
 @checked

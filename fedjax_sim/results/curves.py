@@ -153,8 +153,6 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
         if name in parts[0].facts:
             data[name] = per_lane([part.facts[name] for part in parts])
-    if "ended" in parts[0].facts:
-        data["ended"] = per_lane([np.array(ENDINGS)[part.facts["ended"]] for part in parts])
     # Facts of each evaluation, such as time and ticks, and the labels of the dimensions.
     coords: dict[str, Any] = {
         name: per_eval([part.facts[name] for part in parts])
@@ -165,6 +163,8 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
         name: [label_of_value(value) for value in values]
         for name, values in zip(grid.dims, grid.settings.values(), strict=True)
     }
+    if "ended" in parts[0].facts:
+        coords["ended"] = per_lane([np.array(ENDINGS)[part.facts["ended"]] for part in parts])
     return xr.Dataset(data, {**labels, "seed": list(grid.seeds), **coords}, {"system": system})
 
 

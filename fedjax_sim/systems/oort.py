@@ -45,6 +45,7 @@ from fedjax_sim.timelines.live import (
     live_rounds,
     with_clock,
 )
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import EMPTY, Array, Key
 
 UTILITY_CLIP = 0.95
@@ -198,7 +199,9 @@ system = with_clock(
     Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="oort",
     Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="guided choice of clients: useful and fast ones, in rounds that follow from it",
     messages=report_messages(),
 )
+paper = system.paper

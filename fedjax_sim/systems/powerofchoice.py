@@ -1,22 +1,18 @@
-"""Power-of-Choice (Cho, Wang and Joshi 2020, arXiv 2010.01243), an example of choices by the loss.
+"""Power-of-Choice (Cho, Wang and Joshi 2020, arXiv 2010.01243): choices by the loss.
 
-    w -> `state.server`          A -> `event.clients`
+    w -> `state.server`          A -> the candidates
     d -> `hyper.num_selected`    m -> `hyper.num_chosen`
 
 The server asks d candidates for the loss of its model and lets the m with the largest losses train.
-A schedule is known before any learning and cannot depend on losses. So it holds the candidates, and
-`step` chooses among them. The limit: the clock is that of the candidates. A round lasts until the
-slowest of all d would have trained, local steps are counted for all d, and the mini-batches of each
-continue as if it had trained. Messages are counted as they are: all candidates get the model and
-send a loss, and the chosen send a model.
+A round lasts as long as those m need: the clock is live. Learning is FedAvg's, with equal weights.
+All candidates get the model and send a loss, the chosen send a model, and a loss counts as one
+evaluation.
 
 Deviation: the paper draws candidates in proportion to their examples, which is
-`selection="by_examples"`. By default they are uniform, so that systems are compared on the same
-schedules.
+`selection="by_examples"`. By default they are uniform, as in other systems.
 
-Deviation: losses are those of the mini-batch of a candidate's next step, the paper's variant
-cpow-d, and not of all its examples, because they cost one gradient then. The chosen have equal
-weights.
+Deviation: losses are those of a mini-batch of each candidate, the paper's variant cpow-d, and not of
+all its examples, because they cost one gradient then. They take no time unless `loss_time` says so.
 """
 
 from typing import Any
@@ -25,20 +21,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import map_slots
-from fedjax_sim.clients import LocalTraining, batch_loss, local_training
-from fedjax_sim.server import Reports, RoundState, Wire, check_numbers
+from fedjax_sim.clients import LastingTraining, losses_of
+from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_counts import count_downlink, report_messages
-from fedjax_sim.settings import ConfigError, count, struct
-from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Array, Event, Key, Leaf, Plan, Timeline, Work
+from fedjax_sim.settings import ConfigError, choice, count, real, struct
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Live,
+    LiveCohorts,
+    Sizes,
+    live_rounds,
+    with_clock,
+)
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.types import EMPTY, Key, Leaf, Plan, Timeline, full_precision_bits
 
 
 @struct
-class Hyper(CohortRounds, LocalTraining, Reports):
+class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
     num_chosen: int = count(3, "Candidates with the largest losses, which train, m.")
+    selection: str = choice(
+        "uniform",
+        ("uniform", "by_examples"),
+        'Who is a candidate. "uniform": a uniform set of clients. "by_examples": chances in '
+        "proportion to numbers of examples.",
+    )
+    loss_time: float = real(
+        0.0,
+        "Time that it takes to learn the candidates' losses, in units of virtual time.",
+        least=0,
+        of_time=True,
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings."""
@@ -46,50 +65,56 @@ class Hyper(CohortRounds, LocalTraining, Reports):
         if self.num_chosen > self.num_selected:
             allowed = f"at most num_selected = {self.num_selected}, the candidates"
             raise ConfigError("num_chosen", self.num_chosen, allowed)
+        if self.clock.num_asked:
+            raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
         if self.has_own_noise:
             allowed = "without noise here, because candidates tell the server their losses as well"
             raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
-    """Bind Power-of-Choice to a problem."""
-    train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan)
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind the clock."""
+    plan, counts = Plan(slots_at_once=hyper.num_selected), jnp.asarray(problem.counts)
+    learning = fedavg.algorithm(problem, hyper, plan)
 
-    def init(key: Key) -> RoundState:
-        server = problem.init(key)
-        return RoundState(server, memo=wire.first(server))
+    def select(key: Key, now: Choosing) -> Asked:
+        number, draws = now.round.number, stream(key, "cohorts")
+        is_here = now.available()
+        if hyper.selection == "uniform":
+            order = shuffled_index(
+                shuffle_bits(draws), jnp.arange(hyper.num_clients), hyper.num_clients, number
+            )
+            # Available clients first, in that order.
+            order = order[jnp.argsort(~is_here[order], stable=True)]
+        else:
+            noise = jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
+            order = jnp.argsort(-jnp.where(is_here, jnp.log(counts) + noise, -jnp.inf))
+        candidates = order[: hyper.num_selected]
+        candidates = jnp.where(is_here[candidates], candidates, EMPTY)
+        model = (learning.received or learning.model)(now.state)
+        places = jnp.full(candidates.shape, number)
+        losses, executed = losses_of(
+            problem, hyper, plan, stream(key, "candidates"), candidates, places, model=model
+        )
+        is_candidate = candidates != EMPTY
+        found = jnp.where(is_candidate, losses.mean, -jnp.inf)
+        chosen = candidates[jax.lax.top_k(found, hyper.num_chosen)[1]]
+        needed = is_candidate.sum(dtype="int32")
+        return Asked(chosen, executed=executed, needed=needed, takes=hyper.loss_time)
 
-    def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
-        start = wire.received(state)
-
-        def loss(trips: int, client: Array, offset: Array) -> Array:
-            return batch_loss(problem, hyper, key, client, offset)(start, jnp.int32(0))
-
-        is_present, candidates = event.clients >= 0, jnp.maximum(event.clients, 0)
-        losses, _ = map_slots(loss, plan, event.steps, candidates, event.offset, trips=1)
-        _, chosen = jax.lax.top_k(jnp.where(is_present, losses, -jnp.inf), hyper.num_chosen)
-        asked, event = event, event.take(chosen)
-        weight = is_present[chosen] / jnp.maximum(is_present[chosen].sum(), 1)
-        event = event.within(facts=event.facts, weight=weight)
-        total = wire.total(event, of_progress=True)
-        local, work = train(key, event, start=start, total=total)
-        progress, memo = wire.progress(key, event, state, local, total=total)
-        server = jax.tree.map(jnp.add, state.server, progress)  # + 0 if all slots are empty
-        memo = wire.publish(key, event, memo, server)
-        return RoundState(server, memo=memo), work._replace(event=asked.changed)
-
-    return wire.algorithm(init, step)
+    return live_rounds(hyper, select, num_used=hyper.num_chosen)
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each."""
     model = jax.eval_shape(problem.init, jax.random.key(0))
-    candidates = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
-    chosen = np.minimum(candidates, hyper.num_chosen)
+    chosen = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+    # Who was asked and not chosen stands in no schedule, and is sent the whole model.
+    others = hyper.num_selected - chosen
     loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
     up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
-    return chosen * up + candidates * loss, count_downlink(hyper, timeline, model)
+    down = count_downlink(hyper, timeline, model) + others * full_precision_bits(model)
+    return chosen * up + hyper.num_selected * loss, down
 
 
 def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
@@ -97,11 +122,13 @@ def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
     check_numbers(hyper, timeline, most=hyper.num_chosen)
 
 
-system = cohort_system(
-    "powerofchoice",
-    Hyper,
-    algorithm,
-    "federated averaging of the candidates with the largest losses",
+system = with_clock(
+    fedavg.system,
+    Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps), clock),
+    name="powerofchoice",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    summary="federated averaging of the candidates with the largest losses",
     messages=report_messages()._replace(per_tick=count_bits, check=check_chosen),
 )
 paper = system.paper

@@ -30,7 +30,7 @@ LIKE_ANOTHER = {
     "fednova": "fedavg",
     "fedavgm": "fedavg",
     "mimelite": "scaffold",
-    "powerofchoice": "fedavg",
+    "powerofchoice": "oort",
     "fedstaleweight": "fedbuff",
     "gen_async": "fedasync",
     "em": "fedem",
@@ -148,11 +148,12 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
         quiet = {"temperature": 0.0}
         return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
     make = partial(regression, is_split=True) if system.name == "fedper" else regression
-    # Three of four candidates train. If all do, their losses have no effect.
-    others = {"ditto": (2, 0), "mimelite": (1, 1), "powerofchoice": (3 / 4, 0)}
-    quiet = {"num_chosen": 4} if system.name == "powerofchoice" else {}
-    evaluations = others.get(system.name, (1, 0))
-    return Kind(make, "lr", changed, metrics, {}, quiet, True, evaluations=evaluations)
+    # The losses of four candidates, of whom three train; and one of each client that trains.
+    others = {"ditto": (2, 0), "mimelite": (1, 1), "powerofchoice": (1, 4 / 3), "oort": (1, 1)}
+    quiet: dict[str, Any] = {}
+    evaluations, is_planned = others.get(system.name, (1, 0)), system.live is None
+    metrics = metrics if is_planned else ("loss", "loss")
+    return Kind(make, "lr", changed, metrics, {}, quiet, is_planned, evaluations=evaluations)
 
 
 SHUFFLING = ("fedavg", "fedasync")

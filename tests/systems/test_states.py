@@ -24,6 +24,7 @@ SHAPES = {
     "feddyn": [(), (), (NUM_CLIENTS,)],
     "mimelite": [(), ()],
     "powerofchoice": [()],
+    "oort": [()],
     "ditto": [(), (NUM_CLIENTS,)],
     "langevin": [()],
     "em": [()],

@@ -25,6 +25,7 @@ from fedjax_sim.types import (
     Facts,
     HyperT,
     InfoT,
+    Instant,
     Key,
     Params,
     Plan,
@@ -95,7 +96,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
       num_ticks: Ticks of the schedule, T.
       start: The model that `init` starts from by default; None to draw it.
       time: `f64[T]` on the host, virtual time of each tick; infinite after the end of a schedule
-        that is shorter than others which were bound together with it.
+        that is shorter than others which were bound together with it. Of a live system nan: its
+        states say what time it is, `state.now.to_float64()`.
       frozen: Names of the settings that the schedule has read, and not only for weights of slots
         that the system can compute again (`System.weigh`).
     """
@@ -108,6 +110,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         start: Params | None,
         ticks: Ticks,
         time: np.ndarray,
+        until: Instant | None,
         static: Static,
     ) -> None:
         """Put a program together; `fedjax_sim.bind` does.
@@ -118,14 +121,15 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           start: The model that it starts from; None to draw it.
           ticks: The ticks, of one schedule and one evaluation.
           time: `f64[T]`, their virtual times.
+          until: When the time of a live system is over; None if the schedule is planned.
           static: What is part of the program.
         """
         self.problem, self.hyper, self.key, self.start = problem, hyper, key, start
-        self.time, self._ticks, self._static = time, ticks, static
+        self.time, self._ticks, self._until, self._static = time, ticks, until, static
 
     def tree_flatten_with_keys(self) -> tuple[Any, Static]:
         """Return the data, with names, and the static part."""
-        names = ("problem", "hyper", "key", "start", "_ticks", "time")
+        names = ("problem", "hyper", "key", "start", "_ticks", "time", "_until")
         pairs = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
         return pairs, self._static
 
@@ -140,8 +144,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           The program.
         """
-        problem, hyper, key, start, ticks, time = children
-        return cls(problem, hyper, key, start, ticks, time, static)
+        return cls(*children, static)
 
     @property
     def system(self) -> System[HyperT, StateT, InfoT]:
@@ -285,7 +288,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
-        return type(self)(problem, hyper, key, self.start, ticks, self.time, static)
+        return type(self)(
+            problem, hyper, key, self.start, ticks, self.time, self._until, static
+        )
 
     def with_settings(self, **settings: Any) -> Self:
         """Return the same program with other settings: `bound.with_settings(lr=0.1)`.
@@ -417,7 +422,8 @@ _event = jax.jit(_event)
 @RunsOnce
 def _init(bound: Bound, start: Params | None) -> Any:
     with bound._static.machine.tracing():
-        return bound._opened().init(start)
+        state = bound._opened().init(start)
+        return state if bound._until is None else state._replace(until=bound._until)
 
 
 def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:

@@ -106,14 +106,14 @@ class LiveLane(NamedTuple):
         is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
         version, tick = jnp.asarray(received.version, "int32"), lived.tick
         steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
-        is_held = version[:, None] == lived.held
+        is_held = version[:, None] == lived.held[None]
         read = is_held.argmax(axis=1).astype("int32")
         if clock.in_use is None:
             write = jnp.int32(0)
             is_known = version == tick
         else:
             used = clock.in_use(time)
-            is_used = (lived.held[:, None] == used).any(axis=1) & (lived.held >= 0)
+            is_used = (lived.held[:, None] == used[None]).any(axis=1) & (lived.held >= 0)
             write = is_used.argmin().astype("int32")
             # Every row is in use if more versions are than the clock has declared.
             is_known = is_held.any(axis=1) & ~is_used.all()
@@ -265,8 +265,8 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
 def _offsets(delivered: Array, clients: Array, steps: Array) -> Array:
     """Count the local steps that each slot's client delivered before: `i32[S]`."""
     places = jnp.arange(len(clients))
-    is_earlier = (clients[:, None] == clients) & (places[:, None] > places)
-    before = jnp.where(is_earlier, steps, 0).sum(axis=1, dtype="int32")
+    is_earlier = (clients[:, None] == clients[None]) & (places[:, None] > places[None])
+    before = jnp.where(is_earlier, steps[None], 0).sum(axis=1, dtype="int32")
     return delivered[jnp.maximum(clients, 0)] + before
 
 

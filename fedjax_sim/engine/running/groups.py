@@ -32,7 +32,7 @@ from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearr
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.events import HAPPENED
-from fedjax_sim.events.clocks import ENDINGS, to_float64
+from fedjax_sim.events.clocks import ENDINGS, Instant
 from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
@@ -336,7 +336,7 @@ def _cut(planned: Planned) -> list[Timeline]:
 def _lived(planned: Planned, happened: Mapping[str, np.ndarray]) -> Schedule:
     """Make the schedules of live lanes from what happened so far, `[L, V, E, ...]` by name."""
     known = dict(happened)
-    known["time"] = to_float64(known["time"], known.pop("rest"))
+    known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
     return as_lived(planned.schedule.take(planned.row), **known)
 
 
@@ -349,7 +349,8 @@ def _timeline_of(schedule: Schedule, lane: int, happened: Mapping[str, np.ndarra
     )
     clients, steps, version, weight = slots
     weight = weight.astype("float64")
-    return Timeline(to_float64(value, rest), clients, steps, version, weight, version)
+    time = Instant(value, rest).to_float64()
+    return Timeline(time, clients, steps, version, weight, version)
 
 
 def _endings(planned: Planned, schedule: Schedule, ended: np.ndarray) -> np.ndarray:
