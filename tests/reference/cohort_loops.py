@@ -130,22 +130,6 @@ def fedavg(rounds: Rounds, wire: Wire = PLAIN) -> Iterator[np.ndarray]:
         yield x
 
 
-def powerofchoice(
-    rounds: Rounds, loss: Callable[[int, int, np.ndarray], float], *, num: int, wire: Wire = PLAIN
-) -> Iterator[np.ndarray]:
-    """Cho et al. 2020, cpow-d. loss: from client, k and model to the loss of its k-th batch."""
-    x = rounds.start
-    for cohort in rounds.listed():
-        known, moved = wire.known(x), np.zeros_like(x)
-        losses = [loss(i, before, known) for i, _, _, before in cohort]
-        for place in np.argsort(losses)[::-1][:num]:
-            i, k, _, before = cohort[place]
-            moved += wire.report(i, rounds.descend(known, i, k, before) - known) / num
-        x = x + moved
-        wire.publish(x)
-        yield x
-
-
 def fedavg_with_adam(rounds: Rounds, *, is_kept: bool) -> Iterator[np.ndarray]:
     """FedAvg whose clients use Adam (Kingma and Ba 2015), with or without memory."""
     fresh = (0, np.zeros_like(rounds.start), np.zeros_like(rounds.start))

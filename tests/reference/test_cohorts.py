@@ -210,20 +210,9 @@ def test_mimelite_with_adam(learn: Callable, rounds: loops.Rounds) -> None:
     assert_same(models_of(run)[0], loops.mimelite_with_adam(rounds))
 
 
-def test_power_of_choice(learn: Callable, rounds: loops.Rounds, stochastic: Callable) -> None:
-    """Two of four candidates train, those whose next mini-batches have the largest losses.
-
-    If all are chosen, it is FedAvg with equal weights.
-    """
-    found = models_of(learn("powerofchoice", {"lr": [LR, 0.1]}, num_chosen=2))
-    loss = stochastic().loss
-    for lane, lr in enumerate([LR, 0.1]):
-        assert_same(found[lane], loops.powerofchoice(rounds._replace(lr=lr), loss, num=2))
-
-
 @pytest.mark.parametrize(
     "name",
-    slow_but(["scaffold", "powerofchoice"], ["scaffold", "feddyn", "mimelite", "powerofchoice"]),
+    slow_but(["scaffold"], ["scaffold", "feddyn", "mimelite"]),
 )
 def test_compressed_messages(
     learn: Callable, rounds: loops.Rounds, stochastic: Callable, name: str
@@ -251,17 +240,12 @@ def test_compressed_messages(
             {"momentum": 0.8, "gradient": "minibatch"},
             lambda: loops.mimelite(rounds, beta=0.8, wire=both),
         ),
-        "powerofchoice": (
-            {"num_chosen": 2},
-            lambda: loops.powerofchoice(rounds, stochastic().loss, num=2, wire=one),
-        ),
     }[name]
     run = learn(name, {"lr": [LR]}, **settings, **lossy)
     assert_same(models_of(run)[0], loop())
     up, down = (np.diff(run.curves[f"{way}link_bits"].values.ravel()) for way in ("up", "down"))
     sent = 2 * numbers // 3 * (64 + (3 if numbers == 6 else 2))  # floats and places
-    senders, losses = (2, 4 * 64) if name == "powerofchoice" else (4, 0)
-    assert up.tolist() == [senders * sent + losses] * TICKS
+    assert up.tolist() == [4 * sent] * TICKS
     assert down[0] == 4 * 64 * numbers
     assert 4 * (64 + numbers) <= down.min() < down[0]
 

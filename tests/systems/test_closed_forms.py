@@ -131,33 +131,6 @@ def test_fednova_has_the_right_objective_and_fedavg_another(weighting: str) -> N
 
 
 @pytest.mark.slow
-def test_power_of_choice_trains_the_clients_with_the_largest_losses() -> None:
-    """Two of five, which change; the losses of quadratics are those of their mini-batches."""
-    with jax.enable_x64(True):
-        problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=np.array([2.0, -1.0]))
-        hyper = SYSTEMS["powerofchoice"].paper(
-            num_clients=N, num_selected=N, num_chosen=2, local_steps=K, lr=LR, batch_size=1
-        )
-        run = fedjax_sim.simulate(
-            SYSTEMS["powerofchoice"],
-            problem,
-            hyper,
-            budget=fedjax_sim.Ticks(20),
-            num_evals=20,
-            keep=fedjax_sim.Keep(models=True),
-        )
-    model, seen = np.array([2.0, -1.0]), set()
-    for found in run.samples:
-        np.testing.assert_allclose(found, model, rtol=0, atol=1e-12)
-        losses = CURVATURE / 2 * np.square(model - CENTERS).sum(axis=1)
-        chosen = np.argsort(losses)[-2:]
-        seen |= set(chosen.tolist())
-        ends = CENTERS + (1 - share(LR))[:, None] * (model - CENTERS)
-        model = ends[chosen].mean(axis=0)
-    assert 2 < len(seen) < N
-
-
-@pytest.mark.slow
 def test_scaffold_of_one_client_is_fedavg() -> None:
     """Server and client then have the same control variate: K steps on the client's loss a round.
 

@@ -288,9 +288,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
-        return type(self)(
-            problem, hyper, key, self.start, ticks, self.time, self._until, static
-        )
+        return type(self)(problem, hyper, key, self.start, ticks, self.time, self._until, static)
 
     def with_settings(self, **settings: Any) -> Self:
         """Return the same program with other settings: `bound.with_settings(lr=0.1)`.

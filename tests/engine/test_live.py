@@ -1,0 +1,329 @@
+"""Live systems in the engine: budgets, endings, resumed and longer runs, watchers, own loops."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Checkpoints, Keep, Layout, Ticks, Time, Watch
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.systems import fedavg, fedbuff, oort
+from fedjax_sim.timelines.live import Clock, Instant, Live, Received, Sizes, with_clock
+from fedjax_sim.types import EMPTY, Event, Key, System
+
+ALONE = Layout(4, False, 1)
+
+
+class Count(NamedTuple):
+    """What the clock of `paced` carries."""
+
+    tick: jax.Array
+    now: Instant
+    loss: jax.Array
+
+
+def paced(
+    sizes: Sizes = Sizes(4, 5), can_repeat: bool = False, **wrong: Callable[[Any], Any]
+) -> System:
+    """FedAvg whose rounds take `2 + loss` units of time, so that lanes end at different ticks.
+
+    wrong: by field of `Received`, a function from tick and value to another value.
+    """
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        def init(key: Key) -> Count:
+            return Count(jnp.int32(0), Instant.at(0.0), jnp.float32(0))
+
+        def next_tick(key: Key, carried: Count, state: Any) -> tuple[Count, Received]:
+            tick, now = carried.tick, carried.now.later(2 + carried.loss)
+            clients = (tick + jnp.arange(4, dtype="int32")) % hyper.num_clients
+            steps, version = jnp.full(4, hyper.local_steps), jnp.full(4, tick)
+            received = Received(now, clients, steps, version, jnp.full(4, 0.25))
+            for name, change in wrong.items():
+                received = received._replace(**{name: change(tick, getattr(received, name))})
+            return Count(tick + 1, received.time, carried.loss), received
+
+        def after(key: Key, carried: Count, event: Event, state: Any, seen: Any) -> Count:
+            return carried._replace(loss=problem.evaluate(state.server)["loss"].astype("float32"))
+
+        in_use = (lambda carried: jnp.full(2, EMPTY)) if sizes.versions else None
+        return Clock(init, next_tick, after, in_use)
+
+    return with_clock(
+        fedavg.system, Live(lambda hyper: sizes, clock), name="paced", can_repeat=can_repeat
+    )
+
+
+PACED = paced()
+
+
+@pytest.fixture
+def sweep(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run]:
+    """Return a function that sweeps learning rates of a live system."""
+
+    def run(system: System = PACED, **options: Any) -> fedjax_sim.Run:
+        options = {
+            "settings": {"lr": [0.01, 0.05]},
+            "seeds": 2,
+            "budget": Time(30.0, most_ticks=20),
+            "num_evals": 10,
+            "layout": ALONE,
+        } | options
+        return fedjax_sim.sweep(system, regression(), small(fedavg.system), **options)
+
+    return run
+
+
+def same_curves(found: fedjax_sim.Run, expected: fedjax_sim.Run) -> None:
+    """Compare everything that two runs return, bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, found.models, expected.models)
+    for name in (*expected.curves.coords, *expected.curves.data_vars):
+        np.testing.assert_array_equal(found.curves[name], expected.curves[name], err_msg=name)
+    for ours, theirs in zip(found.timelines, expected.timelines, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, tuple(ours), tuple(theirs))
+
+
+def test_lanes_end_when_their_time_is_over(sweep: Callable) -> None:
+    """Each in its own tick; the one that begins before the end is completed."""
+    run = sweep(keep=Keep(models=True))
+    ticks = run.curves.ticks.values[..., -1]
+    assert len(set(ticks.ravel())) > 1 and ticks.max() < 20
+    assert (run.curves.ended == "budget").all()
+    for i, timeline in enumerate(run.timelines):
+        place = np.unravel_index(i, ticks.shape)
+        assert len(timeline.time) == ticks[place]
+        assert timeline.time[-2] < 30 <= timeline.time[-1]
+        # The clock follows the losses, of which evaluations show every second.
+        losses = run.curves.loss.values[place][:-1]
+        every = 2 * np.arange(len(losses))
+        taken = np.diff(timeline.time, prepend=0.0)
+        known = every[(every > 0) & (every < ticks[place])]
+        np.testing.assert_allclose(taken[known], 2 + losses[known // 2], rtol=1e-5)
+        ends = np.minimum(2 * np.arange(run.curves.sizes["eval"]), ticks[place])
+        np.testing.assert_array_equal(run.curves.ticks.values[place], ends)
+        times = np.concatenate([[0.0], timeline.time])
+        np.testing.assert_array_equal(run.curves.time.values[place], times[ends])
+        reports = 4 * ends * 96
+        np.testing.assert_array_equal(run.curves.uplink_bits.values[place], reports)
+        np.testing.assert_array_equal(run.curves.local_steps.values[place], 20 * ends)
+    # The call ended with the longest lane, and what a lane did is what it does with ticks alone.
+    assert run.curves.sizes["eval"] == 1 + -(-int(ticks.max()) // 2)
+    assert (run.curves.needed.values == 20 * ticks).all()
+    first = int(ticks[0, 0])
+    alone = sweep(settings={"lr": [0.01]}, seeds=[0], budget=Ticks(first), num_evals=1)
+    np.testing.assert_array_equal(alone.timelines[0].time, run.timelines[0].time)
+    last = jax.tree.map(lambda leaf: leaf[0], run.models)
+    jax.tree.map(np.testing.assert_array_equal, alone.model(0), last)
+
+
+def test_servers_that_do_not_wait_act_within_their_time(
+    live_fedbuff: System, regression: Callable, small: Callable
+) -> None:
+    given = regression(), small(fedbuff.system, restart="replaced", concurrency=5)
+    live = live_fedbuff._replace(overshoot=False)
+    run = fedjax_sim.simulate(live, *given, budget=Time(200.0, most_ticks=500), num_evals=50)
+    times = run.timelines[0].time
+    assert run.curves.ended == "budget" and times[-1] <= 200
+    exact = fedjax_sim.simulate(live, *given, budget=Time(float(times[5]), most_ticks=99))
+    assert exact.curves.ticks[-1] == 6
+
+
+@pytest.fixture
+def live_fedbuff() -> System:
+    """FedBuff on a live clock."""
+    from tests.timelines.live.conftest import LIVE
+
+    return LIVE["fedbuff"]
+
+
+@pytest.mark.parametrize(
+    ("system", "ended", "words"),
+    [
+        (paced(time=lambda t, time: time.where(t < 3, Instant.at(np.inf))), "idle", "nobody"),
+        (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
+        (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
+        (paced(steps=lambda t, steps: steps - 6 * (t == 3)), "steps", "more steps"),
+        (paced(clients=lambda t, who: who.at[0].set(jnp.where(t == 3, 7, who[0]))), "clients", ""),
+        (paced(clients=lambda t, who: jnp.where(t == 3, who[0], who)), "clients", "twice"),
+        (paced(version=lambda t, version: version - (t == 3)), "versions", "in use"),
+        (
+            paced(Sizes(4, 5, 2), version=lambda t, version: version - 3 * (t == 3)),
+            "versions",
+            "in use",
+        ),
+        (paced(Sizes(4, 5, is_full=True), steps=lambda t, k: k - (t == 3)), "steps", "steps"),
+        (
+            paced(Sizes(4, 5, is_full=True), clients=lambda t, i: jnp.where(t == 3, EMPTY, i)),
+            "clients",
+            "client",
+        ),
+    ],
+)
+def test_a_lane_ends_instead_of_doing_what_was_not_planned(
+    system: System,
+    ended: str,
+    words: str,
+    sweep: Callable,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its model is the one that it had before."""
+    options: dict[str, Any] = {"settings": {"lr": [0.05]}, "seeds": [0], "num_evals": 1}
+    run = sweep(system, budget=Ticks(6), **options)
+    assert run.curves.ended.values.ravel().tolist() == [ended]
+    assert run.curves.ticks.values[..., -1] == 3
+    assert words in capsys.readouterr().err
+    right = sweep(budget=Ticks(3), **options)
+    jax.tree.map(np.testing.assert_array_equal, run.models, right.models)
+
+
+def test_the_same_with_a_client_that_may_report_twice(sweep: Callable) -> None:
+    system = paced(can_repeat=True, clients=lambda t, who: jnp.where(t == 3, who[0], who))
+    run = sweep(system, budget=Ticks(6))
+    assert (run.curves.ended == "ticks").all()
+
+
+def test_more_ticks_than_planned_are_said(
+    sweep: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = sweep(budget=Time(1e6, most_ticks=7))
+    assert (run.curves.ended == "ticks").all() and (run.curves.ticks[..., -1] == 7).all()
+    assert "4 of 4 lanes of paced ended early" in (said := capsys.readouterr().err)
+    assert "most_ticks = 7" in said
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(4, True, 1), Layout(1, False, 2), Layout(4, False, 1, 2)]
+)
+def test_layouts_agree(layout: Layout, sweep: Callable) -> None:
+    run, other = sweep(), sweep(layout=layout)
+    np.testing.assert_allclose(other.curves.time, run.curves.time, rtol=1e-6)
+    np.testing.assert_allclose(other.curves.loss, run.curves.loss, rtol=1e-5)
+    np.testing.assert_array_equal(other.curves.ticks, run.curves.ticks)
+
+
+class Killed(Exception):
+    """In place of a signal."""
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(sweep: Callable, tmp_path: Path) -> None:
+    whole = sweep()
+
+    def kill(now: fedjax_sim.Progress) -> None:
+        if now.evaluation == 3:
+            raise Killed
+
+    saved = Checkpoints(tmp_path / "run", every=0.0, resume=True)
+    with pytest.raises(Killed):
+        sweep(checkpoints=saved, watch=Watch(on_evaluation=kill, progress=False))
+    again = sweep(checkpoints=saved, watch=Watch(on_evaluation=lambda now: None, progress=False))
+    same_curves(fedjax_sim.Run(again.curves.drop_vars("stopped_at"), *_rest(again)), whole)
+    finished = sweep(checkpoints=saved, watch=Watch(on_evaluation=lambda now: None, progress=False))
+    same_curves(finished, again)
+
+
+def _rest(run: fedjax_sim.Run) -> tuple[Any, ...]:
+    return run.models, run.timelines, run.hypers
+
+
+@pytest.mark.parametrize(
+    ("shorter", "longer"),
+    [
+        (Ticks(6), Ticks(10)),
+        (Time(13.0, most_ticks=20), Time(30.0, most_ticks=20)),
+    ],
+)
+def test_a_longer_run_has_the_bits_of_one_from_the_start(
+    shorter: Any, longer: Any, sweep: Callable, tmp_path: Path
+) -> None:
+    """Lanes of the shorter run ended at different ticks."""
+    saved = Checkpoints(tmp_path / "run", every=0.0, resume=True)
+    first = sweep(budget=shorter, num_evals=3, checkpoints=saved)
+    on = sweep(budget=longer, num_evals=3, checkpoints=saved)
+    assert (on.curves.ticks[..., -1] > first.curves.ticks[..., -1]).all()
+    per_eval = int(
+        first.curves.ticks.values.max(axis=-1).max() and np.diff(on.curves.ticks)[0, 0, 0]
+    )
+    most = longer.num_ticks if isinstance(longer, Ticks) else longer.most_ticks
+    whole = sweep(budget=longer, num_evals=-(-most // per_eval))
+    same_curves(on, whole)
+
+
+def test_watchers_learn_the_time(sweep: Callable) -> None:
+    seen: list[Any] = []
+    logged: list[Any] = []
+
+    class Tracker:
+        def log(self, lane: Any, ticks: int, values: Any) -> None:
+            logged.append((ticks, values["virtual_time"]))
+
+        def close(self) -> None: ...
+
+    def stop(now: fedjax_sim.Progress) -> Any:
+        seen.append(now)
+        return [lane < 3 and now.evaluation >= 2 + lane for lane in range(4)]
+
+    watch = Watch(on_evaluation=stop, trackers=[Tracker()], progress=False)
+    run = sweep(watch=watch)
+    times, ticks = (run.curves[name].values.reshape(4, -1) for name in ("time", "ticks"))
+    for now in seen:
+        np.testing.assert_array_equal(now.time[3], times[3, : now.evaluation + 1])
+        np.testing.assert_array_equal(now.ticks[3], ticks[3, : now.evaluation + 1])
+    assert run.curves.stopped_at.values.ravel().tolist()[:3] == [2, 3, 4]
+    assert run.curves.ticks.values.reshape(4, -1)[:3, -1].tolist() == [4, 6, 8]
+    of_last = [pair for pair in zip(ticks[3].tolist(), times[3].tolist(), strict=True)]
+    assert set(of_last) <= set(logged)
+    plain = sweep()
+    np.testing.assert_array_equal(times[3], plain.curves.time.values.reshape(4, -1)[3])
+
+
+def test_own_loops(sweep: Callable, regression: Callable, small: Callable) -> None:
+    """`bind` gives the run's bits, knows the budget, and any setting can be traced."""
+    run = sweep(settings={"lr": [0.05]}, seeds=[0])
+    given = regression(), small(fedavg.system, lr=0.05)
+    bound = fedjax_sim.bind(PACED, *given, budget=Time(30.0, most_ticks=20))
+    state, infos = bound.run(bound.init())
+    assert bound.frozen == ()
+    assert int(state.tick) == run.curves.ticks.values[0, 0, -1] < 20
+    assert state.now.to_float64() == run.timelines[0].time[-1]
+    jax.tree.map(np.testing.assert_array_equal, bound.model(state), run.model(0))
+    assert (infos.event.clients[int(state.tick) :] == EMPTY).all()
+
+    def end(lr: jax.Array) -> jax.Array:
+        other = bound.with_settings(lr=lr)
+        return other.run(other.init())[0].now.value
+
+    ends = jax.vmap(end)(jnp.array([0.01, 0.05]))
+    assert ends[0] != ends[1]
+    slope = jax.jvp(end, (0.05,), (1.0,))[1]
+    assert np.isfinite(slope) and slope != 0
+
+
+def test_sentences(sweep: Callable, regression: Callable, small: Callable) -> None:
+    with pytest.raises(ConfigError, match="client_variance"):
+        sweep(keep=Keep(client_variance=True))
+    with pytest.raises(ConfigError, match="most_ticks"):
+        fedjax_sim.simulate(
+            fedavg.system, regression(), small(fedavg.system), budget=Time(30.0, most_ticks=9)
+        )
+    run = sweep(settings={"lr": [0.05]}, seeds=[0])
+    with pytest.raises(ConfigError, match="live"):
+        fedjax_sim.bind(PACED, regression(), small(fedavg.system), budget=run.timelines[0])
+    wide = with_clock(fedavg.system, Live(lambda hyper: Sizes(9, 5), PACED.live.clock))
+    with pytest.raises(ConfigError, match="slots of a live clock"):
+        sweep(wide)
+    with pytest.raises(ConfigError, match="in_use"):
+        sweep(with_clock(fedavg.system, Live(lambda hyper: Sizes(4, 5, 2), PACED.live.clock)))
+    with pytest.raises(ConfigError, match="shape of clients"):
+        sweep(with_clock(fedavg.system, Live(lambda hyper: Sizes(3, 5), PACED.live.clock)))
+
+
+def test_an_estimate_of_the_ticks_is_enough(regression: Callable, small: Callable) -> None:
+    """Without `most_ticks`: four times what the system's hint says."""
+    hyper = small(oort.system, local_steps=5)
+    run = fedjax_sim.simulate(oort.system, regression(), hyper, budget=Time(500.0), num_evals=20)
+    assert run.curves.ended == "budget" and run.timelines[0].time[-1] >= 500
