@@ -141,9 +141,7 @@ def bind_together(
     """
     timelines = None if isinstance(budget, Ticks | Time) else budget
     if timelines is not None and system.live is not None:
-        allowed = (
-            f"Ticks or Time for {system.name}, whose clock is live; see timelines.live.replayed"
-        )
+        allowed = f"Ticks or Time for {system.name}, whose clock is live; or use replayed"
         raise ConfigError("budget", "a schedule", allowed)
     shared = {"problems": problems, "hypers": hypers, "seeds": seeds, "timelines": timelines}
     lists = {name: _listed(value) for name, value in shared.items()}

@@ -236,6 +236,9 @@ def _draw(
     system: System, hypers: list[Any], seeds: Sequence[int], time_budget: float
 ) -> list[Timeline]:
     """Draw the schedules of settings with equal static parts: seeds of the first, then the next."""
+    if system.live is not None:
+        allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
+        raise ConfigError("systems", system.name, allowed)
     pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
     inputs = [seed for seed, _ in pairs], [hyper for _, hyper in pairs]
     measure_plan(system, *inputs, Time(time_budget))

@@ -119,7 +119,9 @@ def sweep(
     first: Budget | None = None
     if known is not None:
         ticks = known.get("num_ticks")
-        first = Time(known["time_budget"]) if ticks is None else Ticks(ticks)
+        first = (
+            Time(known["time_budget"], known.get("most_ticks")) if ticks is None else Ticks(ticks)
+        )
     asked = budget or first
     if asked is None:
         raise ConfigError("budget", None, "a Ticks or a Time, unless a sweep is resumed")
@@ -140,7 +142,7 @@ def sweep(
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
-    record = {"lanes": num_lanes, **dict([checked_options.budget.named])}
+    record = {"lanes": num_lanes, **vars(checked_options.budget)}
     if known is None:
         write_record(where / RECORD, record)
     finish_jobs(launcher, jobs, where, show=watch.progress is not False)

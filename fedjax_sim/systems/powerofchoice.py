@@ -11,8 +11,9 @@ evaluation.
 Deviation: the paper draws candidates in proportion to their examples, which is
 `selection="by_examples"`. By default they are uniform, as in other systems.
 
-Deviation: losses are those of a mini-batch of each candidate, the paper's variant cpow-d, and not of
-all its examples, because they cost one gradient then. They take no time unless `loss_time` says so.
+Deviation: losses are those of a mini-batch of each candidate, the paper's variant cpow-d, and not
+of all its examples, because they cost one gradient then. They take no time unless `loss_time` says
+so.
 """
 
 from typing import Any

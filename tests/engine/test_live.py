@@ -15,6 +15,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, fedbuff, oort
 from fedjax_sim.timelines.live import Clock, Instant, Live, Received, Sizes, with_clock
 from fedjax_sim.types import EMPTY, Event, Key, System
+from tests.conftest import slow_but
 
 ALONE = Layout(4, False, 1)
 
@@ -197,7 +198,7 @@ def test_more_ticks_than_planned_are_said(
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(4, True, 1), Layout(1, False, 2), Layout(4, False, 1, 2)]
+    "layout", slow_but([Layout(4, True, 1)], [Layout(4, True, 1), Layout(1, False, 2, 2)])
 )
 def test_layouts_agree(layout: Layout, sweep: Callable) -> None:
     run, other = sweep(), sweep(layout=layout)
@@ -206,7 +207,7 @@ def test_layouts_agree(layout: Layout, sweep: Callable) -> None:
     np.testing.assert_array_equal(other.curves.ticks, run.curves.ticks)
 
 
-class Killed(Exception):
+class KilledError(Exception):
     """In place of a signal."""
 
 
@@ -215,10 +216,10 @@ def test_a_killed_run_goes_on_with_the_same_bits(sweep: Callable, tmp_path: Path
 
     def kill(now: fedjax_sim.Progress) -> None:
         if now.evaluation == 3:
-            raise Killed
+            raise KilledError
 
     saved = Checkpoints(tmp_path / "run", every=0.0, resume=True)
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         sweep(checkpoints=saved, watch=Watch(on_evaluation=kill, progress=False))
     again = sweep(checkpoints=saved, watch=Watch(on_evaluation=lambda now: None, progress=False))
     same_curves(fedjax_sim.Run(again.curves.drop_vars("stopped_at"), *_rest(again)), whole)
@@ -245,9 +246,7 @@ def test_a_longer_run_has_the_bits_of_one_from_the_start(
     first = sweep(budget=shorter, num_evals=3, checkpoints=saved)
     on = sweep(budget=longer, num_evals=3, checkpoints=saved)
     assert (on.curves.ticks[..., -1] > first.curves.ticks[..., -1]).all()
-    per_eval = int(
-        first.curves.ticks.values.max(axis=-1).max() and np.diff(on.curves.ticks)[0, 0, 0]
-    )
+    per_eval = int(np.diff(on.curves.ticks)[0, 0, 0])
     most = longer.num_ticks if isinstance(longer, Ticks) else longer.most_ticks
     whole = sweep(budget=longer, num_evals=-(-most // per_eval))
     same_curves(on, whole)
@@ -275,8 +274,7 @@ def test_watchers_learn_the_time(sweep: Callable) -> None:
         np.testing.assert_array_equal(now.ticks[3], ticks[3, : now.evaluation + 1])
     assert run.curves.stopped_at.values.ravel().tolist()[:3] == [2, 3, 4]
     assert run.curves.ticks.values.reshape(4, -1)[:3, -1].tolist() == [4, 6, 8]
-    of_last = [pair for pair in zip(ticks[3].tolist(), times[3].tolist(), strict=True)]
-    assert set(of_last) <= set(logged)
+    assert {*zip(ticks[3].tolist(), times[3].tolist(), strict=True)} <= set(logged)
     plain = sweep()
     np.testing.assert_array_equal(times[3], plain.curves.time.values.reshape(4, -1)[3])
 
