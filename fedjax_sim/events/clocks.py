@@ -24,10 +24,11 @@ TimeT = TypeVar("TimeT")
 HyperT = TypeVar("HyperT")
 """A system's settings."""
 
-ENDINGS = ("ticks", "budget", "idle", "time", "steps", "versions", "clients")
-"""Why a live lane did nothing more: it had its ticks; its time was over; nobody will ever report.
-The others are faults of its clock: a tick before the one before it, other steps or more versions in
-use than its sizes say, or a client that does not exist, reports twice, or is missing."""
+ENDINGS = ("ticks", "budget", "idle", "done", "time", "steps", "versions", "clients")
+"""Why a live lane did nothing more: it had its ticks; its time was over; nobody will ever report;
+its clock says that it is done. The others are faults of its clock: a tick before the one before it,
+other steps or more versions in use than its sizes say, or a client that does not exist, reports
+twice, or is missing."""
 
 
 RUNS = -1
@@ -156,6 +157,7 @@ class Received(NamedTuple):
       weight: `f[S]`, weight of each report.
       executed: `i32[]`, evaluations that the program ran to decide this, such as those of losses.
       needed: `i32[]`, evaluations of these that the algorithm asked for.
+      is_done: `bool[]`, whether the lane ends before this, because it has learnt enough.
     """
 
     time: Instant
@@ -165,6 +167,7 @@ class Received(NamedTuple):
     weight: jax.Array
     executed: Any = 0
     needed: Any = 0
+    is_done: Any = False
 
 
 def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:

@@ -119,9 +119,7 @@ def sweep(
     first: Budget | None = None
     if known is not None:
         ticks = known.get("num_ticks")
-        first = (
-            Time(known["time_budget"], known.get("most_ticks")) if ticks is None else Ticks(ticks)
-        )
+        first = Ticks(ticks) if ticks else Time(known["time_budget"], known.get("most_ticks"))
     asked = budget or first
     if asked is None:
         raise ConfigError("budget", None, "a Ticks or a Time, unless a sweep is resumed")

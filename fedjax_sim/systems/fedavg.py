@@ -18,6 +18,8 @@ these papers compresses messages here, or makes them private; `fedjax_sim.server
 these options do.
 """
 
+from typing import Any
+
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import struct
@@ -30,8 +32,14 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
     """Settings of FedAvg: its rounds, local training, compression and privacy of messages."""
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
-    """Bind FedAvg to a problem. Clients' optimizers may last, and are kept for every client."""
+def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedAvg to a problem. Clients' optimizers may last, and are kept for every client.
+
+    Args:
+      problem: What is learnt.
+      hyper: Settings, or those of a system that is FedAvg on a clock of its own.
+      plan: How the machine is used.
+    """
     train = lasting_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 

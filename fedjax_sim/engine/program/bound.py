@@ -144,7 +144,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           The program.
         """
-        return cls(*children, static)
+        problem, hyper, key, start, ticks, time, until = children
+        return cls(problem, hyper, key, start, ticks, time, until, static)
 
     @property
     def system(self) -> System[HyperT, StateT, InfoT]:

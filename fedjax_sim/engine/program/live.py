@@ -20,7 +20,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, System
 
-TICKS, BUDGET, IDLE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
+TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
 """Numbers of the reasons for which a lane ends."""
 
 
@@ -136,6 +136,7 @@ class LiveLane(NamedTuple):
             (STEPS, (is_there & ~is_allowed).any()),
             (BUDGET, is_over),
             (IDLE, ~received.time.is_finite),
+            (DONE, received.is_done),
         ):
             ended = jnp.where(holds, reason, ended)
         # Ticks beyond those that were asked for have no slots.

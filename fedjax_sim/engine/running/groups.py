@@ -335,7 +335,7 @@ def _cut(planned: Planned) -> list[Timeline]:
 
 def _lived(planned: Planned, happened: Mapping[str, np.ndarray]) -> Schedule:
     """Make the schedules of live lanes from what happened so far, `[L, V, E, ...]` by name."""
-    known = dict(happened)
+    known: Any = dict(happened)
     known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
     return as_lived(planned.schedule.take(planned.row), **known)
 

@@ -4,6 +4,7 @@
 - `devices`: the laws of delay, availability, transfers and losses, one draw at a time.
 - `rounds`: synchronous rounds whose clients are chosen as they begin (`live_rounds`).
 - `tasks`: a number of tasks in flight, of which the server waits for some (`live_tasks`).
+- `stopping`: ends a lane once it has learnt enough (`until`).
 - `replay`: a planned schedule, taken through the same steps as a live one.
 
 The contract is in `fedjax_sim.events.clocks`: a clock makes what the server receives next from its
@@ -21,6 +22,7 @@ from fedjax_sim.timelines.live.rounds import (
     Shown,
     live_rounds,
 )
+from fedjax_sim.timelines.live.stopping import until
 from fedjax_sim.timelines.live.tasks import (
     Flights,
     Landed,
@@ -53,5 +55,6 @@ __all__ = [
     "live_tasks",
     "replayed",
     "uniformly",
+    "until",
     "with_clock",
 ]
