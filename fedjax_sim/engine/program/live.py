@@ -18,7 +18,8 @@ from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
-from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, System
+from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
 """Numbers of the reasons for which a lane ends."""
@@ -58,12 +59,14 @@ class LiveLane(NamedTuple):
       clock: The clock.
       sizes: What it never exceeds.
       num_clients: Clients, N.
+      is_batched: Whether lanes are computed together.
     """
 
     system: System
     clock: Clock
     sizes: Sizes
     num_clients: int
+    is_batched: bool
 
     def init(self, key: Key, state: Any) -> Lived:
         """Begin at time 0, without a limit.
@@ -158,11 +161,8 @@ class LiveLane(NamedTuple):
             write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
             facts=_facts(frame.facts, sizes, is_full=is_full),
         )
-        state, info = learn(lived.state, event)
+        state, info = self._learn(learn, lived.state, event, goes_on, is_full=is_full)
         if is_full:
-            # An event that is filled at every tick has done something that is taken back.
-            state = _where(goes_on, state, lived.state)
-            info = _where(goes_on, info, jax.tree.map(jnp.zeros_like, info))
             clients = jnp.where(goes_on, event.clients, EMPTY)
             event = event.within(facts=event.facts, clients=clients)
             info = info._replace(event=event)
@@ -191,20 +191,60 @@ class LiveLane(NamedTuple):
         )
         return after, info
 
+    def _learn(
+        self,
+        learn: Callable[[Any, Event], tuple[Any, Any]],
+        state: Any,
+        event: Event,
+        goes_on: Array,
+        *,
+        is_full: bool,
+    ) -> tuple[Any, Any]:
+        """Take the algorithm's step; a tick that is filled all the same changes nothing at the end.
 
-def open_live(system: System, problem: Any, hyper: Any, sizes: Sizes | None) -> LiveLane | None:
+        Args:
+          learn: The step.
+          state: The algorithm's state.
+          event: The event, without slots if the lane has ended, unless it `is_full`.
+          goes_on: `bool[]`, whether the lane goes on.
+          is_full: Whether slots are filled at every tick.
+        """
+        if not is_full:
+            return learn(state, event)
+        if is_for_cpu() and not self.is_batched:
+
+            def step(state: Any) -> tuple[Any, Any]:
+                state, info = learn(state, event)
+                if isinstance(changed := getattr(info, "event", ()), Event):
+                    # Each trace has a number of its own.
+                    known = changed.within(facts=changed.facts._replace(trace=0))
+                    info = info._replace(event=known)
+                return state, info
+
+            # Without a copy of the state, which may hold many models.
+            shapes = jax.eval_shape(step, state)[1]
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
+        after, info = learn(state, event)
+        nothing = jax.tree.map(jnp.zeros_like, info)
+        return _where(goes_on, after, state), _where(goes_on, info, nothing)
+
+
+def open_live(system: System, problem: Any, hyper: Any, plan: Plan) -> LiveLane | None:
     """Bind a system's clock; None if its schedule is planned.
 
     Args:
-      sizes: What it never exceeds, as `sizes_of` found out before learning.
+      plan: How the machine is used, with what the clock never exceeds.
     """
+    sizes = plan.live
     if system.live is None or sizes is None:
         return None
     clock = system.live.clock(problem, hyper)
     if (clock.in_use is None) != (sizes.versions == 0):
         allowed = "given if, and only if, sizes say how many versions are in use"
         raise ConfigError("in_use of the clock", clock.in_use, allowed)
-    return LiveLane(system, clock, sizes, problem.counts.shape[0])
+    is_batched = plan.lanes_at_once or plan.family_size > 1
+    return LiveLane(system, clock, sizes, problem.counts.shape[0], is_batched)
 
 
 def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:

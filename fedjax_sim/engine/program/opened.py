@@ -174,7 +174,7 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
     """
     algorithm = system.algorithm(problem, hyper, plan)
     check_algorithm(algorithm, system, hyper)
-    live = open_live(system, problem, hyper, plan.live)
+    live = open_live(system, problem, hyper, plan)
     return Opened(system, problem, hyper, key, plan, algorithm, live)
 
 
