@@ -173,4 +173,5 @@ def _judge_mirror(inputs: Mapping[str, Any]) -> Verdict:
         "leads": {n: {r: x._asdict() for r, x in each.items()} for n, each in mirrored.items()},
     }
     parts = same | setup.by_rate(inputs, judged, inputs["ends"])
-    return setup.settle(inputs, 28, measured, parts, f"{exact}ahead at T, points: {told}")
+    why = f"{exact}ahead at T, points: {told}"
+    return setup.settle(inputs, 28, measured, parts, why, deciding=lambda name: name in same)

@@ -162,7 +162,10 @@ def judge_order(inputs: Mapping[str, Any]) -> Verdict:
         **{name: inputs[name] for name in ("early", "crossings", "late")},
         "accuracy at T, %": setup.described(inputs),
     }
-    return setup.settle(inputs, 18, measured, parts, f"{'; '.join(told)}; 16 clients a round")
+    why = f"{'; '.join(told)}; 16 clients a round"
+    return setup.settle(
+        inputs, 18, measured, parts, why, deciding=lambda name: name.startswith("S = 12 over")
+    )
 
 
 def any_of(judgements: Iterable[bool | None]) -> bool | None:
