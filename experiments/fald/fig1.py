@@ -47,6 +47,7 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    begins,
     rule,
     table,
     unless_unknown,
@@ -246,7 +247,7 @@ def judge(found: Found) -> Verdict:
         "standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
-    ruling = rule(parts, found["reduced"], lambda name: name == BEST)
+    ruling = rule(parts, found["reduced"], begins(BEST))
     return of_chains(12, found, ruling if follow else False, why)
 
 
@@ -260,7 +261,7 @@ def judge_heterogeneity(found: Found) -> Verdict:
     follow = far < CLAIMS[21].criterion.far
     shown = ", ".join(f"{rounds:g} at alpha = {float(a):g}" for a, rounds in exact.items())
     why = f"exact rounds at K = 10: {shown}; chains up to {far:.1f} standard errors from exact laws"
-    ruling = rule(parts, deciding=lambda name: name == "slower with alpha")
+    ruling = rule(parts, deciding=begins("slower"))
     return of_chains(21, found, ruling if follow else False, why)
 
 

@@ -41,6 +41,7 @@ from experiments.harness import (
     Study,
     Verdict,
     all_of,
+    begins,
     rule,
     unless_unknown,
     verdict_table,
@@ -329,7 +330,7 @@ def judge_floor(found: Found) -> Verdict:
     }
     shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in distances.items())
     why = f"W2 at step size {found['step sizes'][-1]:g}: {shown} (K = 5, S = 2 of 5)"
-    return verdict(9, found, rule(parts, deciding=lambda name: name == "rho below 1"), why)
+    return verdict(9, found, rule(parts, deciding=begins("rho below 1")), why)
 
 
 def judge_acceleration(found: Found) -> Verdict:

@@ -16,6 +16,7 @@ Dimension letters: `P` coefficients, `M` draws.
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -346,7 +347,7 @@ def judge(found: Found) -> Verdict:
     return of_chains(8, found, rule(parts), why)
 
 
-def judge_kept(kept: Found) -> list[Verdict]:
+def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
     """Judge the claim from what was measured."""
     return [judge(kept[8])]
 

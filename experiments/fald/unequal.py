@@ -42,6 +42,7 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    begins,
     rule,
     table,
     verdict_table,
@@ -302,7 +303,7 @@ def judge_rounds(found: Found) -> Verdict:
         f"size for each K {tuned[0]:g} to {tuned[-1]:g}, with noisy gradients {loud[0]:g} to "
         f"{loud[-1]:g}"
     )
-    return verdict(7, found, rule(parts, deciding=lambda name: name in DECIDING), why)
+    return verdict(7, found, rule(parts, deciding=begins(*DECIDING)), why)
 
 
 def floors_by_rho() -> Found:

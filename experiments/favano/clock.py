@@ -30,6 +30,7 @@ from experiments.harness import (
     Verdict,
     all_of,
     are_fast,
+    begins,
     by_speed,
     draw,
     estimate,
@@ -480,7 +481,7 @@ def judge_shares(measured: Mapping[str, Any]) -> Verdict:
         for name, means in settled.items()
     )
     why = f"fast clients' updates once settled: {numbers}; derived of the clock: 94 and 44 to 51 %"
-    ruling = rule(parts, deciding=lambda name: name.startswith(BIASED))
+    ruling = rule(parts, deciding=begins(BIASED))
     return verdict(19, {**measured, "parts": parts}, ruling, why)
 
 

@@ -26,6 +26,7 @@ from experiments.harness import (
     Outcome,
     Sample,
     Verdict,
+    begins,
     lead,
     spread_table,
     table,
@@ -91,7 +92,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         if wobble is None
         else {name: each.described() for name, each in wobble.items()},
     }
-    return [decided(13, inputs, measured, parts, final, CHANCE, lambda name: name != STEADY)]
+    return [decided(13, inputs, measured, parts, final, CHANCE, begins(FAVANO, f"{FEDBUFF} "))]
 
 
 def unsteadiness(data: xr.Dataset) -> Sample:

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.fig2 import COLUMN, SHOWN
 from experiments.favano.setup import MNIST, as_groups, panels, runs, times_to
-from experiments.harness import Arguments, Outcome, Verdict, rule, table
+from experiments.harness import Arguments, Outcome, Verdict, begins, rule, table, unless_unknown
 
 TARGET = CLAIMS[22].criterion.target
 TIMES = f"virtual time to {TARGET:.0%}"
@@ -37,14 +37,14 @@ def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:
     parts = {
         f"{name} before FedAvg": (None if last is None else False)
         if time is None
-        else last is None or time < last
+        else unless_unknown(last is None or time < last, [time])
         for name, time in times.items()
         if name != "FedAvg"
     }
     shown = ", ".join(
         f"{name} {'never' if time is None else f'{time:.0f}'}" for name, time in times.items()
     )
-    ruling = rule(parts, deciding=lambda name: name.startswith("FAVANO"))
+    ruling = rule(parts, deciding=begins("FAVANO"))
     return verdict(22, measured, ruling, f"{TIMES}, of T = 5000: {shown}")
 
 

@@ -7,7 +7,7 @@ server's model, without reweighting. Ten seeds by default.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
@@ -30,6 +30,7 @@ from experiments.harness import (
     Sample,
     Verdict,
     all_of,
+    begins,
     difference,
     lead,
     reduction,
@@ -151,7 +152,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         verdict(
             24,
             {"final accuracy, %": means(cells), "parts": first},
-            rule(first, reduction(seeds), lambda name: name.startswith("FAVANO")),
+            rule(first, reduction(seeds), begins("FAVANO")),
             f"{told(24, cells, FRESH)}; {inputs['words']}",
         ),
     ]
@@ -179,7 +180,7 @@ def judged(
         verdict(
             number,
             {**measured, "parts": parts[number]},
-            rule(parts[number], reduction(seeds), lambda name, of=first: name.startswith(of)),
+            rule(parts[number], reduction(seeds), begins(first)),
             f"{told(number, cells, fedbuff)}; {words}",
         )
         for number, first in DECIDING.items()
@@ -267,7 +268,7 @@ def _on_iid(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
         ),
         "FedBuff near FAVANO": lead(fedbuff, favano).within(marks.apart),
     }
-    compared = {name: (fedavg, quafl, favano, fedbuff) for name in known}
+    compared = dict.fromkeys(known, (fedavg, quafl, favano, fedbuff))
     compared["FAVANO above FedAvg and QuAFL"] = (fedavg, quafl, favano, favano)
     return {name: unless_collapsed(value, compared[name], CHANCE) for name, value in known.items()}
 

@@ -29,7 +29,6 @@ from experiments.harness import (
     all_of,
     are_fast,
     estimate,
-    rule,
     unless_unknown,
     verdict_table,
 )

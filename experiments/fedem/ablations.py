@@ -40,12 +40,13 @@ from experiments.harness import (
     Study,
     Verdict,
     all_of,
+    begins,
     interval,
     rule,
     table,
+    unless_unknown,
     verdict_table,
 )
-from experiments.harness.statistics import has_nan
 from fedjax_sim import Ticks
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.server import Memories
@@ -301,12 +302,14 @@ def judge_participation(found: Found) -> Verdict:
     )
     marks = CLAIMS[15].criterion
     parts = {
-        "at most Theorem 3's factor": all(np.array(ratios) <= np.array(factors) * (1 + 1e-9)),
+        "at most Theorem 3's factor": unless_unknown(
+            all(np.array(ratios) <= np.array(factors) * (1 + 1e-9)), factors
+        ),
         "linear in 1 / p": bent < marks.linear,
         "proportional to 1 / p": bool(np.ptp(scaled) < marks.same),
     }
     agree = all_of(each.within(marks.simulated) for each in off)
-    ruling = rule(parts, deciding=lambda name: not name.startswith("proportional"))
+    ruling = rule(parts, deciding=begins("at most", "linear"))
     return verdict(15, found, ruling if agree else agree, why)
 
 
@@ -406,9 +409,8 @@ def judge_blocks(found: Found) -> Verdict:
     With little noise they are given by length of a block, next to the factor by which a message is
     shorter ("messages shorter"), with much noise by omega.
     """
-    rounds, bits, shorter, noisy = (
-        known(found[name])
-        for name in ("rounds", "bits per client", "messages shorter", "rounds with much noise")
+    rounds, bits, shorter = (
+        known(found[name]) for name in ("rounds", "bits per client", "messages shorter")
     )
     first = bits[1] / rounds[1]  # Bits of the message that memories start from, not compressed.
     free = {block: each / rounds[1] for block, each in rounds.items()}
@@ -429,7 +431,7 @@ def judge_blocks(found: Found) -> Verdict:
         f"{', '.join(f'{b:g}' for b in free)}, bits over {by_bits}, a message's over {by_length} "
         f"(all over {by_both} with the one that memories start from, not compressed)"
     )
-    ruling = rule(parts, deciding=lambda name: name.endswith("rounds"))
+    ruling = rule(parts, deciding=begins("little noise, rounds"))
     return verdict(16, found, ruling, why)
 
 
@@ -441,7 +443,7 @@ def judge_noisy(found: Found) -> Verdict:
     by_omega = ", ".join(f"{x:.1f}" for x in growth.values())
     why = f"much noise: rounds times {by_omega} at omega = {', '.join(f'{x:g}' for x in growth)}"
     holds = all(1 / linear < factor / (1 + omega) < linear for omega, factor in growth.items())
-    return verdict(22, found, None if has_nan([*noisy.values()]) else holds, why)
+    return verdict(22, found, rule({"rounds grow like omega": holds}), why)
 
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:

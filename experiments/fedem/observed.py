@@ -72,7 +72,8 @@ def judge(found: Found) -> Verdict:
         for name, run in named.items()
     )
     why = (
-        f"waterfowl in Flanders, 1225 sites by 144 months, truth unknown; {shown}; squared error on withheld cells lower than that of means by "
+        "waterfowl in Flanders, 1225 sites by 144 months, truth unknown; "
+        f"{shown}; squared error on withheld cells lower than that of means by "
         f"{gain.mean:.4f} ± {gain.half:.4f} (95 %)"
     )
     return verdict(20, found, rule(parts), why)

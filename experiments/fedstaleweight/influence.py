@@ -572,7 +572,7 @@ def measure_utility() -> dict[int, dict[str, Any]]:
     return {13: best, 14: slopes}
 
 
-# Learning on quadratics: claims 17 to 19, 21 and 22 ---------------------------------------------------------
+# Learning on quadratics: claims 17 to 19, 21 and 22 ----------------------------------------------
 
 
 def judge_fixed_points(measured: Mapping[str, Mapping[str, Any]]) -> Verdict:

@@ -20,6 +20,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -315,15 +316,16 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
     for paper, claims in all_claims().items():
         for claim in claims.values():
             said = [each for each in of_claim.get(claim.id, []) if each[0].verdict != NOT_RUN_WORDS]
-            said.sort(key=lambda each, by=claim.by: _place(name_of(each[1]), by))
+            said.sort(key=partial(_place, claim.by))
             by = [each for each in said if not claim.by or name_of(each[1]) in claim.by]
             verdict, scope = joined([each for each, _ in by], [name_of(e) for _, e in by])
             made.append(Row(paper, claim, verdict, scope, tuple(said)))
     return made
 
 
-def _place(name: str, by: Sequence[str]) -> int:
-    """Return the place of an entry among those that decide a claim, notes last."""
+def _place(by: Sequence[str], found: tuple[Verdict, Mapping[str, Any]]) -> int:
+    """Return the place of a verdict's entry among those that decide a claim, notes last."""
+    name = name_of(found[1])
     return by.index(name) if name in by else len(by)
 
 

@@ -71,13 +71,18 @@ def rule(
     decided = all_of(each for name, each in parts.items() if deciding(name)) if parts else None
     smaller = [f"reduced: {reduced}"] if reduced and decided is not None else []
     told = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
-    scope = "; ".join((told if 0 < len(named["true"]) < len(parts) else []) + smaller)
+    scope = "; ".join((told if len(told) > 1 else []) + smaller)
     if decided is None:
         return Ruling(UNDECIDED, scope)
     if not decided:
         return Ruling(FAILS, scope)
     is_whole = len(named["true"]) == len(parts) and not reduced
     return Ruling(HOLDS) if is_whole else Ruling(PARTLY, scope)
+
+
+def begins(*starts: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a name begins with one of these, for `rule`."""
+    return lambda name: name.startswith(starts)
 
 
 def _known(value: Any) -> bool | None:

@@ -19,7 +19,6 @@ from experiments.harness import (
     Verdict,
     draw,
     mean_and_error,
-    rule,
     table,
     unless_unknown,
     verdict_table,

@@ -21,6 +21,7 @@ from experiments.harness import (
     Study,
     Verdict,
     all_of,
+    begins,
     unless_collapsed,
 )
 from experiments.hierarchical import setup, tuning
@@ -181,14 +182,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             for name in names
         }
         why = f"{told}: points at T, each model at its own learning rate"
-        first = f"{tuning.title_of('fig4')}, group 1"
-        deciding = {12: lambda part, first=first: part == first}.get(number, lambda part: True)
+        deciding = begins("Fig. 4, group 1" if number == 12 else "")
         verdicts.append(setup.settle(inputs, number, measured, judged, why, deciding=deciding))
     return verdicts
 
 
 def loses_little(gain: Interval) -> bool | None:
     """Return whether the large group of Fig. 4 loses something, but little, by cooperating."""
-    loses, little = (-1 * gain.mean, gain.half), CLAIMS[12].criterion.little
-    lost = Interval(*loses)
-    return all_of([lost.above(), gain.above(-little)])
+    lost = Interval(-gain.mean, gain.half)
+    return all_of([lost.above(), gain.above(-CLAIMS[12].criterion.little)])

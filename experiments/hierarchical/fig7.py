@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Verdict
 from experiments.hierarchical import setup
-from experiments.hierarchical.claims import CLAIMS
 
 STUDY = setup.study(setup.CIFAR10)
 CLOCK = setup.clock([15, 15], setup.FIG7)
@@ -46,9 +45,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "accuracy at T, %": setup.described(inputs),
     }
     why = f"S = 5 ahead at T, points: {told}"
-    first = setup.settle(
-        inputs, 15, measured, parts, why, deciding=lambda name: "over S = 0" in name
-    )
+    first = setup.settle(inputs, 15, measured, parts, why, deciding=setup.is_over_baseline)
     delays = [] if inputs["falls"] is None else [judge_delays(inputs)]
     return [first, _judge_crossing(inputs), *delays]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict, all_of
+from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict, all_of, begins
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 
@@ -163,9 +163,7 @@ def judge_order(inputs: Mapping[str, Any]) -> Verdict:
         "accuracy at T, %": setup.described(inputs),
     }
     why = f"{'; '.join(told)}; 16 clients a round"
-    return setup.settle(
-        inputs, 18, measured, parts, why, deciding=lambda name: name.startswith("S = 12 over")
-    )
+    return setup.settle(inputs, 18, measured, parts, why, deciding=begins("S = 12 over"))
 
 
 def any_of(judgements: Iterable[bool | None]) -> bool | None:

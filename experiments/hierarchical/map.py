@@ -36,6 +36,7 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    begins,
     comparison,
     lead,
     reduction,
@@ -327,14 +328,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         verdict(
             number,
             inputs["points"],
-            rule(parts, small, lambda part: number == 16 or "over S = 0" in part)
-            if parts
-            else NOT_RUN,
+            rule(parts, small, deciding) if parts else NOT_RUN,
             f"{text}{why}; {inputs['words']}",
         )
-        for number, parts, text, why in (
-            (15, leads, "S = 5 ahead at T, points: ", "; ".join(told[15])),
-            (16, crossings, "S = 0 and 20 change places: ", "; ".join(told[16])),
+        for number, parts, deciding, text, why in (
+            (15, leads, setup.is_over_baseline, "S = 5 ahead at T, points: ", "; ".join(told[15])),
+            (16, crossings, begins(""), "S = 0 and 20 change places: ", "; ".join(told[16])),
         )
     ]
 

@@ -401,6 +401,11 @@ def by_rate(
     return parts or {ALL_COLLAPSED: None}
 
 
+def is_over_baseline(part: str) -> bool:
+    """Return whether a part of claim 15 is about S = 0, which decides."""
+    return "over S = 0" in part
+
+
 def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:
     """Read leads by learning rate as JSON keeps them."""
     return {rate: Interval.read(each) for rate, each in found.items()}
