@@ -68,7 +68,8 @@ def rule(
         word: [name for name, each in parts.items() if _known(each) is value]
         for word, value in (("true", True), ("false", False), ("open", None))
     }
-    decided = all_of(each for name, each in parts.items() if deciding(name)) if parts else None
+    conditions = [each for name, each in parts.items() if deciding(name)]
+    decided = all_of(conditions) if conditions else None
     smaller = [f"reduced: {reduced}"] if reduced and decided is not None else []
     told = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
     scope = "; ".join((told if len(told) > 1 else []) + smaller)
