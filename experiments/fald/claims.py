@@ -398,7 +398,8 @@ CLAIMS = Claims(
             stated="curves only",
             changed=(
                 "a part of claim 8 -> fails: the exact law is the same at every rho, and the "
-                "chains of this figure agree with it; what the paper saw is sampling error."
+                "chains of this figure agree with it, so that curves can differ by sampling "
+                "error alone."
             ),
         ),
         23: Claim(

@@ -159,11 +159,11 @@ CLAIMS = Claims(
             ),
             by=("favano/table2_grid",),
             changed=(
-                "holds in part, by 45 parts -> undecided: the only reading in which the whole "
-                "order held was chosen because it is nearest to the table; with each method at "
-                "its own rate FAVANO's lead over FedBuff at 2/3 fast clients cannot be told from "
-                "zero. At the printed rate 0.5 FAVANO is first in both columns, but FedBuff is "
-                "not second."
+                "holds in part, by 45 parts -> undecided: the readings in which the whole order "
+                "held give FedBuff a fifth or a tenth of the others' rate, and one of them was "
+                "chosen because it is nearest to the table; with each method at its own rate "
+                "FAVANO's lead over FedBuff at 2/3 fast clients cannot be told from zero. At the "
+                "printed rate 0.5 FAVANO is first in both columns, but FedBuff is not second."
             ),
         ),
         10: Claim(

@@ -251,8 +251,9 @@ CLAIMS = Claims(
             ),
             stated="times 1",
             changed=(
-                "holds in part -> fails: rounds grow by 1.2, 1.8 and 3.9 for omega = 1, 2 and 5; "
-                "the part that held, on much noise, is another cell of the table and claim 22."
+                "holds in part -> fails: at the same step size rounds grow by 1.2, 1.8 and 3.9 "
+                "for omega = 1, 2 and 5; the part that held, on much noise, is another cell of "
+                "the table and claim 22."
             ),
         ),
         17: Claim(

@@ -95,16 +95,20 @@ CLAIMS = Claims(
             changed="holds -> holds, for the corrected fourth term, see the errata.",
         ),
         7: Claim(
-            "statement",
+            "ours",
             "eq. (19)",
             (
-                "Theorem 1 bounds the mean of E||grad f_i||^2 over a group's iterations. It "
-                "exceeds G^2 in every run of two rounds or more whose loss has not increased, "
-                "and then says nothing (ours)."
+                "Theorem 1's bound on the mean of E||grad f_i||^2 exceeds G^2 in every run of "
+                "two rounds or more whose loss has not increased, and then says nothing."
             ),
             Criterion(
                 "The left side is at most the bound for both groups; the bound exceeds G^2 "
                 "over many rounds and not in one.",
+            ),
+            kind="algebra",
+            changed=(
+                "holds, as a claim of the paper -> holds, as algebra: a bound above G^2 cannot "
+                "be violated. The informative case, one round, is claim 33."
             ),
         ),
         8: Claim(

@@ -43,6 +43,8 @@ PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig5a": ((10, 10), "disjoint_groups", {"classes": 2}),
     "fig5b": ((10, 10), "dirichlet_groups", {"alpha": 0.1}),
 }
+FIG4 = ("the small group gains", "the large group loses, but little")
+"""Parts of claim 12."""
 LOOKS = 32
 """Evaluations of an isolated group. A power of two, so that the last one is at T to the bit."""
 
@@ -157,8 +159,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         if name == "fig4":
             judgements[1] = loses_little(gains[name][1])
         parts[name] = {
-            f"{tuning.title_of(name)}, group {i + 1}": unless_collapsed(
-                each, [together, apart[i]], setup.CHANCE
+            FIG4[i] if name == "fig4" else f"{tuning.title_of(name)}, group {i + 1}": (
+                unless_collapsed(each, [together, apart[i]], setup.CHANCE)
             )
             for i, each in enumerate(judgements)
         }
@@ -182,7 +184,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             for name in names
         }
         why = f"{told}: points at T, each model at its own learning rate"
-        deciding = begins("Fig. 4, group 1" if number == 12 else "")
+        deciding = begins(FIG4[0] if number == 12 else "")
         verdicts.append(setup.settle(inputs, number, measured, judged, why, deciding=deciding))
     return verdicts
 
