@@ -37,8 +37,8 @@ h2 { border-top: 2px solid #dadce0; padding-top: 1rem }
 nav a { margin-right: 1rem }
 div { overflow-x: auto }
 table { border-collapse: collapse }
-td, th { padding: .2rem .7rem; text-align: right }
-th:first-child, td:first-child { text-align: left }
+td, th { padding: .2rem .7rem; text-align: left; vertical-align: top }
+.numbers td + td, .numbers th + th { text-align: right }
 tr + tr td { border-top: 1px solid #dadce0 }
 article { border: 1px solid #dadce0; border-radius: 6px; margin: 1rem 0; padding: .3rem 1rem 1rem }
 article h3 { margin: .5rem 0 }
@@ -138,11 +138,11 @@ def headline(found: Sequence[Row]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Lay out an HTML table."""
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "text") -> str:
+    """Lay out an HTML table of text, or of "numbers", which are flush right."""
     heads = "".join(f"<th>{each}</th>" for each in header)
     lines = "".join(f"<tr>{''.join(f'<td>{x}</td>' for x in row)}</tr>\n" for row in rows)
-    return f"<div><table><tr>{heads}</tr>\n{lines}</table></div>"
+    return f'<div><table class="{kind}"><tr>{heads}</tr>\n{lines}</table></div>'
 
 
 def count_table(blocks: Mapping[str, Sequence[Row]], first: str = "paper") -> str:
@@ -150,7 +150,7 @@ def count_table(blocks: Mapping[str, Sequence[Row]], first: str = "paper") -> st
     lines = [
         [html.escape(name), *counts(rows).values(), len(rows)] for name, rows in blocks.items()
     ]
-    return table((first, *VERDICTS, "claims"), lines)
+    return table((first, *VERDICTS, "claims"), lines, "numbers")
 
 
 def pictures_of(row: Row, files: Iterable[str] = ()) -> list[str]:
@@ -226,7 +226,11 @@ def number_table(verdict: Verdict, entry: Mapping[str, Any]) -> str:
         if name and value
     )
     summary = f"<summary>numbers of {html.escape(name_of(entry))}</summary>"
-    return f"<details>{summary}<div><table>{rows}</table></div></details>" if rows else ""
+    return (
+        f'<details>{summary}<div><table class="numbers">{rows}</table></div></details>'
+        if rows
+        else ""
+    )
 
 
 def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
