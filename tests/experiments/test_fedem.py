@@ -12,7 +12,7 @@ import pytest
 from experiments.fedem import ablations, counts, fig1, fig2, fig3, observed, theory
 from experiments.fedem.claims import CLAIMS
 from experiments.harness import Arguments, Interval, Outcome
-from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
+from experiments.harness.statistics import HOLDS, UNDECIDED
 from fedjax_sim.problems import latent
 from fedjax_sim.settings import ConfigError
 from tests.conftest import slow_but
