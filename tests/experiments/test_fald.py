@@ -16,17 +16,17 @@ from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.harness import Arguments, Sizes, Verdict
-from experiments.harness.statistics import HOLDS, PARTLY, UNDECIDED
+from experiments.harness.statistics import FAILS, HOLDS, PARTLY, UNDECIDED
 from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, Ran, claims, run, summary
 
 VERDICTS: dict[str, dict[int, str]] = {
-    "fald/laws": dict.fromkeys((1, 2, 10, 11, 17, 18, 19, 20, 22), HOLDS) | {9: PARTLY},
+    "fald/laws": dict.fromkeys((1, 2, 10, 11, 17, 18, 19, 20), HOLDS) | {9: PARTLY, 22: FAILS},
     "fald/bounds": dict.fromkeys((3, 4, 5), HOLDS),
-    "fald/unequal": dict.fromkeys((6, 7, 8), PARTLY),
+    "fald/unequal": {6: HOLDS, 7: PARTLY, 8: HOLDS},
     "fald/fig1": dict.fromkeys((12, 21, 23), UNDECIDED),
-    "fald/fig1_unequal": {6: PARTLY, 8: PARTLY},
+    "fald/fig1_unequal": {6: HOLDS, 8: HOLDS},
     "fald/fig2": {13: UNDECIDED},
     "fald/fig2_unequal": {10: UNDECIDED},
     "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
