@@ -13,7 +13,7 @@ with as many exact draws by the energy distance.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +47,10 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    begins,
     rule,
     table,
+    unless_unknown,
     verdict_table,
 )
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
@@ -63,7 +65,8 @@ LONG = 10_000
 """Local steps beyond which there are at most three sets of chains: two rounds take as many steps
 as the runs of five smaller K."""
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FLOOR = 2e-3
+BEST = "the best K is 3000"
+"""The deciding part of claim 12."""
 """Largest W2 of samples that counts as a close match (panels d and e)."""
 
 
@@ -232,7 +235,7 @@ def judge(found: Found) -> Verdict:
         <= lowest["exact"]
         <= highest["exact"]
         <= marks.most,
-        "the best K is 3000": has_optimum,
+        BEST: has_optimum,
     }
     follow = far < marks.far and arrived > marks.arrived
     why = (
@@ -244,7 +247,34 @@ def judge(found: Found) -> Verdict:
         "standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
-    return of_chains(12, found, rule(parts, found["reduced"]) if follow else False, why)
+    ruling = rule(parts, found["reduced"], begins(BEST))
+    return of_chains(12, found, ruling if follow else False, why)
+
+
+def judge_heterogeneity(found: Found) -> Verdict:
+    """Judge claim 21 on the rounds at K = 10."""
+    far, exact, chains = (found[name] for name in ("standard errors off", "exact", "arrived"))
+    parts = {
+        "slower with alpha": bool((np.diff([*exact.values()]) > 0).all()),
+        "all sets arrive": all(each == 1 for each in chains.values()),
+    }
+    follow = far < CLAIMS[21].criterion.far
+    shown = ", ".join(f"{rounds:g} at alpha = {float(a):g}" for a, rounds in exact.items())
+    why = f"exact rounds at K = 10: {shown}; chains up to {far:.1f} standard errors from exact laws"
+    ruling = rule(parts, deciding=begins("slower"))
+    return of_chains(21, found, ruling if follow else False, why)
+
+
+def judge_samples(found: Found) -> Verdict:
+    """Judge claim 23 on the samples of panel (e)."""
+    match, p, marks = found["W2 of samples"], found["p of one law"], CLAIMS[23].criterion
+    why = f"{found['samples']} samples: W2 {match:.1e} to the target; p = {p:.3g} for one law"
+    return verdict(23, found, unless_unknown(match <= marks.close and p >= marks.p, found), why)
+
+
+def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
+    """Judge the claims from what was measured."""
+    return [judge(kept[12]), judge_heterogeneity(by_alpha(kept[12])), judge_samples(kept[23])]
 
 
 def largest_deviation(panels: Panels) -> float:
@@ -333,12 +363,12 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         axes.locator_params(axis="x", integer=True)
     third.legend(title="rho")
     second.axhline(ACCURACY, color=GREY, linewidth=0.6)
-    models = panels.ran[10].first.models[0].astype(float)
-    samples = models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
+    drawn, close = measure_samples(panels), CLAIMS[23].criterion.close
+    samples = samples_of(panels)
     goal = oracle.target_law(clients[sizes.alphas[0]])
     variances = np.diag(goal.covariance)
-    match = _densities(fourth, fifth, samples, goal)
-    p_value = same_law(models[:, -1], goal)
+    _densities(fourth, fifth, samples, goal)
+    match, p_value = drawn["W2 of samples"], drawn["p of one law"]
     header = [f"rounds to W2 <= {ACCURACY:g}", *(f"K = {k}" for k in steps)]
     rows = []
     for alpha in sizes.alphas:
@@ -359,8 +389,8 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             table(header, rows),
             f"target of panels d and e: means {goal.mean[0]:.4g} and {goal.mean[1]:.4g}, variances "
             f"{variances[0]:.4g} and {variances[1]:.4g}, covariance {goal.covariance[0, 1]:.4g}",
-            f"samples of panel e: W2 {match:.1e} ({'close' if match <= FLOOR else 'not close'}: "
-            f"at most {FLOOR:g} asked for); last models "
+            f"samples of panel e: W2 {match:.1e} ({'close' if match <= close else 'not close'}: "
+            f"at most {close:g} asked for); last models "
             f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
             verdict_table(verdicts),
         ]
@@ -379,12 +409,46 @@ def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claim."""
     panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, equal_problem)
     short = "not judged: a smoke run is too short to reach the accuracy"
-    judged = (
-        verdict(12, {"exact": panels.exact}, None, short)
+    found = {} if arguments.smoke else measure(panels)
+    verdicts = (
+        [verdict(number, {"exact": panels.exact}, None, short) for number in (12, 21, 23)]
         if arguments.smoke
-        else judge(measure(panels))
+        else [
+            judge(found),
+            judge_heterogeneity(by_alpha(found)),
+            judge_samples(measure_samples(panels)),
+        ]
     )
-    return outcome(panels, [judged], "fig1.png")
+    return outcome(panels, verdicts, "fig1.png")
+
+
+def by_alpha(found: Found) -> Found:
+    """Return what claim 21 needs of the numbers of claim 12: rounds at K = 10 by alpha."""
+    sets = {alpha: by_steps["10"] for alpha, by_steps in found["chains' rounds"].items()}
+    return {
+        "exact": {alpha: by_steps["10"] for alpha, by_steps in found["rounds"]["exact"].items()},
+        "arrived": {a: float(np.isfinite(np.array(x, float)).mean()) for a, x in sets.items()},
+        "standard errors off": found["standard errors off"],
+        "chains": found["chains"],
+    }
+
+
+def samples_of(panels: Panels) -> np.ndarray:
+    """Return the samples of panel (e), every 20th model of the second half: `f64[B, 2]`."""
+    models = panels.ran[10].first.models[0].astype(float)
+    return models[:, models.shape[1] // 2 :: 20].reshape(-1, 2)
+
+
+def measure_samples(panels: Panels) -> Found:
+    """Compare the samples of panel (e), and the last models, with the target (claim 23)."""
+    samples, goal = samples_of(panels), oracle.target_law(panels.clients[panels.sizes.alphas[0]])
+    centred = samples - samples.mean(axis=0)
+    covariance = centred.T @ centred / (len(samples) - 1)
+    return {
+        "W2 of samples": float(wasserstein2(samples.mean(axis=0), covariance, *goal)),
+        "p of one law": same_law(panels.ran[10].first.models[0][:, -1].astype(float), goal),
+        "samples": len(samples),
+    }
 
 
 def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: int = 0) -> float:
@@ -415,8 +479,8 @@ def same_law(models: np.ndarray, goal: Gaussian, *, shuffles: int = 2000, seed: 
     return float(np.mean(energy >= energy[0]))
 
 
-def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> float:
-    """Draw the target's density with samples over it, and return W2 of the samples' law."""
+def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> None:
+    """Draw the target's density with samples over it."""
     spread = 3.5 * np.sqrt(np.diag(goal.covariance))
     x, y = (np.linspace(goal.mean[i] - spread[i], goal.mean[i] + spread[i], 120) for i in (0, 1))
     away = np.stack(np.meshgrid(x - goal.mean[0], y - goal.mean[1]), axis=-1)
@@ -429,7 +493,3 @@ def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> fl
     right.set(**names, title=f"(e) {len(samples)} samples, K = 10; lines: target")
     for axes in (left, right):
         axes.locator_params(axis="x", nbins=5)  # Longer labels would touch.
-    centred = samples - samples.mean(axis=0)
-    return float(
-        wasserstein2(samples.mean(axis=0), centred.T @ centred / (len(samples) - 1), *goal)
-    )

@@ -7,22 +7,21 @@ laws and on chains that have to follow them; fald/unequal counts rounds with ste
 each K, and judges claim 7.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from experiments.fald import fig1
 from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.fald.fig1 import MIXED_STEPS, STEP_SIZE, Panels, largest_deviation
 from experiments.fald.gaussian import floor, unequal_problem
-from experiments.harness import Arguments, Outcome, Study, Verdict, rule
+from experiments.harness import Arguments, Outcome, Study, Verdict
 
 STUDY = Study(
     full=fig1.STUDY.full.replace(sets=3, local_steps=(1, 2, 5, 10, 20, 50)),
     smoke=fig1.STUDY.smoke,
 )
-
-
-OTHERS: dict[str, bool | None] = {"one Hessian (not run here)": None}
-"""The part of both claims that this experiment leaves open."""
 
 
 def measure(panels: Panels) -> dict[int, Found]:
@@ -67,16 +66,20 @@ def judge_rho(found: Found) -> Verdict:
 
 
 def _judged(number: int, found: Found, is_met: bool, why: str) -> Verdict:
-    """Judge a claim of which unequal Hessians are a part; chains have to follow exact laws."""
+    """Judge a claim on unequal Hessians; chains have to follow exact laws."""
     far = found["standard errors off"]
-    ruling = rule({"unequal Hessians": is_met, **OTHERS})
     return of_chains(
         number,
         found,
-        ruling if far < CLAIMS[number].criterion.far else False,
+        is_met and far < CLAIMS[number].criterion.far,
         f"{why}; chains up to {far:.1f} standard errors from exact laws",
         "number of chains",
     )
+
+
+def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
+    """Judge the claims from what was measured."""
+    return [judge_heterogeneity(kept[6]), judge_rho(kept[8])]
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -411,7 +411,8 @@ def judge_worst(found: Found) -> Verdict:
     }
     untold = [f"{panel}, p = {above[panel]:.2g}" for panel, each in parts.items() if each is None]
     why = f"{shown}; {_words(found)}; cannot be told in: {'; '.join(untold) or 'none'}"
-    return verdict(14, {**found, "parts": parts}, rule(parts, reduction(found["seeds"])), why)
+    ruling = rule(parts, reduction(found["seeds"]), lambda panel: ", ece" not in panel)
+    return verdict(14, {**found, "parts": parts}, ruling, why)
 
 
 def measure_best(ran: ImageRuns) -> Found:

@@ -7,6 +7,7 @@ clients with curvatures 1 and 4 and centers -1 and 1; R2 has five with curvature
 """
 
 import itertools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,9 @@ from experiments.harness import (
     Study,
     Verdict,
     all_of,
+    begins,
     rule,
+    unless_unknown,
     verdict_table,
 )
 from fedjax_sim.diagnostics.gaussians import Gaussian
@@ -327,7 +330,19 @@ def judge_floor(found: Found) -> Verdict:
     }
     shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in distances.items())
     why = f"W2 at step size {found['step sizes'][-1]:g}: {shown} (K = 5, S = 2 of 5)"
-    return verdict(9, found, rule(parts), why)
+    return verdict(9, found, rule(parts, deciding=begins("rho below 1")), why)
+
+
+def judge_acceleration(found: Found) -> Verdict:
+    """Judge claim 22 on what claim 17 compares: laws with one Hessian at different rho."""
+    off = found["largest relative difference"]
+    why = f"laws after 600 steps differ by {off:.0e} of their scale, over K and three rho"
+    return verdict(22, found, unless_unknown(off >= CLAIMS[22].criterion.same, found), why)
+
+
+def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
+    """Judge the claims whose criterion is later than the run from what was measured."""
+    return [judge_floor(kept[9]), judge_acceleration(kept[17])]
 
 
 def measure_order() -> Found:
@@ -510,6 +525,7 @@ def run(arguments: Arguments) -> Outcome:
         judge_order(measure_order()),
         judge_mean(mean),
         judge_invariance(measure_invariance()),
+        judge_acceleration(measure_invariance()),
         judge_inflation(inflation),
         judge_modes(modes),
         judge_alone(measure_alone(sizes)),

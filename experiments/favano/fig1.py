@@ -25,7 +25,7 @@ def run(arguments: Arguments) -> Outcome:
     return Outcome(
         as_groups(ran.curves),
         {"fig1.png": figure},
-        [verdict(9, final, NOT_RUN, JUDGED_BY_TABLE2)],
+        [verdict(24, final, NOT_RUN, JUDGED_BY_TABLE2)],
         ran.config,
         text,
     )

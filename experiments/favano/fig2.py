@@ -5,11 +5,17 @@ variance is sum_i ||w_i - w||^2 over the base models that clients hold. `--resul
 from a results folder of favano/table2.
 """
 
-from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.favano.claims import verdict
 from experiments.favano.setup import METHODS, MNIST, as_groups, final_percent, picture, runs
-from experiments.harness import NOT_RUN, Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Verdict, rule, table, unless_unknown
 
 COLUMN = "non-IID, 1/9 fast"
+BANDS = "10 and 90 % quantiles over seeds"
 SHOWN = {
     name: METHODS[name]
     for name in ("FedAvg", "QuAFL", "FedBuff, lr", "FedBuff, fresh, lr", "FAVANO, stochastic")
@@ -29,7 +35,30 @@ def run(arguments: Arguments) -> Outcome:
         method: float(data.client_variance.isel(eval=-1).mean())
         for method, data in by_method.items()
     }
-    judged = verdict(9, {"accuracy": final, "variance": variance}, NOT_RUN, JUDGED_BY_TABLE2)
+    bands = {
+        method: np.quantile(data.client_variance.isel(eval=-1).values, (0.1, 0.9)).tolist()
+        for method, data in by_method.items()
+    }
+    judged = judge({"accuracy": final, "variance": variance, BANDS: bands})
     rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in SHOWN]
     text = table(["method", "final accuracy, %", "final variance"], rows)
     return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+
+
+def judge(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 21 by the quantiles over seeds of the variances at the end."""
+    bands = measured[BANDS]
+    ours = bands["FAVANO, stochastic"]
+    parts = {
+        f"below {name}": unless_unknown(ours[1] < band[0], [ours, band])
+        for name, band in bands.items()
+        if not name.startswith("FAVANO")
+    }
+    shown = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in bands.items())
+    ruling = rule(parts, deciding=lambda name: name.endswith("fresh, lr"))
+    return verdict(21, measured, ruling, f"client variance at the end, {BANDS}: {shown}")
+
+
+def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
+    """Judge the claim from what was measured."""
+    return [judge(kept[21])]

@@ -26,6 +26,7 @@ from experiments.harness import (
     Outcome,
     Sample,
     Verdict,
+    begins,
     lead,
     spread_table,
     table,
@@ -45,6 +46,7 @@ SHOWN = {
     )
 }
 FAVANO, FEDBUFF = "FAVANO, stochastic", "FedBuff, lr"
+STEADY = "FedBuff less steady"
 CHANCE = 10.0
 """Accuracy of chance, in percent."""
 
@@ -79,7 +81,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         for first in (FAVANO, FEDBUFF)
         for second in ("FedAvg", "QuAFL")
     }
-    parts["FedBuff less steady"] = unless_collapsed(
+    parts[STEADY] = unless_collapsed(
         None if wobble is None else lead(wobble[FEDBUFF], wobble[FAVANO]).above(),
         (final[FEDBUFF], final[FAVANO]),
         CHANCE,
@@ -90,7 +92,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         if wobble is None
         else {name: each.described() for name, each in wobble.items()},
     }
-    return [decided(13, inputs, measured, parts, final, CHANCE)]
+    return [decided(13, inputs, measured, parts, final, CHANCE, begins(FAVANO, f"{FEDBUFF} "))]
 
 
 def unsteadiness(data: xr.Dataset) -> Sample:

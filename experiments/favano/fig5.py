@@ -5,22 +5,49 @@ panels is which; all nine combinations with time, local steps and server steps a
 steps are those delivered to the server. `--results` draws from a results folder of favano/table2.
 """
 
-from experiments.favano.claims import JUDGED_BY_TABLE2, verdict
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.fig2 import COLUMN, SHOWN
 from experiments.favano.setup import MNIST, as_groups, panels, runs, times_to
-from experiments.harness import NOT_RUN, Arguments, Outcome, table
+from experiments.harness import Arguments, Outcome, Verdict, begins, rule, table, unless_unknown
 
-TARGET = 0.8
+TARGET = CLAIMS[22].criterion.target
+TIMES = f"virtual time to {TARGET:.0%}"
 
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw all panels, and report the time to 80 % accuracy."""
     ran = runs(arguments, MNIST, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
-    judged = verdict(9, {f"virtual time to {TARGET:.0%}": reached}, NOT_RUN, JUDGED_BY_TABLE2)
+    judged = judge({TIMES: reached})
     rows = [
         [method, "not reached" if time is None else f"{time:.0f}"]
         for method, time in reached.items()
     ]
-    text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
+    text = table(["method", TIMES], rows)
     return Outcome(as_groups(ran.curves), panels(ran, COLUMN, "fig5"), [judged], ran.config, text)
+
+
+def judge(measured: Mapping[str, Mapping[str, float | None]]) -> Verdict:
+    """Judge claim 22: who reaches the accuracy before FedAvg does, None if neither reaches it."""
+    times = measured[TIMES]
+    last = times["FedAvg"]
+    parts = {
+        f"{name} before FedAvg": (None if last is None else False)
+        if time is None
+        else unless_unknown(last is None or time < last, [time])
+        for name, time in times.items()
+        if name != "FedAvg"
+    }
+    shown = ", ".join(
+        f"{name} {'never' if time is None else f'{time:.0f}'}" for name, time in times.items()
+    )
+    ruling = rule(parts, deciding=begins("FAVANO"))
+    return verdict(22, measured, ruling, f"{TIMES}, of T = 5000: {shown}")
+
+
+def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
+    """Judge the claim from what was measured."""
+    return [judge(kept[22])]

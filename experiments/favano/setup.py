@@ -10,7 +10,7 @@ and speeds. Evaluation is on the official test set (the validation set of TinyIm
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -406,6 +406,7 @@ def decided(
     parts: Mapping[str, bool | None],
     final: Mapping[str, Sample],
     chance: float,
+    deciding: Callable[[str], bool] = lambda name: True,
 ) -> Verdict:
     """Give the verdict on a claim on final accuracies, from its parts.
 
@@ -416,6 +417,7 @@ def decided(
       parts: Whether each part of the claim is true, None if that is undecided.
       final: Final accuracies by method, in percent.
       chance: The accuracy of chance, in percent.
+      deciding: Which parts decide; by default all do.
     """
     if inputs["smoke"]:
         return verdict(number, measured, NOT_RUN, SMOKE)
@@ -430,7 +432,7 @@ def decided(
     return verdict(
         number,
         {**measured, "parts": parts},
-        rule(parts, words),
+        rule(parts, words, deciding),
         f"final accuracy, %: {told}{level}; {inputs['dataset']}, {seeds} seeds",
     )
 

@@ -7,7 +7,7 @@ server's model, without reweighting. Ten seeds by default.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
@@ -30,6 +30,7 @@ from experiments.harness import (
     Sample,
     Verdict,
     all_of,
+    begins,
     difference,
     lead,
     reduction,
@@ -121,30 +122,68 @@ CHANCE = 10.0
 """Accuracy of chance, in percent."""
 Parts = dict[str, bool | None]
 """Whether each part of a claim is true, None if that is undecided."""
+FAVANO = "FAVANO, stochastic"
+FRESH = "FedBuff, fresh, lr"
+"""FedBuff with the counter of App. C.2, which is reset at each server step, at the printed rate."""
+DECIDING = {9: "FAVANO first", 10: "FAVANO loses", 11: "", 12: "FAVANO far above"}
+"""How the names of the deciding parts begin, by claim."""
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12.
-
-    The paper settles neither FedBuff's clock nor its learning rate, so the parts of a claim that
-    are about FedBuff are judged in every reading that was run. A reading in which FedBuff has
-    collapsed to chance decides nothing.
+    """Judge claims 9 to 12 and 24 at the printed rate, with FedBuff's running times drawn afresh.
 
     Args:
       inputs: What `inputs_of` returns.
     """
     cells = read_cells(inputs)
+    numbers = (*DECIDING, 24)
     if inputs["smoke"]:
-        return [verdict(number, means(cells), NOT_RUN, SMOKE) for number in (9, 10, 11, 12)]
+        return [verdict(number, means(cells), NOT_RUN, SMOKE) for number in numbers]
     seeds = min(sample.seeds for row in cells.values() for sample in row.values())
+    found = parts_of(cells, FRESH)
+    first = {
+        f"{name} above FedAvg": unless_collapsed(
+            lead(cells[name][FAST], cells["FedAvg"][FAST]).above(), [cells[name][FAST]], CHANCE
+        )
+        for name in (FAVANO, FRESH, "QuAFL")
+    }
+    return [
+        *judged(found, {"final accuracy, %": means(cells)}, cells, seeds, inputs["words"], FRESH),
+        verdict(
+            24,
+            {"final accuracy, %": means(cells), "parts": first},
+            rule(first, reduction(seeds), begins("FAVANO")),
+            f"{told(24, cells, FRESH)}; {inputs['words']}",
+        ),
+    ]
+
+
+def judged(
+    parts: Mapping[int, Parts],
+    measured: Mapping[str, Any],
+    cells: Mapping[str, Mapping[str, Sample]],
+    seeds: int,
+    words: str,
+    fedbuff: str,
+) -> list[Verdict]:
+    """Give the verdicts on claims 9 to 12 from their parts.
+
+    Args:
+      parts: What `parts_of` returns.
+      measured: What was measured.
+      cells: Final accuracies by method and column.
+      seeds: Number of seeds.
+      words: How the cells were run.
+      fedbuff: The reading of FedBuff that is judged.
+    """
     return [
         verdict(
             number,
-            {"final accuracy, %": means(cells), "parts": parts},
-            rule(parts, reduction(seeds)),
-            f"{told(number, cells)}; {inputs['words']}",
+            {**measured, "parts": parts[number]},
+            rule(parts[number], reduction(seeds), begins(first)),
+            f"{told(number, cells, fedbuff)}; {words}",
         )
-        for number, parts in parts_of(cells).items()
+        for number, first in DECIDING.items()
     ]
 
 
@@ -156,117 +195,109 @@ def read_cells(inputs: Mapping[str, Any]) -> dict[str, dict[str, Sample]]:
     }
 
 
-def parts_of(cells: Mapping[str, Mapping[str, Sample]]) -> dict[int, Parts]:
+def parts_of(cells: Mapping[str, Mapping[str, Sample]], fedbuff: str) -> dict[int, Parts]:
     """Judge the parts of claims 9 to 12.
 
     Args:
-      cells: Final accuracies in percent by method and column. Every method whose name starts with
-        "FedBuff" is a reading of FedBuff.
+      cells: Final accuracies in percent by method and column.
+      fedbuff: The reading of FedBuff that is judged.
     """
-    readings = [method for method in cells if method.startswith("FedBuff")]
     return {
-        9: _order(cells, readings),
-        10: _drops(cells, readings),
-        11: _on_iid(cells, readings),
+        9: _order(cells, fedbuff),
+        10: _drops(cells, fedbuff),
+        11: _on_iid(cells, fedbuff),
         12: _gap(cells),
     }
 
 
-def _order(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
-    """Judge claim 9 in each reading of FedBuff: the order by column, and that the lead grows."""
-    favano, quafl, fedavg = (cells[name] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg"))
+def _order(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
+    """Judge claim 9: who is first and second by column, and that FAVANO's lead grows."""
+    favano, quafl, fedavg, fedbuff = (cells[name] for name in (FAVANO, "QuAFL", "FedAvg", reading))
     parts: Parts = {}
-    for reading in readings:
-        fedbuff = cells[reading]
+    for words, best, others in (
+        ("FAVANO first", favano, (fedbuff, quafl, fedavg)),
+        ("FedBuff second", fedbuff, (quafl, fedavg)),
+    ):
         for column in (FAST, SLOW):
-            in_order = [
-                lead(higher[column], lower[column]).above()
-                for higher, lower in ((favano, fedbuff), (fedbuff, quafl), (fedbuff, fedavg))
-            ]
-            parts[f"{reading} in order ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
-                all_of(in_order),
-                [each[column] for each in (favano, fedbuff, quafl, fedavg)],
+            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
+                all_of(lead(best[column], other[column]).above() for other in others),
+                [each[column] for each in (best, *others)],
                 CHANCE,
             )
-        parts[f"lead over {reading} grows"] = unless_collapsed(
-            difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above(),
-            [each[column] for each in (favano, fedbuff) for column in (FAST, SLOW)],
-            CHANCE,
-        )
+    parts["lead over FedBuff grows"] = unless_collapsed(
+        difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above(),
+        [each[column] for each in (favano, fedbuff) for column in (FAST, SLOW)],
+        CHANCE,
+    )
     return parts
 
 
-def _drops(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
-    """Judge claim 10: FAVANO's loss, and FedBuff's in each reading."""
+def _drops(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
+    """Judge claim 10: FAVANO's loss and FedBuff's."""
     marks = CLAIMS[10].criterion
-    favano = cells["FAVANO, stochastic"]
-    parts: Parts = {
+    favano, fedbuff = cells[FAVANO], cells[reading]
+    return {
         "FAVANO loses little": unless_collapsed(
             lead(favano[SLOW], favano[FAST]).above(-marks.favano),
             (favano[SLOW], favano[FAST]),
             CHANCE,
-        )
+        ),
+        "FedBuff loses much": unless_collapsed(
+            lead(fedbuff[FAST], fedbuff[SLOW]).above(marks.fedbuff),
+            (fedbuff[FAST], fedbuff[SLOW]),
+            CHANCE,
+        ),
     }
-    for reading in readings:
-        row = cells[reading]
-        parts[f"{reading} loses much"] = unless_collapsed(
-            lead(row[FAST], row[SLOW]).above(marks.fedbuff), (row[FAST], row[SLOW]), CHANCE
-        )
-    return parts
 
 
-def _on_iid(cells: Mapping[str, Mapping[str, Sample]], readings: Sequence[str]) -> Parts:
-    """Judge claim 11: the order on IID data, and FedBuff's part in each reading."""
+def _on_iid(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
+    """Judge claim 11, whose conditions on IID data all decide."""
     marks = CLAIMS[11].criterion
-    favano, quafl, fedavg = (cells[name][IID] for name in ("FAVANO, stochastic", "QuAFL", "FedAvg"))
-    parts: Parts = {
-        "FAVANO above FedAvg and QuAFL": unless_collapsed(
-            all_of(lead(favano, each).above() for each in (fedavg, quafl)),
-            (favano, fedavg, quafl),
-            CHANCE,
+    favano, quafl, fedavg, fedbuff = (
+        cells[name][IID] for name in (FAVANO, "QuAFL", "FedAvg", reading)
+    )
+    known = {
+        "FAVANO above FedAvg and QuAFL": all_of(
+            lead(favano, each).above() for each in (fedavg, quafl)
         ),
-        f"FAVANO, FedAvg and QuAFL above {marks.least} %": all_of(
-            each.interval().above(marks.least) for each in (favano, fedavg, quafl)
+        "FedBuff above FedAvg and QuAFL": all_of(
+            lead(fedbuff, each).above() for each in (fedavg, quafl)
         ),
+        f"all above {marks.least} %": all_of(
+            each.interval().above(marks.least) for each in (favano, fedavg, quafl, fedbuff)
+        ),
+        "FedBuff near FAVANO": lead(fedbuff, favano).within(marks.apart),
     }
-    for reading in readings:
-        fedbuff = cells[reading][IID]
-        parts[f"{reading} near FAVANO and above the others"] = unless_collapsed(
-            all_of(
-                [
-                    lead(fedbuff, favano).within(marks.apart),
-                    fedbuff.interval().above(marks.least),
-                    *(lead(fedbuff, each).above() for each in (fedavg, quafl)),
-                ]
-            ),
-            [fedbuff, favano, fedavg, quafl],
-            CHANCE,
-        )
-    return parts
+    compared = dict.fromkeys(known, (fedavg, quafl, favano, fedbuff))
+    compared["FAVANO above FedAvg and QuAFL"] = (fedavg, quafl, favano, favano)
+    return {name: unless_collapsed(value, compared[name], CHANCE) for name, value in known.items()}
 
 
 def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
     """Judge claim 12 in both non-IID columns."""
-    favano, quafl, adopting = (
-        cells[name] for name in ("FAVANO, stochastic", "QuAFL", "FAVANO, alpha = 1")
-    )
+    favano, quafl, adopting = (cells[name] for name in (FAVANO, "QuAFL", "FAVANO, alpha = 1"))
     far = CLAIMS[12].criterion.lead
     parts: Parts = {}
     for column in (FAST, SLOW):
-        where = column.removeprefix("non-IID, ")
-        compared = (favano[column], quafl[column], adopting[column])
-        for words, judgement in (
-            ("FAVANO far above QuAFL", lead(favano[column], quafl[column]).above(far)),
-            ("alpha = 1 above QuAFL", lead(adopting[column], quafl[column]).above()),
-            ("alpha = 1 below FAVANO", lead(favano[column], adopting[column]).above()),
+        for words, pair, least in (
+            ("FAVANO far above QuAFL", (favano[column], quafl[column]), far),
+            ("alpha = 1 above QuAFL", (adopting[column], quafl[column]), 0.0),
         ):
-            parts[f"{words} ({where})"] = unless_collapsed(judgement, compared, CHANCE)
+            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
+                lead(*pair).above(least), pair, CHANCE
+            )
     return parts
 
 
-def told(number: int, cells: Mapping[str, Mapping[str, Sample]]) -> str:
-    """Return the numbers behind the verdict on a claim."""
-    columns = {9: (FAST, SLOW), 10: (FAST, SLOW), 11: (IID,), 12: (FAST, SLOW)}[number]
+def told(number: int, cells: Mapping[str, Mapping[str, Sample]], fedbuff: str) -> str:
+    """Return the numbers behind the verdict on a claim: leads with intervals, and all means."""
+    columns = {11: (IID,), 24: (FAST,)}.get(number, (FAST, SLOW))
+    others = {9: (fedbuff,), 10: (), 11: (fedbuff, "FedAvg", "QuAFL"), 12: ("QuAFL",)}
+    leads = "".join(
+        "FAVANO over "
+        f"{other} {' and '.join(str(lead(cells[FAVANO][x], cells[other][x])) for x in columns)}, "
+        for other in others.get(number, ("FedAvg",))
+    )
     methods = [
         name
         for name in cells
@@ -277,7 +308,7 @@ def told(number: int, cells: Mapping[str, Mapping[str, Sample]]) -> str:
         for name in methods
         if number == 12 or name != "FAVANO, alpha = 1"
     ]
-    return f"{' and '.join(columns)}, % ± standard deviation: {', '.join(rows)}"
+    return f"{leads}{' and '.join(columns)}, % ± standard deviation: {', '.join(rows)}"
 
 
 def means(cells: Mapping[str, Mapping[str, Sample]]) -> dict[str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import fedjax_sim
 from experiments.favano.claims import SMOKE, verdict
 from experiments.favano.setup import BLOCKED, COLUMNS, PUBLIC, TINY, Method, final_sample
-from experiments.favano.table2 import PAPER, means, parts_of, read_cells, told
+from experiments.favano.table2 import DECIDING, PAPER, judged, means, parts_of, read_cells
 from experiments.harness import (
     NOT_RUN,
     Arguments,
@@ -32,8 +32,6 @@ from experiments.harness import (
     Study,
     Verdict,
     comparison,
-    reduction,
-    rule,
     table,
     verdict_table,
 )
@@ -76,6 +74,8 @@ FIRST_TUNING_SEED = 1000
 """Seeds of the first stage are counted from here, and those of the second from 0."""
 OWN = "best on validation data"
 """Name of the reading in which each method has its best learning rate in each column."""
+JUDGED = f"{OWN}, inputs standardised"
+"""The reading by which claims are judged: all methods are tuned and images are normalised."""
 
 STUDY = Study(
     full=Sizes(
@@ -239,43 +239,21 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12 in the nearest reading and with own rates on each kind of inputs.
+    """Judge claims 9 to 12 at own rates on standardised inputs, with fresh running times.
 
     Args:
       inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
         were run ("words"), and whether that is a smoke run.
     """
     if inputs["smoke"]:
-        return [verdict(number, None, NOT_RUN, SMOKE) for number in (9, 10, 11, 12)]
+        return [verdict(number, None, NOT_RUN, SMOKE) for number in DECIDING]
     readings = {name: read_cells(found) for name, found in inputs["readings"].items()}
-    seeds = min(
-        sample.seeds
-        for cells in readings.values()
-        for row in cells.values()
-        for sample in row.values()
-    )
-    judged = {name: parts_of(cells) for name, cells in readings.items()}
-    for name, parts in judged.items():
-        # With own rates alpha = 1 has FAVANO's, so that it may do better than was measured.
-        below = [words for words in parts[12] if name.startswith(OWN) and "below" in words]
-        parts[12].update({words: parts[12][words] and None for words in below})
-    return [
-        verdict(
-            number,
-            {name: {"final accuracy, %": means(cells)} for name, cells in readings.items()},
-            rule(
-                {
-                    f"{name}: {words}": value
-                    for name, parts in judged.items()
-                    for words, value in parts[number].items()
-                },
-                reduction(seeds),
-            ),
-            f"{'; '.join(f'{name}: {told(number, cells)}' for name, cells in readings.items())}; "
-            f"{inputs['words']}",
-        )
-        for number in (9, 10, 11, 12)
-    ]
+    cells = readings[JUDGED]
+    seeds = min(sample.seeds for row in cells.values() for sample in row.values())
+    measured = {name: {"final accuracy, %": means(each)} for name, each in readings.items()}
+    words = f"{JUDGED}, {inputs['words']}"
+    fresh = "FedBuff, fresh"
+    return judged(parts_of(cells, fresh), measured, cells, seeds, words, fresh)
 
 
 Cell = tuple[str, str, str, float]

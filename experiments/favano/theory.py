@@ -23,18 +23,15 @@ from experiments.harness import (
     Arguments,
     Interval,
     Outcome,
-    Ruling,
     Sizes,
     Study,
     Verdict,
     all_of,
     are_fast,
     estimate,
-    rule,
     unless_unknown,
     verdict_table,
 )
-from experiments.harness.statistics import PARTLY
 from fedjax_sim.compression import luq
 from fedjax_sim.models.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
@@ -130,23 +127,6 @@ def judge_long_run_mean(measured: Mapping[str, Any]) -> Verdict:
     )
     holds = far < marks.far and measured["closed_forms_off"] < marks.digits
     return verdict(6, measured, unless_unknown(holds, measured), why)
-
-
-def judge_speed_bias(measured: Mapping[str, Any]) -> Verdict:
-    """Judge the part of claim 12 on alpha from numbers of `measure_long_run_mean`.
-
-    Fast clients have their optimum at -1, slow ones at 1.
-    """
-    means, errors = measured["mean"], measured["standard_error"]
-    is_clear = all(abs(means[name]) > CLAIMS[12].criterion.far * errors[name] for name in STATED)
-    changes = is_clear and all((means[name] < 0) == (name == "none") for name in STATED)
-    part = "alpha changes the speed bias"
-    told = ", ".join(f"{means[name]:.4f} ± {errors[name]:.4f} ({name})" for name in STATED)
-    ruling = rule({part: changes if is_clear else None})
-    if changes:
-        ruling = Ruling(PARTLY, f"true: {part}")
-    found = {"mean": means, "standard_error": errors}
-    return verdict(12, found, ruling, f"long-run mean and standard error by alpha: {told}")
 
 
 @styled()
@@ -500,7 +480,6 @@ def run(arguments: Arguments) -> Outcome:
     rounding, rounding_curves = measure_rounding(sizes)
     verdicts = [
         judge_long_run_mean(mean),
-        judge_speed_bias(mean),
         judge_bound(bound),
         judge_rounding(rounding),
     ]

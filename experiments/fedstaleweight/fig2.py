@@ -25,7 +25,6 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    all_of,
     difference,
     interval,
     lead,
@@ -105,6 +104,8 @@ PANELS = {
 
 `claim` is the claim on the panel's accuracies.
 """
+SOONER = "steps to the baseline's end"
+"""Name of the server steps to the baseline's final accuracy."""
 
 
 def panels(arguments: Arguments) -> dict[str, Sizes]:
@@ -197,7 +198,7 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
             (lasts[OURS]["labels 0-3"] - lasts[BASELINE]["labels 0-3"])
             + (lasts[OURS]["labels 4-9"] - lasts[BASELINE]["labels 4-9"])
         ),
-        "steps to the baseline's end": first_reached(curves[OURS], baseline / 100),
+        SOONER: first_reached(curves[OURS], baseline / 100),
         "diverged": {name: int(data.failed.sum()) for name, data in curves.items()},
         "over Algorithm 1": interval(final(curves[OURS])[: len(alg1)] - alg1),
         "seeds of Algorithm 1": len(alg1),
@@ -206,7 +207,7 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 8 to 11, 19 and 20; of several panels all have to agree.
+    """Judge claims 8, 9, 11 and 19; of several panels all have to agree.
 
     Claim 10 names both data sets, so that one panel alone is a reduced run of it.
 
@@ -220,7 +221,6 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     is_smoke = any(panel["smoke"] for panel in inputs.values())
     words = ", ".join(dict.fromkeys(filter(None, (panel["reduced"] for panel in inputs.values()))))
     seeds = min(int(panel["seeds"]) for panel in inputs.values())
-    alone = ", ".join(inputs) + " alone" if len(inputs) < len(PANELS) else ""
     verdicts = []
     for number, panels_judged in sorted(found.items()):
         measured = {name: each for name, (each, _, _) in panels_judged.items()}
@@ -228,9 +228,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         parts: dict[str, bool | None] = {}
         for name, (_, of_panel, _) in panels_judged.items():
             parts |= {f"{words} on {name}": value for words, value in of_panel.items()}
-        smaller = ", ".join(filter(None, (alone if number == 10 else "", words)))
-        small = reduction(seeds, smaller) if number in (8, 9, 10, 11) else smaller
-        ruling = rule(parts, small) if parts else NOT_RUN
+        small = words if number == 19 else reduction(seeds, words)
+        ruling = rule(parts, small)
         verdicts.append(
             verdict(number, None, NOT_RUN, SMOKE)
             if is_smoke
@@ -264,23 +263,16 @@ def _judge_panel(
     slow = final[OURS]["labels 0-3"]  # The baseline's neglect of these labels is the claim.
     steps, seeds = f"{panel['server_steps']} server steps", f"{panel['seeds']} seeds"
     where = ", ".join(filter(None, (panel["dataset"], panel["reduced"], steps, seeds)))
-    sooner = panel["steps to the baseline's end"]
-    is_sooner = all_of([sooner is not None and sooner < panel["server_steps"], gain.above()])
     described = {
         name: {group: each.described(CHANCE) for group, each in row.items()}
         for name, row in final.items()
     }
-    between = Interval.read(panel["over Algorithm 1"])
     found: dict[int, tuple[Any, dict[str, bool | None], str]] = {
         int(panel["claim"]): (
             {"final accuracy, %": described, "gain": gain._asdict()},
             {"higher": unless_collapsed(gain.above(), whole, CHANCE)},
-            f"{whole[0]} against {whole[1]} %, gain {gain} points; {where}",
-        ),
-        10: (
-            {"server steps to the baseline's final accuracy": sooner},
-            {"fewer aggregations": unless_collapsed(is_sooner, whole, CHANCE)},
-            f"after {sooner}, gain at the end {gain} points; {where}",
+            f"{whole[0]} against {whole[1]} %, gain {gain} points, the baseline's end reached "
+            f"after {panel[SOONER]} server steps; {where}",
         ),
         11: (
             {"final accuracy, %": described},
@@ -294,13 +286,6 @@ def _judge_panel(
             {"diverged": panel["diverged"]},
             {"no run diverges": panel["diverged"][OURS] == 0},
             f"{panel['diverged'][OURS]} of {panel['seeds']} runs diverged; {where}",
-        ),
-        20: (
-            {"difference": between.mean},
-            {"accuracies compared": bool(np.isfinite(between.half)) or None},
-            "accuracy of eq. (8) over Algorithm 1's after "
-            f"{panel['server steps of Algorithm 1']} server steps {between} points, first "
-            f"{panel['seeds of Algorithm 1']} of the seeds; {where}",
         ),
     }
     return found
@@ -317,7 +302,7 @@ def name_with_seeds(name: str, data: xr.Dataset, most: int) -> str:
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run the panels, draw them, and judge claims 8 to 11, 19 and 20."""
+    """Run the panels, draw them, and judge claims 8, 9, 11 and 19."""
     asked = panels(arguments)
     curves, figures, inputs, rows = {}, {}, {}, []
     for key, panel in asked.items():

@@ -46,29 +46,49 @@ class Criterion:
         return self._text
 
 
+ORIGINS = ("statement", "table", "figure", "derived", "ours")
+"""Whose a claim is: a statement, table or figure of the paper, a number that follows from it, or a
+claim of this project."""
+KINDS = ("measured", "exact", "algebra")
+"""The kinds of claims."""
+
+
 class Claim(NamedTuple):
-    """One testable claim of a paper.
+    """One testable claim, and the one criterion that decides it.
 
     Attributes:
-      id: Paper and number, such as "favano-9".
-      text: What the paper claims.
+      origin: One of `ORIGINS`.
       place: Where in the paper: section, equation, figure or table.
-      criterion: When the experiments here count the claim as holding.
+      text: What the paper says, quoted or in close paraphrase.
+      criterion: When the deciding part counts as true.
       kind: "measured" (runs with sampling error), "exact" (numbers compared to rounding error) or
-        "algebra" (cannot fail but for a mistake in code).
+        "algebra" (cannot fail as tested but for a mistake in code, and does not count).
       stated: The number or outcome that the paper states; empty if the text has it.
+      by: The entries that decide, by name, if several judge the claim. The first one is the
+        deciding part, the others are parts of the same sentence. Entries that are not named are
+        notes.
+      changed: The verdict before the last change of the criterion, and why it is another now.
+      cost: What a run would cost, of a claim that was not run.
+      id: Paper and number, such as "favano-9"; filled by `Claims`.
+      since: Date of the criterion; filled by `Claims`.
     """
 
-    id: str
-    text: str
+    origin: str
     place: str
+    text: str
     criterion: Criterion
     kind: str = "measured"
     stated: str = ""
+    by: tuple[str, ...] = ()
+    changed: str = ""
+    cost: str = ""
+    id: str = ""
+    since: str = ""
 
-
-KINDS = ("measured", "exact", "algebra")
-"""The kinds of claims."""
+    @property
+    def counts(self) -> bool:
+        """Whether the claim can fail as tested."""
+        return self.kind != "algebra"
 
 
 class Verdict(NamedTuple):
@@ -115,10 +135,8 @@ class Claims(Mapping[int, Claim]):
 
     Args:
       paper: The paper's short name, the first part of each claim's id.
-      claims: Text, place and criterion by number.
-      exact: Numbers of the claims of the kind "exact".
-      algebra: Numbers of the claims of the kind "algebra". All others are "measured".
-      stated: The number or outcome that the paper states, by number of the claim.
+      claims: The claims by number.
+      since: Date of the criteria, as YYYY-MM-DD. They are later than runs of earlier dates.
       pictures: The numbers of the claims that a picture shows, by its name without ".png". A
         picture without numbers stands with every claim that its experiment judges.
     """
@@ -126,25 +144,15 @@ class Claims(Mapping[int, Claim]):
     def __init__(
         self,
         paper: str,
-        claims: Mapping[int, tuple[str, str, Criterion]],
+        claims: Mapping[int, Claim],
         *,
-        exact: Collection[int] = (),
-        algebra: Collection[int] = (),
-        stated: Mapping[int, str] | None = None,
+        since: str,
         pictures: Mapping[str, Collection[int]] | None = None,
     ):
         self.pictures = pictures or {}
-        kinds = dict.fromkeys(exact, "exact") | dict.fromkeys(algebra, "algebra")
         self._claims = {
-            number: Claim(
-                f"{paper}-{number}",
-                text,
-                place,
-                criterion,
-                kinds.get(number, "measured"),
-                (stated or {}).get(number, ""),
-            )
-            for number, (text, place, criterion) in claims.items()
+            number: claim._replace(id=f"{paper}-{number}", since=since)
+            for number, claim in claims.items()
         }
 
     def __getitem__(self, number: int) -> Claim:

@@ -120,7 +120,8 @@ def _run(given: argparse.Namespace) -> None:
         print(to_json(counts) if given.json else report.told(counts), end="")
         return
     if given.command == "merge":
-        name, arguments, num_parts = read_identity(Path(given.out))
+        name, num_parts, common = read_identity(Path(given.out))
+        arguments = Arguments(out=given.out, **common)
         merged = merge_parts(name, registry.find(name), arguments, num_parts)
         _show(merged, given.out, as_json=given.json)
         return

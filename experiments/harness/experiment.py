@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from experiments.harness.claims import Verdict
+from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Checkpoints
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from experiments.harness.parts import ExperimentPart
 
 CHECKPOINT_EVERY = 60.0
 """Least time between two checkpoints, in seconds."""
@@ -69,7 +68,7 @@ class Arguments(NamedTuple):
     dataset: str | None = None
     resume: bool = False
     checkpoints: Path | None = None
-    share: "ExperimentPart | None" = None
+    share: ExperimentPart | None = None
     trust: bool = False
 
     def kept(self, name: str) -> dict[str, Any]:

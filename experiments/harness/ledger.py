@@ -20,6 +20,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from experiments.harness import registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
 from experiments.harness.drawn import arrays_of
 from experiments.harness.experiment import Arguments, Outcome
-from experiments.harness.statistics import NOT_RUN_WORDS, PARTLY, VERDICTS, rule
+from experiments.harness.statistics import HOLDS, NOT_RUN_WORDS, PARTLY, VERDICTS
 from fedjax_sim.lifecycle import read_json
 from fedjax_sim.reporting.results import to_json
 from fedjax_sim.settings import ConfigError
@@ -131,19 +132,36 @@ def plain_inputs(content: Any) -> Any:
     return content
 
 
-def judged(entry: Mapping[str, Any]) -> list[Verdict] | None:
-    """Judge an entry anew from the numbers that it keeps; None if it keeps none.
+def judged(entry: Mapping[str, Any]) -> list[Verdict]:
+    """Judge an entry anew from the numbers that it keeps, by today's criteria.
 
-    An entry that keeps the numbers behind some of its claims only keeps its other verdicts.
+    The module's function `judge` takes the entry's inputs. Of an entry without inputs its function
+    `judge_kept`, if it has one, takes what was measured, by number of the claim. Other verdicts
+    stay, with today's text. Those on claims that are no more are left out.
     """
-    if entry.get("inputs") is None:
-        return None
     module = importlib.import_module("experiments." + entry["experiment"].replace("/", "."))
-    verdicts: Sequence[Verdict] = module.judge(entry["inputs"])
-    complete_ones = complete(verdicts, entry["size"], {"seeds": entry["seeds"]}, entry["inputs"])
-    found = {each.id: each for each in complete_ones}
-    kept = {each["id"]: Verdict(**each) for each in entry["claims"]}
-    return list({**kept, **found}.values())
+    anew: Sequence[Verdict] = ()
+    found = {each["id"]: Verdict(**each) for each in entry["claims"]}
+    if entry.get("inputs") is not None:
+        anew, found = module.judge(entry["inputs"]), {}
+    elif hasattr(module, "judge_kept"):
+        anew = module.judge_kept(
+            {int(each["id"].rpartition("-")[2]): each["measured"] for each in entry["claims"]}
+        )
+    complete_ones = complete(anew, entry["size"], {"seeds": entry["seeds"]}, entry.get("inputs"))
+    found |= {each.id: each for each in complete_ones}
+    named = {id: claim_of(id) for id in found}
+    return [
+        each._replace(claim=claim.text, paper=claim.place, kind=claim.kind)
+        for each in found.values()
+        if (claim := named[each.id]) is not None
+    ]
+
+
+def claim_of(id: str) -> Claim | None:
+    """Return the claim with an id such as "favano-9", None if there is none."""
+    paper, _, number = id.rpartition("-")
+    return claims_of(paper).get(int(number))
 
 
 def is_stated(verdict: Verdict, entry: Mapping[str, Any]) -> bool:
@@ -158,8 +176,8 @@ def is_stated(verdict: Verdict, entry: Mapping[str, Any]) -> bool:
 
 def is_by_todays_criterion(verdict: Verdict) -> bool:
     """Return whether a verdict was given by today's criterion, spaces and signs apart."""
-    paper, _, number = verdict.id.rpartition("-")
-    return _plain(str(claims_of(paper)[int(number)].criterion)) == _plain(verdict.criterion)
+    claim = claim_of(verdict.id)
+    return claim is not None and _plain(str(claim.criterion)) == _plain(verdict.criterion)
 
 
 def _plain(text: str) -> str:
@@ -271,7 +289,8 @@ class Row(NamedTuple):
       claim: The claim.
       verdict: The verdict of all entries together, one of `VERDICTS`.
       scope: Its scope.
-      found: The verdicts of single entries that are more than "not run", with their entries.
+      found: The verdicts of single entries that are more than "not run", with their entries; those
+        that decide first.
     """
 
     paper: str
@@ -297,37 +316,44 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
     for paper, claims in all_claims().items():
         for claim in claims.values():
             said = [each for each in of_claim.get(claim.id, []) if each[0].verdict != NOT_RUN_WORDS]
-            verdict, scope = joined([each for each, _ in said], [name_of(e) for _, e in said])
+            said.sort(key=partial(_place, claim.by))
+            by = [each for each in said if not claim.by or name_of(each[1]) in claim.by]
+            verdict, scope = joined([each for each, _ in by], [name_of(e) for _, e in by])
             made.append(Row(paper, claim, verdict, scope, tuple(said)))
     return made
 
 
-def joined(said: Sequence[Verdict], names: Sequence[str]) -> tuple[str, str]:
-    """Join the verdicts of several experiments on one claim.
+def _place(by: Sequence[str], found: tuple[Verdict, Mapping[str, Any]]) -> int:
+    """Return the place of a verdict's entry among those that decide a claim, notes last."""
+    name = name_of(found[1])
+    return by.index(name) if name in by else len(by)
 
-    Equal verdicts stay what they are. Different ones are the parts of a claim, see `rule`.
+
+def joined(said: Sequence[Verdict], names: Sequence[str]) -> tuple[str, str]:
+    """Join the verdicts of the experiments that decide a claim.
+
+    The first one is the deciding part, and the others are parts of the same sentence, see `rule`.
 
     Args:
       said: The verdicts.
-      names: Names of their entries. A name that occurs several times is numbered.
+      names: Names of their entries.
     """
     if not said:
         return NOT_RUN_WORDS, ""
-    names = [
-        f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name
-        for i, name in enumerate(names)
-    ]
-    words = {each.verdict for each in said}
-    scopes = dict.fromkeys(each.scope for each in said if each.scope)
-    if len(words) == 1:
-        return said[0].verdict, "; ".join(scopes)
+    first = said[0]
+    others = [each.verdict for each in said[1:]]
+    if not others:
+        return first.verdict, first.scope
     told = "; ".join(
         f"{name} {worded(each.verdict, each.scope)}" for name, each in zip(names, said, strict=True)
     )
-    if PARTLY in words:
-        return PARTLY, told
-    parts = {name: each.holds for name, each in zip(names, said, strict=True)}
-    return rule(parts).verdict, told
+    is_part = first.verdict == HOLDS and any(each != HOLDS for each in others)
+    return (PARTLY if is_part else first.verdict), told
+
+
+def is_later(claim: Claim, entry: Mapping[str, Any]) -> bool:
+    """Return whether the criterion of a claim is later than a run."""
+    return str(entry["date"]) < claim.since
 
 
 def all_claims() -> dict[str, Claims]:

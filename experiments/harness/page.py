@@ -8,8 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.claims import Verdict
-from experiments.harness.ledger import Row, all_claims, counts, is_stated, name_of, picture_of
+from experiments.harness.claims import ORIGINS, Verdict
+from experiments.harness.errata import ERRATA
+from experiments.harness.ledger import (
+    Row,
+    all_claims,
+    counts,
+    is_later,
+    is_stated,
+    name_of,
+    picture_of,
+)
 from experiments.harness.statistics import VERDICTS
 from fedjax_sim.lifecycle import write_whole
 
@@ -28,8 +37,8 @@ h2 { border-top: 2px solid #dadce0; padding-top: 1rem }
 nav a { margin-right: 1rem }
 div { overflow-x: auto }
 table { border-collapse: collapse }
-td, th { padding: .2rem .7rem; text-align: right }
-th:first-child, td:first-child { text-align: left }
+td, th { padding: .2rem .7rem; text-align: left; vertical-align: top }
+.numbers td + td, .numbers th + th { text-align: right }
 tr + tr td { border-top: 1px solid #dadce0 }
 article { border: 1px solid #dadce0; border-radius: 6px; margin: 1rem 0; padding: .3rem 1rem 1rem }
 article h3 { margin: .5rem 0 }
@@ -69,37 +78,80 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
     for file in shown:
         copy = partial(shutil.copyfile, figures / file)
         write_whole(out / "figures" / file, copy, lasts=False)
-    whole = {
-        names.get(paper, paper): [row for row in found if row.paper == paper] for paper in names
-    }
     links = " ".join(f'<a href="#{paper}">{html.escape(name)}</a>' for paper, name in names.items())
+    changed = [
+        [f'<a href="#{row.claim.id}">{row.claim.id}</a>', html.escape(row.claim.changed)]
+        for row in found
+        if row.claim.changed
+    ]
     content = (
         "<!DOCTYPE html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
         f"<title>Claims of five papers</title><style>{STYLE}</style></head>\n<body>"
-        f"<h1>Claims of five papers on federated learning</h1><nav>{links}</nav>\n"
-        "<p>Each claim is judged by the criterion that stands with it. Intervals are 95 % t "
-        "intervals. A claim is undecided if its interval covers both outcomes, or if it was judged "
-        "by an earlier criterion and not run since. It holds in part if it was shown for the "
-        "stated scope only. Numbers that are marked as stated, not recomputed, are those of an "
-        "earlier run, whose verdict was kept with them.</p>\n"
-        f"{count_table(whole | {'all': list(found)})}\n" + "\n".join(sections) + "</body></html>\n"
+        "<h1>Claims of five papers on federated learning</h1>"
+        f'<nav>{links} <a href="#errata">Errata</a> <a href="#changed">Changed</a></nav>\n'
+        f"<p>{html.escape(headline(found))}</p>\n{count_table(by_origin(found), 'origin')}\n"
+        "<p>Each claim has one deciding part, and is judged by the criterion that stands with it. "
+        "It fails if that part is false, and holds in part if it is true and another part of the "
+        "same sentence is false or open, or if the run has fewer than ten seeds or a smaller "
+        "problem than the paper's. Intervals are 95 % t intervals. A claim is undecided if "
+        "an interval covers both outcomes, or if it was judged by an earlier criterion and not run "
+        "since. Claims marked as algebra cannot fail as tested and do not count. Numbers that are "
+        "marked as stated, not recomputed, are those of an earlier run, whose verdict was kept "
+        "with them.</p>\n" + "\n".join(sections) + '\n<h2 id="errata">Printed formulas that are '
+        "wrong</h2>\n"
+        + table(
+            ("paper", "where", "printed", "right", "shown by", "test"),
+            [
+                [html.escape(cell) for cell in (names[each.paper], *each[1:-1])]
+                + [f"<code>{html.escape(each.test)}</code>"]
+                for each in ERRATA
+            ],
+        )
+        + '\n<h2 id="changed">Verdicts that have changed</h2>\n'
+        + table(("claim", "before, and why it is another now"), changed)
+        + "</body></html>\n"
     )
     write_whole(out / "index.html", lambda path: path.write_text(content, encoding="utf-8"))
 
 
-def count_table(blocks: Mapping[str, Sequence[Row]]) -> str:
-    """Lay out the numbers of verdicts."""
-    header = "".join(f"<th>{each}</th>" for each in ("paper", *VERDICTS, "claims"))
-    lines = [
-        "<tr>"
-        + "".join(f"<td>{x}</td>" for x in (html.escape(name), *counts(rows).values(), len(rows)))
-        + "</tr>"
-        for name, rows in blocks.items()
+def by_origin(found: Sequence[Row]) -> dict[str, list[Row]]:
+    """Group claims by their origin; those that cannot fail come last."""
+    groups = {
+        origin: [row for row in found if row.claim.counts and row.claim.origin == origin]
+        for origin in ORIGINS
+    }
+    return {**groups, "algebra (not counted)": [row for row in found if not row.claim.counts]}
+
+
+def headline(found: Sequence[Row]) -> str:
+    """Say in a sentence how many of the papers' own claims have which verdict."""
+    groups = by_origin(found)
+    parts = [
+        f"of {len(rows)} {origin}s "
+        + ", ".join(f"{number} {word}" for word, number in counts(rows).items() if number)
+        for origin, rows in groups.items()
+        if origin in ORIGINS[:3]
     ]
-    return f"<div><table><tr>{header}</tr>{''.join(lines)}</table></div>"
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "text") -> str:
+    """Lay out an HTML table of text, or of "numbers", which are flush right."""
+    heads = "".join(f"<th>{each}</th>" for each in header)
+    lines = "".join(f"<tr>{''.join(f'<td>{x}</td>' for x in row)}</tr>\n" for row in rows)
+    return f'<div><table class="{kind}"><tr>{heads}</tr>\n{lines}</table></div>'
+
+
+def count_table(blocks: Mapping[str, Sequence[Row]], first: str = "paper") -> str:
+    """Lay out the numbers of verdicts."""
+    lines = [
+        [html.escape(name), *counts(rows).values(), len(rows)] for name, rows in blocks.items()
+    ]
+    return table((first, *VERDICTS, "claims"), lines, "numbers")
 
 
 def pictures_of(row: Row, files: Iterable[str] = ()) -> list[str]:
@@ -133,12 +185,21 @@ def article(row: Row, pictures: Sequence[str]) -> str:
     claim = row.claim
     color = COLORS[row.verdict]
     badge = f'<span class="badge" style="background:{color}">{row.verdict}</span>'
-    facts = [("claim", claim.text), ("where", claim.place)]
-    facts.append(("paper", claim.stated or "as in the claim"))
-    facts += [("ours", evidence(each, entry)) for each, entry in row.found] or [("ours", "not run")]
+    facts = [("paper says" if claim.origin in ORIGINS[:3] else "claim", claim.text)]
+    facts.append(("where", f"{claim.place} ({claim.origin})"))
+    facts.append(("paper's value", claim.stated or "as in the claim"))
+    decide = [
+        name_of(entry) for _, entry in row.found if name_of(entry) in claim.by or not claim.by
+    ]
+    facts += [
+        ("ours" if name_of(entry) in decide else "note", evidence(each, entry))
+        for each, entry in row.found
+    ] or [("ours", f"not run; {claim.cost}" if claim.cost else "not run")]
     if row.scope:
         facts.append(("scope", row.scope))
-    facts += [("criterion", str(claim.criterion)), ("kind", claim.kind)]
+    facts.append(("criterion", f"{claim.criterion}{told_criterion(row)}"))
+    facts.append(("kind", claim.kind if claim.counts else f"{claim.kind}: cannot fail as tested"))
+    facts += [("changed", claim.changed)] if claim.changed else []
     for each, entry in row.found:
         facts.append(("run", f"{entry['command']} ({told_run(each, entry)}; {cost_of(entry)})"))
         facts += [("note", entry["note"])] if entry.get("note") else []
@@ -166,7 +227,11 @@ def number_table(verdict: Verdict, entry: Mapping[str, Any]) -> str:
         if name and value
     )
     summary = f"<summary>numbers of {html.escape(name_of(entry))}</summary>"
-    return f"<details>{summary}<div><table>{rows}</table></div></details>" if rows else ""
+    return (
+        f'<details>{summary}<div><table class="numbers">{rows}</table></div></details>'
+        if rows
+        else ""
+    )
 
 
 def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -188,6 +253,13 @@ def _told(value: Any) -> str:
     )
 
 
+def told_criterion(row: Row) -> str:
+    """Say for which runs the criterion is later than the run."""
+    late = [entry["date"] for _, entry in row.found if is_later(row.claim, entry)]
+    runs = " and ".join(dict.fromkeys(late))
+    return f" (Stated {row.claim.since}, later than the run of {runs}.)" if late else ""
+
+
 def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     """Return the numbers behind a verdict, with a mark if it cannot be recomputed from them."""
     return f"(stated, not recomputed) {verdict.why}" if is_stated(verdict, entry) else verdict.why
@@ -196,9 +268,12 @@ def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
 def told_run(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     """Describe the panel, size, seeds and date of the run behind a verdict."""
     seeds = f", {verdict.seeds} seeds" if verdict.seeds else ""
+    size = verdict.size or entry["size"]
+    smaller = verdict.scope.partition("reduced: ")[2]
+    size += f" ({smaller})" if smaller else " size"
     kept = ", recorded" if entry["source"] == "recorded" else ""
     panel = f"{entry['panel']}, " if entry.get("panel") else ""
-    return f"{panel}{verdict.size or entry['size']}{seeds}, {entry['date']}{kept}"
+    return f"{panel}{size}{seeds}, {entry['date']}{kept}"
 
 
 def cost_of(entry: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from experiments.harness.experiment import Arguments
 from fedjax_sim.engine.shares import Listed, Part, Unit
 from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.lifecycle import read_json, seal_json, write_whole
@@ -204,14 +203,14 @@ class SweepShare:
         return self._part.folder / name / f"{number}-of-{self._part.num_parts}.json"
 
 
-def read_identity(out: Path) -> tuple[str, Arguments, int]:
+def read_identity(out: Path) -> tuple[str, int, dict[str, Any]]:
     """Read which experiment a folder's parts are of.
 
     Args:
       out: The results folder.
 
     Returns:
-      The experiment's name, its arguments, and the number of parts.
+      The experiment's name, the number of parts, and what else all parts have in common.
 
     Raises:
       ConfigError: If there are no parts in the folder.
@@ -221,8 +220,7 @@ def read_identity(out: Path) -> tuple[str, Arguments, int]:
         identity = read_json(out / FOLDER / IDENTITY)
     except OSError:
         raise ConfigError("folder to merge", str(out), "one of runs with --part") from None
-    name, num_parts = identity.pop("experiment"), identity.pop("parts")
-    return name, Arguments(out=str(out), **identity), num_parts
+    return identity.pop("experiment"), identity.pop("parts"), identity
 
 
 def _plain(asked: Mapping[str, Any]) -> Any:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.harness import page
-from experiments.harness.claims import KINDS, worded
+from experiments.harness.claims import worded
+from experiments.harness.errata import ERRATA
 from experiments.harness.ledger import (
     FIGURES,
     ROOT,
@@ -62,10 +63,8 @@ def write_report(out: Path) -> dict[str, int]:
 def judge_again() -> None:
     """Judge every entry that keeps its numbers, by today's criteria, and write it."""
     for entry in entries():
-        verdicts = judged(entry)
-        if verdicts is not None:
-            claims = rounded(json.loads(to_json([each._asdict() for each in verdicts])))
-            write({**entry, "claims": claims})
+        claims = rounded(json.loads(to_json([each._asdict() for each in judged(entry)])))
+        write({**entry, "claims": claims})
 
 
 def texts(found: Sequence[Row]) -> dict[Path, str]:
@@ -86,34 +85,56 @@ def between(text: str, inner: str) -> str:
 
 
 def summary(found: Sequence[Row]) -> str:
-    """Lay out the numbers of verdicts by paper and by kind."""
-    blocks = [
-        (NAMES.get(paper, paper), [row for row in found if row.paper == paper])
-        for paper in all_claims()
-    ]
-    by_paper = [
-        [f"[{name}]({each[0].paper}/README.md)", *counts(each).values(), len(each)]
-        for name, each in blocks
-    ]
-    by_paper.append(["all", *counts(found).values(), len(found)])
-    kinds = [(kind, [row for row in found if row.claim.kind == kind]) for kind in KINDS]
-    by_kind = [[kind, *counts(each).values(), len(each)] for kind, each in kinds]
+    """Lay out the numbers of verdicts by origin and by paper, and the errata."""
+    groups = page.by_origin(found)
+    by_origin = [[origin, *counts(rows).values(), len(rows)] for origin, rows in groups.items()]
+    by_paper = []
+    for paper in all_claims():
+        rows = [row for row in found if row.paper == paper and row.claim.counts]
+        name = f"[{NAMES.get(paper, paper)}]({paper}/README.md)"
+        by_paper.append([name, *counts(rows).values(), len(rows)])
     header = [*VERDICTS, "claims"]
-    return f"{table(['paper', *header], by_paper)}\n\n{table(['kind', *header], by_kind)}"
+    errata = [
+        (NAMES[each.paper], *each[1:-1], f"`{each.test.removeprefix('tests/')}`") for each in ERRATA
+    ]
+    heads = ["paper", "where", "printed", "right", "shown by", "test (in `tests/`)"]
+    return "\n\n".join(
+        (
+            page.headline(found),
+            table(["origin", *header], by_origin),
+            "By paper, algebra left out:",
+            table(["paper", *header], by_paper),
+            "Printed formulas that this project found wrong:",
+            rows_of(heads, errata),
+        )
+    )
 
 
 def ledger_table(found: Sequence[Row]) -> str:
-    """Lay out one paper's claims: verdict, scope, the numbers, and the experiments."""
-    lines = ["| claim | verdict | measured | by |", "| --- | --- | --- | --- |"]
+    """Lay out one paper's claims: what it says, its value, ours, and the verdict."""
+    lines = []
     for row in found:
-        why = "; ".join(dict.fromkeys(page.evidence(each, entry) for each, entry in row.found))
-        by = ", ".join(
-            f"`{entry['experiment']}`, {page.told_run(each, entry)}" for each, entry in row.found
+        claim = row.claim
+        ours = "; ".join(dict.fromkeys(page.evidence(each, entry) for each, entry in row.found[:1]))
+        kind = "" if claim.counts else ", algebra"
+        lines.append(
+            (
+                claim.id,
+                f"{claim.text} ({claim.place}; {claim.origin}{kind})",
+                claim.stated or "in the text",
+                shortened(ours or claim.cost or "no result"),
+                shortened(worded(row.verdict, row.scope)),
+            )
         )
-        verdict = worded(row.verdict, row.scope)
-        cells = (row.claim.id, shortened(verdict), shortened(why or "no result"), by)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    return rows_of(["claim", "what the paper says", "its value", "ours", "verdict"], lines)
+
+
+def rows_of(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Lay out a Markdown table of long cells, which are not padded."""
+    cells = [header, ["---"] * len(header), *lines]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells
+    )
 
 
 def shortened(text: str) -> str:

@@ -4,14 +4,15 @@ Means of runs are compared by 95 % t intervals: of differences paired by seed wh
 known, and by Welch's interval where only means and standard deviations are. A comparison is true
 if its whole interval says so, false if its whole interval says the opposite, and None in between.
 
-A claim usually has several parts: two data sets, two baselines, three learning rates. `rule` turns
-what is known of the parts into one of five verdicts. Claims on accuracy are stricter. They have no
-verdict where the best method is below twice the accuracy of chance, and no part that compares a
-method that has collapsed to chance is decided, unless that is the claim. With fewer than
-`LEAST_SEEDS` seeds, or on a smaller problem than the paper's, a claim holds at most in part.
+A claim has one deciding part, which may be a condition on several data sets or baselines, and may
+have other parts of the same sentence. `rule` turns what is known of them into one of five verdicts.
+Claims on accuracy are stricter. They have no verdict where the best method is below twice the
+accuracy of chance, and no part that compares a method that has collapsed to chance is decided,
+unless that is the claim. With fewer than `LEAST_SEEDS` seeds, or on a smaller problem than the
+paper's, a claim holds at most in part.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -46,32 +47,43 @@ NOT_RUN = Ruling(NOT_RUN_WORDS)
 """For claims of which an experiment measures nothing that could decide them."""
 
 
-def rule(parts: Mapping[str, bool | None], reduced: str = "") -> Ruling:
-    """Give the verdict on a claim from its parts.
+def rule(
+    parts: Mapping[str, bool | None],
+    reduced: str = "",
+    deciding: Callable[[str], bool] = lambda name: True,
+) -> Ruling:
+    """Give the verdict on a claim from its deciding part and the other parts of the same sentence.
 
-    It holds if all parts do, and fails if some part is false and none is known to be true. If some
-    parts are true and others are not, it holds in part. Otherwise it is undecided.
+    It fails if the deciding part is false, and is undecided if that is open. If the deciding part
+    is true, the claim holds, or holds in part if another part is false or open.
 
     Args:
       parts: Whether each part is true, None if that is undecided, by a name that can stand in the
         scope, such as "c_g = 10, over S = 0".
       reduced: How the run is smaller than the claim asks for. A claim that would hold then holds in
         part.
+      deciding: Whether a part of this name is a condition of the deciding part; by default all are.
     """
     named = {
         word: [name for name, each in parts.items() if _known(each) is value]
-        for word, value in (("true", True), ("false", False), ("undecided", None))
+        for word, value in (("true", True), ("false", False), ("open", None))
     }
-    smaller = [f"reduced: {reduced}"] if reduced else []
-    if parts and len(named["true"]) == len(parts):
-        return Ruling(PARTLY, smaller[0]) if reduced else Ruling(HOLDS)
-    if not named["true"] and not named["false"]:
-        return Ruling(UNDECIDED)
-    verdict = PARTLY if named["true"] else FAILS
-    if len(named["false"]) == len(parts):
-        return Ruling(FAILS, "; ".join(smaller))
-    words = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
-    return Ruling(verdict, "; ".join(words + smaller))
+    conditions = [each for name, each in parts.items() if deciding(name)]
+    decided = all_of(conditions) if conditions else None
+    smaller = [f"reduced: {reduced}"] if reduced and decided is not None else []
+    told = [f"{word}: {', '.join(names)}" for word, names in named.items() if names]
+    scope = "; ".join((told if len(told) > 1 else []) + smaller)
+    if decided is None:
+        return Ruling(UNDECIDED, scope)
+    if not decided:
+        return Ruling(FAILS, scope)
+    is_whole = len(named["true"]) == len(parts) and not reduced
+    return Ruling(HOLDS) if is_whole else Ruling(PARTLY, scope)
+
+
+def begins(*starts: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a name begins with one of these, for `rule`."""
+    return lambda name: name.startswith(starts)
 
 
 def _known(value: Any) -> bool | None:

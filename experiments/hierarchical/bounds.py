@@ -376,6 +376,51 @@ def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
     return verdict(8, measured, unless_unknown(holds, measured), why)
 
 
+def judge_isolated(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
+    """Judge claim 33 on the groups that are alone in their one round, of those of claim 7."""
+    alone = {name: m for name, m in measured.items() if name.startswith("one round")}
+    holds = all(m["left"] <= m["bound"] <= m["G^2"] for m in alone.values())
+    told = "; ".join(
+        f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
+        for name, m in alone.items()
+    )
+    return verdict(33, alone, unless_unknown(holds, alone), told)
+
+
+def judge_remarks() -> list[Verdict]:
+    """Judge claims 30 to 32, the remarks on Lemma 1, by its formula."""
+    t = np.arange(1, CLAIMS[31].criterion.most + 1)
+
+    def lemma(lr: Any, sizes: Sequence[int]) -> np.ndarray:
+        return formulas.deviation_bound(t, lr=lr, gradient_square=1.0, group_size=sizes)
+
+    second = {"one group": formulas.imbalance([8]), "two equal groups": formulas.imbalance([8, 8])}
+    ratio = lemma(1.0, [8]) / (4.0 * t**2)
+    groups = {"one": [8], "two": [3, 5], "three": [1, 9, 90]}
+    # (18) is alpha^2 times that at alpha = 1.
+    at_rate = {
+        name: float(np.max(lemma(1.0, sizes) / (2 * (t**2 + len(sizes)))))
+        for name, sizes in groups.items()
+    }
+    told = [
+        f"the second term of (18) is 2 alpha^2 G^2 times {second['one group']:g} with one group "
+        f"and {second['two equal groups']:g} with two equal ones",
+        f"(18) over 4 alpha^2 t^2 G^2: {ratio[0]:g} at t = 1, {ratio[1]:.3g} at 2, "
+        f"{ratio[-1]:.3g} at {t[-1]}",
+        f"largest (18) at that rate: {', '.join(f'{x:.3g} ({n})' for n, x in at_rate.items())}",
+    ]
+    return [
+        verdict(30, second, second["one group"] == 0, told[0]),
+        verdict(31, {"at t = 1": ratio[0], "at t = 2": ratio[1]}, bool((ratio < 1).all()), told[1]),
+        verdict(32, at_rate, max(at_rate.values()) <= 1 + 1e-12, told[2]),
+    ]
+
+
+def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
+    """Judge the claims whose criterion is later than the run from what was measured."""
+    return [*judge_remarks(), judge_isolated(kept[7])]
+
+
 @styled()
 def measure_corollary(
     problem: Logistic, seeds: int, rounds: Sequence[int]
@@ -433,12 +478,15 @@ def run(arguments: Arguments) -> Outcome:
     apart = play(problem, seeds, {}, {"sync_time": 30.0, "lr": lr, "ticks_per_round": 60}, 60)
     alone = means_of(apart, problem, (30, 60), 60)
     corollary, figure = measure_corollary(problem, max(2, seeds // 4), ROUNDS)
+    groups = measure_group(means, alone, lr)
     verdicts = [
         judge_centralised(measure_centralised(problem)),
         judge_lemma(measure_lemma(means, lr)),
         judge_global(measure_global(means, lr)),
-        judge_group(measure_group(means, alone, lr)),
+        judge_group(groups),
         judge_corollary(corollary),
+        *judge_remarks(),
+        judge_isolated(groups),
     ]
     curves = {"rounds": data.isel(eval=slice(None, None, 12)), "isolated": apart}
     return Outcome(

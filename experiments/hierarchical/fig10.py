@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import Arguments, Outcome, Verdict
+from experiments.harness import Arguments, Outcome, Verdict, begins
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS
 from fedjax_sim.problems import Quadratic
@@ -173,4 +173,5 @@ def _judge_mirror(inputs: Mapping[str, Any]) -> Verdict:
         "leads": {n: {r: x._asdict() for r, x in each.items()} for n, each in mirrored.items()},
     }
     parts = same | setup.by_rate(inputs, judged, inputs["ends"])
-    return setup.settle(inputs, 28, measured, parts, f"{exact}ahead at T, points: {told}")
+    why = f"{exact}ahead at T, points: {told}"
+    return setup.settle(inputs, 28, measured, parts, why, deciding=begins(*same))

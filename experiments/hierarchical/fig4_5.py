@@ -20,6 +20,8 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    all_of,
+    begins,
     unless_collapsed,
 )
 from experiments.hierarchical import setup, tuning
@@ -41,6 +43,8 @@ PANELS: dict[str, tuple[tuple[int, int], str, dict[str, Any]]] = {
     "fig5a": ((10, 10), "disjoint_groups", {"classes": 2}),
     "fig5b": ((10, 10), "dirichlet_groups", {"alpha": 0.1}),
 }
+FIG4 = ("the small group gains", "the large group loses, but little")
+"""Parts of claim 12."""
 LOOKS = 32
 """Evaluations of an isolated group. A power of two, so that the last one is at T to the bit."""
 
@@ -153,10 +157,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         together, *apart = samples[name]
         judgements = [each.above() for each in gains[name]]
         if name == "fig4":
-            judgements[1] = gains[name][1].above(-CLAIMS[12].criterion.little)
+            judgements[1] = loses_little(gains[name][1])
         parts[name] = {
-            f"{tuning.title_of(name)}, group {i + 1}": unless_collapsed(
-                each, [together, apart[i]], setup.CHANCE
+            FIG4[i] if name == "fig4" else f"{tuning.title_of(name)}, group {i + 1}": (
+                unless_collapsed(each, [together, apart[i]], setup.CHANCE)
             )
             for i, each in enumerate(judgements)
         }
@@ -180,5 +184,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             for name in names
         }
         why = f"{told}: points at T, each model at its own learning rate"
-        verdicts.append(setup.settle(inputs, number, measured, judged, why))
+        deciding = begins(FIG4[0] if number == 12 else "")
+        verdicts.append(setup.settle(inputs, number, measured, judged, why, deciding=deciding))
     return verdicts
+
+
+def loses_little(gain: Interval) -> bool | None:
+    """Return whether the large group of Fig. 4 loses something, but little, by cooperating."""
+    lost = Interval(-gain.mean, gain.half)
+    return all_of([lost.above(), gain.above(-CLAIMS[12].criterion.little)])

@@ -71,7 +71,7 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 14: S = 5 is equal to S = 0 at T, with fewer rounds.
+    """Judge claim 14: S = 5 is not behind S = 0 at T, with fewer rounds.
 
     Args:
       inputs: Leads of S = 5 over S = 0 by learning rate ("leads"), the share of rounds saved in
@@ -80,7 +80,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     marks, leads = CLAIMS[14].criterion, setup.read_leads(inputs["leads"])
     saves = unless_unknown(marks.least <= inputs["fewer"] <= marks.most, inputs["fewer"])
     judged = {
-        rate: {"equal at T": each.within(marks.equal), "fewer rounds": saves}
+        rate: {"not behind at T": each.above(-marks.equal), "fewer rounds": saves}
         for rate, each in leads.items()
     }
     measured = {

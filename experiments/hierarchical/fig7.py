@@ -1,4 +1,4 @@
-"""Hierarchical FL's Figs. 7 and 12: S and the delay of exchanges (claims 15, 16, 17 and 22).
+"""Hierarchical FL's Figs. 7 and 12: S and the delay of exchanges (claims 15, 16 and 22).
 
 See arXiv 2302.04851. CIFAR-10, the CNN, 2 x 15 clients, Dirichlet(0.5) over clients. Fig. 7 has S =
 0, 5, 20 with c_g = 10 and 30; Fig. 12 has S = 10 with c_g = 5, 10, 30, 60.
@@ -14,30 +14,20 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Verdict
 from experiments.hierarchical import setup
-from experiments.hierarchical.claims import CLAIMS
 
 STUDY = setup.study(setup.CIFAR10)
 CLOCK = setup.clock([15, 15], setup.FIG7)
 SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 30.0, 60.0]
 
 
-def saving(data: xr.Dataset, delay: float) -> float:
-    """Return the percentage of global rounds that S = 20 saves against S = 0, mean over seeds.
-
-    It is the same at every learning rate.
-    """
-    rounds = data.ticks.isel(eval=-1, lr=0).sel(exchange_shift=delay).mean("seed")
-    return 100 * (1 - float(rounds.sel(sync_time=20.0)) / float(rounds.sel(sync_time=0.0)))
-
-
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 15, 16, 17 and 22, the last two only if their numbers were kept.
+    """Judge claims 15, 16 and 22, the last one only if its numbers were kept.
 
     Args:
       inputs: Accuracies at T ("ends") of the runs "c_g = 10, S = 5" and so on; leads of S = 5 by
         the other run and learning rate ("leads"); when S = 0 and 20 change places with c_g = 30,
-        by learning rate ("crossings"); rounds saved by c_g in percent ("savings"); and falls of
-        accuracy from each c_g to the next with S = 10 by learning rate ("falls").
+        by learning rate ("crossings"); and falls of accuracy from each c_g to the next with S = 10
+        by learning rate ("falls").
     """
     leads = {name: setup.read_leads(found) for name, found in inputs["leads"].items()}
     parts: dict[str, bool | None] = {}
@@ -54,9 +44,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         },
         "accuracy at T, %": setup.described(inputs),
     }
-    first = setup.settle(inputs, 15, measured, parts, f"S = 5 ahead at T, points: {told}")
+    why = f"S = 5 ahead at T, points: {told}"
+    first = setup.settle(inputs, 15, measured, parts, why, deciding=setup.is_over_baseline)
     delays = [] if inputs["falls"] is None else [judge_delays(inputs)]
-    return [first, _judge_crossing(inputs), *_judge_rounds(inputs), *delays]
+    return [first, _judge_crossing(inputs), *delays]
 
 
 def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
@@ -72,17 +63,6 @@ def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:
         f"{setup.told_crossings(places)} (at lr {rate})" for rate, places in found.items()
     )
     return setup.settle(inputs, 16, found, parts, f"S = 0 and 20 change places: {told}")
-
-
-def _judge_rounds(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 17 by the rounds of the runs."""
-    marks, savings = CLAIMS[17].criterion, inputs["savings"]
-    if savings is None:
-        return []
-    parts = {f"c_g = {d}": marks.least <= value <= marks.most for d, value in savings.items()}
-    told = " and ".join(f"{value:.1f} % with c_g = {d}" for d, value in savings.items())
-    why = f"S = 20 takes fewer rounds than S = 0: {told}"
-    return [setup.settle(inputs, 17, {"fewer rounds, %": savings}, parts, why, is_accuracy=False)]
 
 
 def judge_delays(inputs: Mapping[str, Any]) -> Verdict:
@@ -150,7 +130,6 @@ def inputs_of(
             for other in (0.0, 20.0)
         },
         crossings=crossings,
-        savings={f"{delay:g}": saving(data, delay) for delay in DELAYS},
         falls={
             f"{rate:g}": [
                 setup.compare(before.sel(lr=rate), after.sel(lr=rate)) for before, after in steps

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict, all_of
+from experiments.harness import Arguments, Interval, Outcome, Sizes, Verdict, all_of, begins
 from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 
@@ -162,7 +162,8 @@ def judge_order(inputs: Mapping[str, Any]) -> Verdict:
         **{name: inputs[name] for name in ("early", "crossings", "late")},
         "accuracy at T, %": setup.described(inputs),
     }
-    return setup.settle(inputs, 18, measured, parts, f"{'; '.join(told)}; 16 clients a round")
+    why = f"{'; '.join(told)}; 16 clients a round"
+    return setup.settle(inputs, 18, measured, parts, why, deciding=begins("S = 12 over"))
 
 
 def any_of(judgements: Iterable[bool | None]) -> bool | None:

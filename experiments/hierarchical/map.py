@@ -36,6 +36,7 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    begins,
     comparison,
     lead,
     reduction,
@@ -289,8 +290,12 @@ def inputs_of(second: Mapping[Run, xr.Dataset], sizes: Sizes) -> dict[str, dict[
     return {"points": points}
 
 
+ONE_STEP = "E = 1,"
+"""Part of the names of points with one local step in an iteration, as in the paper."""
+
+
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 15 and 16 for the paper's rule where T is as long as the paper's.
+    """Judge claims 15 and 16 for the paper's rule, number of local steps and T.
 
     Args:
       inputs: For each of the "points", T, the accuracies at T in percent by c_g and S ("ends"), and
@@ -306,7 +311,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         name = point.removeprefix(f"{RULES[0]}, ")
         ends = {run: Sample.read(sample) for run, sample in found["ends"].items()}
         low = [run for run, sample in ends.items() if has_collapsed(sample, setup.CHANCE)]
-        if found["T"] < CLAIMS[15].criterion.least:
+        if found["T"] < CLAIMS[15].criterion.least or ONE_STEP not in name:
             continue
         for delay, other in itertools.product(DELAYS, (0, 20)):
             pair = [ends[f"c_g = {delay:g}, S = {s}"] for s in (5, other)]
@@ -323,12 +328,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         verdict(
             number,
             inputs["points"],
-            rule(parts, small) if parts else NOT_RUN,
+            rule(parts, small, deciding) if parts else NOT_RUN,
             f"{text}{why}; {inputs['words']}",
         )
-        for number, parts, text, why in (
-            (15, leads, "S = 5 ahead at T, points: ", "; ".join(told[15])),
-            (16, crossings, "S = 0 and 20 change places: ", "; ".join(told[16])),
+        for number, parts, deciding, text, why in (
+            (15, leads, setup.is_over_baseline, "S = 5 ahead at T, points: ", "; ".join(told[15])),
+            (16, crossings, begins(""), "S = 0 and 20 change places: ", "; ".join(told[16])),
         )
     ]
 

@@ -10,7 +10,7 @@ The accuracy at a time is that of the last global model finished by then; every 
 A diverged lane has no accuracy, and decides nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -341,7 +341,7 @@ def settle(
     parts: Mapping[str, bool | None],
     why: str,
     *,
-    is_accuracy: bool = True,
+    deciding: Callable[[str], bool] = lambda name: True,
     smoke: str = SMOKE,
 ) -> Verdict:
     """Give the verdict on a claim from its parts, or none after a smoke run.
@@ -352,15 +352,13 @@ def settle(
       measured: What was measured.
       parts: Whether each part of the claim is true, None if that is undecided.
       why: The numbers behind the verdict.
-      is_accuracy: Whether the claim is on accuracies, which asks for ten seeds.
+      deciding: Which parts decide; by default all do.
       smoke: Why a smoke run is not judged.
     """
     if inputs["smoke"]:
         return verdict(number, measured, NOT_RUN, smoke)
-    words = reduction(inputs["seeds"], inputs["reduced"]) if is_accuracy else ""
-    return verdict(
-        number, {**measured, "parts": parts}, rule(parts, words), f"{why}; {inputs['words']}"
-    )
+    ruling = rule(parts, reduction(inputs["seeds"], inputs["reduced"]), deciding)
+    return verdict(number, {**measured, "parts": parts}, ruling, f"{why}; {inputs['words']}")
 
 
 def by_rate(
@@ -401,6 +399,11 @@ def by_rate(
         if not known or any(sample.mean >= top for sample, top in known):
             parts |= {f"{words} {at_rate(rate)}": value for words, value in judged[rate].items()}
     return parts or {ALL_COLLAPSED: None}
+
+
+def is_over_baseline(part: str) -> bool:
+    """Return whether a part of claim 15 is about S = 0, which decides."""
+    return "over S = 0" in part
 
 
 def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:

@@ -166,7 +166,8 @@ def test_every_claim_states_text_place_and_criterion(paper: str) -> None:
     found: Claims = importlib.import_module(f"experiments.{paper}.claims").CLAIMS
     for number, claim in found.items():
         assert claim.id == f"{paper}-{number}"
-        assert claim.text.endswith(".") and claim.place and str(claim.criterion).endswith(".")
+        assert claim.text.rstrip('"').endswith(".") and claim.place
+        assert str(claim.criterion).endswith(".")
     verdict = found.verdict(3, {"x": 1}, True, "because")
     assert verdict.criterion == str(found[3].criterion) and verdict.id == f"{paper}-3"
     assert verdict.verdict == "holds" and verdict.kind in KINDS

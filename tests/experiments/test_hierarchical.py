@@ -24,13 +24,13 @@ from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED: dict[str, dict[int, bool | None]] = {
-    "clock": {**dict.fromkeys((1, 2, 3), True), 17: None},
-    "bounds": dict.fromkeys((4, 5, 6, 7, 8), True),
+    "clock": {**dict.fromkeys((1, 2, 3), True), 17: False},
+    "bounds": dict.fromkeys((4, 5, 6, 7, 8, 32, 33), True) | {30: False, 31: False},
     "quadratics": dict.fromkeys((9, 10, 24, 25, 26), True),
     "fig3": {11: None},
     "fig4_5": {12: None, 13: None},
     "fig6": {14: None},
-    "fig7": dict.fromkeys((15, 16, 17, 22)),
+    "fig7": dict.fromkeys((15, 16, 22)),
     "fig8": {18: None, 27: True},
     "fig9": {19: None},
     "fig10": {20: None, 28: None},
@@ -42,11 +42,8 @@ QUICK = ("clock",)
 
 
 def test_every_claim_is_judged_somewhere() -> None:
-    assert (
-        {number for numbers in JUDGED.values() for number in numbers}
-        == set(CLAIMS)
-        == set(range(1, 29))
-    )
+    found = {number for numbers in JUDGED.values() for number in numbers}
+    assert found == {number for number, claim in CLAIMS.items() if not claim.cost}
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, JUDGED))

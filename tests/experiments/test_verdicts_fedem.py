@@ -70,6 +70,9 @@ CASES: dict[str, Case] = {
         {"clients": 400, "messages shorter": {"1": 1.0, "4": 3.556, "9": 7.024, "36": 16.94}},
         ("clients",),
     ),
+    "ablations 22": Case(
+        ablations.judge_noisy, {}, ("clients", "rounds", "bits per client", "messages shorter")
+    ),
     "ablations 17": Case(ablations.judge_clients, {}, ("simulated",)),
 }
 """By experiment and number of the claim."""
@@ -119,19 +122,19 @@ ROWS: list[tuple[str, Path, Any, str]] = [
         for key, value in (("F", -700.0), ("‖h‖² left", 2e-6), ("apart", 0.06), ("trend", 0.94))
     ),
     ("fig2 20", (EM, "steps"), 20_000, "fails"),
-    ("fig3 19", ("FedEM",), [1e-3] * 5, "false: ‖H‖²"),
-    ("fig3 19", (LAST, 0), 300.0, "undecided: ‖H‖²"),
-    ("fig3 19", (LAST, 0), np.nan, "undecided: ‖H‖²"),
-    ("fig3 19", (ROUGH, "FedEM"), [1e-6] * 5, "false: smoother weights"),
-    ("fig3 19", (ROUGH, "VR-FedEM", 0), 10.0, "undecided: smoother weights"),
-    *(("observed 20", (name, "F"), -9000.0, "false: F falls, trend") for name in DIVIDED),
-    ("observed 20", ("EM's steps",), 9000, f"false: {EMS_END}, trend of pooled EM"),
-    ("observed 20", (GAIN, "half"), 0.3, f"undecided: {EMS_END}, predicts withheld cells better"),
+    ("fig3 19", ("FedEM",), [1e-3] * 5, "fails, false: ‖H‖²"),
+    ("fig3 19", (LAST, 0), 300.0, "undecided, open: ‖H‖²"),
+    ("fig3 19", (LAST, 0), np.nan, "undecided, open: ‖H‖²"),
+    ("fig3 19", (ROUGH, "FedEM"), [1e-6] * 5, "fails, false: smoother weights"),
+    ("fig3 19", (ROUGH, "VR-FedEM", 0), 10.0, "undecided, open: smoother weights"),
+    *(("observed 20", (name, "F"), -9000.0, "fails, false: F falls, trend") for name in DIVIDED),
+    ("observed 20", ("EM's steps",), 9000, f"fails, false: {EMS_END}, trend of pooled EM"),
+    ("observed 20", (GAIN, "half"), 0.3, f"fails, open: {EMS_END}, predicts withheld cells better"),
     (
         "observed 20",
         (GAIN, "mean"),
         -0.1,
-        "pooled EM, predicts withheld cells better than means; u",
+        "fails, false: trend of pooled EM, predicts withheld cells better than means; open",
     ),
     ("ablations 9", (ablations.ENDS, 3), 2e-20, "fails"),
     ("ablations 9", ("naive, compression, spread 2", "floor", 0), 0.048, "fails"),
@@ -140,24 +143,49 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("ablations 11", ("0.01",), 0.3, "fails"),
     ("ablations 11", (ablations.LEFT,), 0.11, "fails"),
     ("ablations 11", ("1.5",), 1e6, "fails"),
-    ("ablations 13", ("power", "mean"), 0.62, "false: E-steps like sqrt(m)"),
-    ("ablations 13", ("power", "mean"), 0.595, "undecided: E-steps like sqrt(m)"),
-    ("ablations 13", ("power", "half"), 0.1, "undecided: E-steps like sqrt(m)"),
-    ("ablations 13", (ablations.EXCESS, "8", "mean"), 0.3, "false: fewest at the stated k_in"),
-    ("ablations 13", (ablations.EXCESS, "8", "half"), 0.3, "undecided: fewest at the stated k_in"),
-    ("ablations 13", (ablations.EXCESS, "4", "mean"), np.nan, "undecided: fewest at the stated"),
-    ("ablations 15", ("exact", 3), 0.00158, "true: linear in 1 / p; false: at most"),
-    ("ablations 15", ("exact", 2), 0.0021, "factor; false: linear in 1 / p, prop"),
+    ("ablations 13", ("power", "mean"), 0.62, "fails, false: E-steps like sqrt(m)"),
+    ("ablations 13", ("power", "mean"), 0.595, "undecided, open: E-steps like sqrt(m)"),
+    ("ablations 13", ("power", "half"), 0.1, "undecided, open: E-steps like sqrt(m)"),
+    (
+        "ablations 13",
+        (ablations.EXCESS, "8", "mean"),
+        0.3,
+        "fails, false: fewest at the stated k_in",
+    ),
+    (
+        "ablations 13",
+        (ablations.EXCESS, "8", "half"),
+        0.3,
+        "undecided, open: fewest at the stated k_in",
+    ),
+    (
+        "ablations 13",
+        (ablations.EXCESS, "4", "mean"),
+        np.nan,
+        "undecided, open: fewest at the stated",
+    ),
+    ("ablations 15", ("exact", 3), 0.00158, "fails, true: linear in 1 / p; false: at most"),
+    ("ablations 15", ("exact", 2), 0.0021, "fails, false: linear in 1 / p, prop"),
     ("ablations 15", ("exact",), [0.0082, 0.0041, 0.00273, 0.00205], "holds"),
-    ("ablations 15", ("Theorem 3's factors", 1), np.nan, "false: at most"),
+    ("ablations 15", ("Theorem 3's factors", 1), np.nan, "undecided, open: at most"),
     ("ablations 15", ("exact", 3), np.nan, "fails"),
     ("ablations 15", (ablations.OFF, 1, "mean"), 0.4, "fails"),
     ("ablations 15", (ablations.OFF, 1, "half"), 0.4, "undecided"),
-    ("ablations 16", ("rounds",), {"1": 10, "4": 12, "9": 14, "36": 14}, "false: little noise, bi"),
-    ("ablations 16", (BITS,), {"1": 2304, "4": 777, "9": 459, "36": 190}, "true: little noise, bi"),
-    ("ablations 16", (MUCH, "9.0"), 10_000.0, "fails"),
-    ("ablations 16", (MUCH, "3.0"), 300.0, "fails"),
-    ("ablations 16", (MUCH, "3.0"), None, "fails"),
+    (
+        "ablations 16",
+        ("rounds",),
+        {"1": 10, "4": 12, "9": 14, "36": 14},
+        "holds in part, false: little noise, bi",
+    ),
+    (
+        "ablations 16",
+        (BITS,),
+        {"1": 2304, "4": 777, "9": 459, "36": 190},
+        "fails, true: little noise, bi",
+    ),
+    ("ablations 22", (MUCH, "9.0"), 10_000.0, "fails"),
+    ("ablations 22", (MUCH, "3.0"), 300.0, "fails"),
+    ("ablations 22", (MUCH, "3.0"), None, "fails"),
     ("ablations 17", ("exact", 1), 0.005, "fails"),
     ("ablations 17", (ablations.FALL, "mean"), 2.8, "fails"),
     ("ablations 17", (ablations.FALL, "half"), 0.7, "undecided"),
@@ -177,8 +205,9 @@ def found_of(name: str) -> Any:
 
 
 def test_every_claim_is_tried_and_can_fail() -> None:
-    assert {int(name.split()[1]) for name in CASES} == set(CLAIMS)
-    assert {row[0] for row in ROWS if row[3] == "fails" or "false: " in row[3]} == set(CASES)
+    run = {number for number, claim in CLAIMS.items() if not claim.cost}
+    assert {int(name.split()[1]) for name in CASES} == run
+    assert {row[0] for row in ROWS if row[3].startswith("fails")} == set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -204,8 +233,8 @@ def test_what_is_not_a_number_never_holds(name: str) -> None:
             after = judge(changed(found, path, np.nan))
             assert after.verdict != "holds", path
             left |= {after.verdict, *after.scope.replace(":", ";").split("; ")}
-    # Counts of rounds that are not known were not reached, which contradicts claim 16.
-    assert "undecided" in left or name == "ablations 16"
+    # Counts of rounds that are not known were not reached, which contradicts 16 and 22.
+    assert left & {"undecided", "open"} or name in ("ablations 16", "ablations 22")
 
 
 def test_fewer_loops_are_allowed_to_end_higher() -> None:

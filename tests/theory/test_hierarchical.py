@@ -80,6 +80,17 @@ def test_the_table_of_round_times(row: Row) -> None:
     )
 
 
+def test_rounds_saved_by_the_delays_of_figure_7() -> None:
+    """The text has 37 % for S = 20 with c_g = 10; that is the value for c_g = 30."""
+    saved = {}
+    for shift in (10.0, 30.0):
+        delays = linear_delays((15, 15), FIG7)._replace(global_shift=shift)
+        some, none = (theory.expected_rounds(s, delays, system_time=1000) for s in (20.0, 0.0))
+        saved[shift] = 100 * (1 - some / none)
+    assert saved[10.0] == pytest.approx(61.3, abs=0.3)
+    assert saved[30.0] == pytest.approx(36.9, abs=0.3)
+
+
 def test_linear_delays_of_the_first_settings() -> None:
     delays = linear_delays([10, 30], FIG3)
     np.testing.assert_allclose(delays.shift, [1.0, 2.8])

@@ -63,6 +63,27 @@ def favano_orders(setup: FavanoSetup) -> Orders:
 
 
 @checked
+def favano_orders_printed(setup: FavanoSetup) -> Orders:
+    """Collect FAVANO's row of Table 1 as printed.
+
+    Args:
+        setup: Constants of the problem and of the run.
+
+    Returns:
+        The coefficients of the row.
+    """
+    n, s, K, L = setup.num_clients, setup.num_contacted, setup.max_steps, setup.smoothness
+    sigma2, G2, a, b = (
+        setup.gradient_variance,
+        setup.dissimilarity,
+        setup.noise_constant,
+        setup.drift_constant,
+    )
+    root = (K**2 * sigma2 + L**2 * K**2 * G2 + s**2 * sigma2 * a + s**2 * G2 * b) ** 0.5
+    return favano_orders(setup)._replace(three_halves=n / s * setup.initial_gap * L**2 * root)
+
+
+@checked
 def quafl_orders(setup: FavanoSetup, *, mean_steps: float) -> Orders:
     """Collect QuAFL's row of Table 1.
 

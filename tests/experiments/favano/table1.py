@@ -5,7 +5,7 @@ The tuning lemma (App. B.1) leads from the bound of Theorem 1 to FAVANO's row. S
 """
 
 from experiments.favano.formulas.bounds import ErrorTerms
-from experiments.favano.formulas.orders import Orders, favano_orders
+from experiments.favano.formulas.orders import Orders
 from fedjax_sim.theory.favano import FavanoSetup
 
 
@@ -83,26 +83,6 @@ def time_to_accuracy(orders: Orders, *, accuracy: float, step_time: float) -> fl
     return (
         orders.two / accuracy**2 + orders.three_halves / accuracy**1.5 + orders.one / accuracy
     ) * step_time
-
-
-def favano_orders_printed(setup: FavanoSetup) -> Orders:
-    """Collect FAVANO's row of Table 1 as printed.
-
-    Args:
-        setup: Constants of the problem and of the run.
-
-    Returns:
-        The coefficients of the row.
-    """
-    n, s, K, L = setup.num_clients, setup.num_contacted, setup.max_steps, setup.smoothness
-    sigma2, G2, a, b = (
-        setup.gradient_variance,
-        setup.dissimilarity,
-        setup.noise_constant,
-        setup.drift_constant,
-    )
-    root = (K**2 * sigma2 + L**2 * K**2 * G2 + s**2 * sigma2 * a + s**2 * G2 * b) ** 0.5
-    return favano_orders(setup)._replace(three_halves=n / s * setup.initial_gap * L**2 * root)
 
 
 def fedavg_orders(setup: FavanoSetup) -> Orders:

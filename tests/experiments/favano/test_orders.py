@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from experiments.favano.formulas import bounds as formulas
-from experiments.favano.formulas.orders import Orders, favano_orders, quafl_orders
+from experiments.favano.formulas.orders import (
+    Orders,
+    favano_orders,
+    favano_orders_printed,
+    quafl_orders,
+)
 from fedjax_sim.theory import favano as theory
 from tests.experiments.favano import table1
 from tests.experiments.favano.quadratics import small_quadratics
@@ -91,7 +96,7 @@ ROWS: dict[str, Callable[[theory.FavanoSetup], Orders]] = {
     "fedbuff": partial(table1.fedbuff_orders, max_delay=30.0),
     "async_sgd": partial(table1.async_sgd_orders, mean_delay=9.0, max_delay=30.0),
     "quafl": partial(quafl_orders, mean_steps=5.0),
-    "favano_printed": table1.favano_orders_printed,
+    "favano_printed": favano_orders_printed,
     "fedavg_printed": table1.fedavg_orders_printed,
     "async_sgd_printed": partial(table1.async_sgd_orders_printed, mean_delay=9.0, max_delay=30.0),
 }
@@ -166,7 +171,7 @@ def test_values_of_the_rows() -> None:
         quafl_orders(setup, mean_steps=2.0), [10.5, 12 * 7**0.5, 72 * 2**0.5]
     )
     steep = setup._replace(smoothness=4.0)
-    np.testing.assert_allclose(table1.favano_orders_printed(steep), [132.0, 64 * 163**0.5, 768.0])
+    np.testing.assert_allclose(favano_orders_printed(steep), [132.0, 64 * 163**0.5, 768.0])
     np.testing.assert_allclose(table1.fedavg_orders_printed(steep), [9.5 / 6, 4.0, 32.0])
     np.testing.assert_allclose(
         table1.async_sgd_orders_printed(steep, mean_delay=2.0, max_delay=8.0), [56.0, 16.0, 32**0.5]

@@ -204,6 +204,16 @@ def test_imbalance() -> None:
     assert bounds.imbalance([1, 10**6, 1]) == pytest.approx(3, abs=1e-4)
 
 
+def test_lemma_1_with_one_group() -> None:
+    """Against Remarks 1 and 2: the second term is there, and at t = 1 nothing is gained."""
+    t = np.arange(1, 30)
+    found = bounds.deviation_bound(t, lr=0.2, gradient_square=3.0, group_size=[7])
+    np.testing.assert_allclose(found, 2 * 0.04 * 3 * (t**2 + 1))
+    earlier = 4 * 0.04 * t**2 * 3
+    assert found[0] == pytest.approx(earlier[0])
+    assert np.all(found[1:] < earlier[1:])
+
+
 def test_group_learning_rate_makes_the_lemma_one() -> None:
     t, sizes = np.array([4, 9]), np.array([10, 10**7])
     rates = lemmas.group_lr(t, gradient_square=3.0, num_groups=2)
