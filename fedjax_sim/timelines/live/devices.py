@@ -39,7 +39,8 @@ def draw_clients(key: Key, hyper: Any) -> Drawn:
       hyper: Settings of `Clients`.
     """
     devices = draw_devices(key, hyper)
-    return Drawn(devices.speeds, None if devices.windows is None else devices.windows.phase)
+    drawn = Drawn(devices.speeds, None if devices.windows is None else devices.windows.phase)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), drawn)
 
 
 def devices_of(key: Key, hyper: Any, drawn: Drawn) -> Devices:
