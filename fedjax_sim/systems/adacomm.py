@@ -50,7 +50,9 @@ from fedjax_sim.timelines.live import (
     live_rounds,
     with_clock,
 )
-from fedjax_sim.types import EMPTY, Array, Key
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import rounds_within
+from fedjax_sim.types import EMPTY, Array, Hints, Key
 
 
 @struct
@@ -129,7 +131,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         clients, steps = drawn.astype("int32"), now.memory.steps
         if settings.pace == "speed":
             rate = now.devices.speeds.rate[clients]
-            steps = jnp.maximum(jnp.floor(steps * rate / rate.max()).astype("int32"), 1)
+            steps = jnp.maximum(jnp.floor(steps * (rate / rate.max())).astype("int32"), 1)
         return Asked(clients, steps=steps, share=hyper.share(counts, clients))
 
     def learn(key: Key, shown: Shown) -> Memory:
@@ -158,7 +160,10 @@ system = with_clock(
     Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="adacomm",
     Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="federated averaging with fewer local steps as the loss falls",
     messages=report_messages(),
+    hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
 )
+paper = system.paper

@@ -52,6 +52,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import times_of_work
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Problem, Work
 
@@ -239,7 +240,9 @@ system = with_clock(
     Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="fedcs",
     Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
     algorithm=algorithm,
     summary="as many clients as are expected before a deadline that follows what was observed",
     messages=report_messages(),
 )
+paper = system.paper

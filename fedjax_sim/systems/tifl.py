@@ -52,6 +52,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import EMPTY, Array, Key, Params
 
 CLIENTS_AT_ONCE = 50
@@ -307,6 +308,8 @@ system = with_clock(
     Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="tifl",
     Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
     summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
     messages=report_messages(),
 )
+paper = system.paper
