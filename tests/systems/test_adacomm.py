@@ -14,7 +14,7 @@ from fedjax_sim.systems import adacomm, fedavg
 from fedjax_sim.timelines import ClientTable, Trace
 from tests.systems.live_traces import choice_key, trace
 
-CLIENTS, TICKS, RATE = 6, 40, 0.01
+CLIENTS, TICKS, RATE = 6, 40, 0.03
 CENTERS = np.random.default_rng(0).normal(size=(CLIENTS, 3)).astype("float32")
 CURVATURE = np.array([1, 2, 0.5, 1, 1.5, 1], "float32")
 PROBLEM = Quadratic.of(CENTERS, curvature=CURVATURE, start=5.0)
@@ -44,7 +44,7 @@ def wanted_steps(now_loss: float, first_loss: float, most: int) -> int:
     "changes",
     [
         {"shrink": 0.9},
-        {"num_selected": 4, "pace": "speed", "interval": 5.0, "shrink": 0.9},
+        {"num_selected": 4, "pace": "speed", "interval": 5.0, "shrink": 1.0},
         {"num_selected": 3, "num_asked": 5, "shrink": 1.0},
     ],
 )
@@ -92,7 +92,7 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
         ours = float(found.memory.due.value[r]) + float(found.memory.due.rest[r])
         assert ours == pytest.approx(due, rel=1e-6)
     # Both cases of the rule have happened, and no client was given more steps than the first.
-    assert by_loss >= 3 and by_shrink >= 1 and 1 <= tau <= 6
+    assert by_loss >= 2 and by_shrink >= 1 and 1 <= tau <= 6
     assert found.steps.max() == hyper.local_steps
     # One evaluation for each step and one for each loss.
     np.testing.assert_array_equal(found.needed, found.steps.sum(axis=1) + hyper.num_selected)
