@@ -172,9 +172,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def select(key: Key, now: Choosing) -> Asked:
         memory, number = now.memory, now.round.number
-        tier_key, client_key = jax.random.split(
-            jax.random.fold_in(stream(key, "choice"), number)
-        )
+        tier_key, client_key = jax.random.split(jax.random.fold_in(stream(key, "choice"), number))
         executed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0

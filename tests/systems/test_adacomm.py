@@ -149,6 +149,12 @@ def test_sentences(changes: dict[str, Any], words: str) -> None:
 
 def test_a_trace_is_refused() -> None:
     rows = Trace(np.arange(CLIENTS), np.zeros(CLIENTS), np.ones(CLIENTS))
-    given = {"num_clients": CLIENTS, "num_selected": 3, "batch_size": 1, "trace": rows, "interval": 5.0}
-    with pytest.raises(ConfigError, match="delays.trace .* fewer local steps"):
+    given = {
+        "num_clients": CLIENTS,
+        "num_selected": 3,
+        "batch_size": 1,
+        "trace": rows,
+        "interval": 5.0,
+    }
+    with pytest.raises(ConfigError, match=r"delays.trace .* fewer local steps"):
         fedjax_sim.simulate(adacomm.system, PROBLEM, adacomm.Hyper(**given), budget=Ticks(2))

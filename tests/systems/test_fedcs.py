@@ -44,8 +44,13 @@ def drawn_times(law: str, number: int, cohort: np.ndarray) -> np.ndarray:
     [
         {"quantile": 0.55},
         {
-            **{"num_candidates": 9, "quantile": 0.4, "follows": "loss", "window": 3},
-            **{"lengthen": 1.5, "shorten": 0.7, "most": 3.0},
+            "num_candidates": 9,
+            "quantile": 0.4,
+            "follows": "loss",
+            "window": 3,
+            "lengthen": 1.5,
+            "shorten": 0.7,
+            "most": 3.0,
         },
     ],
 )
