@@ -54,7 +54,7 @@ from fedjax_sim.timelines.live import (
 from fedjax_sim.timelines.live.devices import times_of_work
 from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
-from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Problem, Work
+from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Work
 
 ROUNDING = 1e-5
 """By what share deadlines are longer, because a client's time is a rounded sum of many."""
@@ -229,7 +229,7 @@ def expected_times(devices: Devices, now: Instant) -> Array:
     return times_of_work(devices, jnp.arange(hyper.num_clients), now, mean)[1]
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedAvg, which tells the clock the losses if the deadline follows them."""
     is_told = hyper.choice.follows == "loss"
     return (seeing_losses(fedavg.algorithm) if is_told else fedavg.algorithm)(problem, hyper, plan)
