@@ -1,13 +1,14 @@
-"""AdaComm (Wang and Joshi 2019, MLSys, arXiv 1810.08313, Sec. 4): local steps that follow the loss.
+"""AdaComm (Wang and Joshi 2019, SysML, arXiv 1810.08313): local steps that follow the loss.
 
     x -> `state.server`    tau_0 -> `hyper.local_steps`     tau -> `steps`    l T_0 -> `due`
     F(x) -> `loss`         T_0 -> `communication.interval`  gamma -> `communication.shrink`
 
 Rare averaging is cheap in time, and frequent averaging attains a lower loss. So clients do many
 local steps between two averages at first, and fewer as the loss falls. At the beginning of each
-interval of T_0 units of virtual time, Eq. 17 and its refinement, Eq. 18, choose
+interval of T_0 units of virtual time, the paper's rule and its refinement choose
 
-    tau <- ceil(sqrt(F(x) / F(x_0)) tau_0)   if that is less than tau, otherwise gamma tau.
+    tau <- ceil(sqrt(F(x) / F(x_0)) tau_0)   if that is less than tau,
+    tau <- gamma tau                         otherwise.
 
 How long a round lasts follows from tau, so the clock is live. Learning is FedAvg's. In the paper
 everyone takes part, `num_selected = num_clients`; a smaller cohort is drawn uniformly.
@@ -20,8 +21,8 @@ Deviation: F is the mean loss of the cohort's first mini-batches of the last rou
 that it received, and not of all examples with the newest model, which would cost a pass over all
 data. It costs one evaluation more for each client, which is counted, and no time.
 
-Deviation: the learning rate is constant, so the factor sqrt(eta_0 / eta) of Eq. 19, which lets tau
-grow when the learning rate is reduced, is always 1, and is left out.
+Deviation: the learning rate is constant here, so the factor by which the paper lets tau grow when
+the learning rate is reduced is always 1, and is left out.
 
 Readings. Rounds are not cut off at the end of an interval: the first round that begins after it has
 the new tau, and intervals that passed within one round count as one. gamma tau is rounded down, and
@@ -140,9 +141,9 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         loss = jnp.where(is_there, shown.seen.mean, 0).sum() / jnp.maximum(is_there.sum(), 1)
         loss = jnp.where(is_there.any(), loss, jnp.nan).astype(first_loss.dtype)
         first_loss = jnp.where(jnp.isnan(first_loss), loss, first_loss)
-        wanted = jnp.ceil(jnp.sqrt(loss / first_loss) * hyper.local_steps)  # Eq. 17
+        wanted = jnp.ceil(jnp.sqrt(loss / first_loss) * hyper.local_steps)
         shrunk = jnp.maximum(jnp.floor(settings.shrink * steps), 1)
-        fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)  # Eq. 18
+        fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)
         # Without a report the loss is unknown: the next round with one decides.
         is_due = ~now.is_before(due) & ~jnp.isnan(loss)
         passed = jnp.floor(now.since(due) / settings.interval) + 1

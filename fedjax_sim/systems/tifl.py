@@ -105,11 +105,12 @@ class Choice(Checked):
         """
         super().check_together()
         for name in ("probability", "credits"):
-            value = getattr(self, name)
-            if isinstance(value, tuple) and len(value) != self.num_tiers:
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(given) != self.num_tiers:
                 allowed = f"one number, or {self.num_tiers}: one for each of num_tiers"
-                raise ConfigError(name, value, allowed)
-        if not np.all(sum(self.probability) if isinstance(self.probability, tuple) else 1):
+                raise ConfigError(name, given, allowed)
+        value = self.probability
+        if not np.all(sum(value) if isinstance(value, tuple) else value):
             raise ConfigError("probability", self.probability, "above 0 for some tier")
 
     def by_tier(self, value: Any) -> Array:

@@ -34,7 +34,7 @@ def loss(client: int, model: np.ndarray) -> float:
 
 
 def wanted_steps(now_loss: float, first_loss: float, most: int) -> int:
-    """Eq. 17; the test would say nothing if rounding decided."""
+    """The basic rule; the test would say nothing if rounding decided."""
     exact = np.sqrt(now_loss / first_loss) * most
     assert abs(exact - round(exact)) > 1e-4 or now_loss == first_loss
     return most if now_loss == first_loss else int(np.ceil(exact))
@@ -83,7 +83,6 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
         if now >= due:
             fewer = wanted_steps(mean_loss, first_loss, hyper.local_steps)
             by_loss, by_shrink = by_loss + (fewer < tau), by_shrink + (fewer >= tau)
-            # Eq. 18.
             tau = fewer if fewer < tau else max(1, int(settled.shrink * tau + 1e-6))
             while due <= now:
                 due += float(settled.interval)
