@@ -95,6 +95,7 @@ class Asked(NamedTuple):
       executed: `i32[]`, evaluations that were run to choose them.
       needed: `i32[]`, evaluations of these that the algorithm asked for.
       takes: Time before work begins that it takes to choose them, `f[]`.
+      memory: What the choice remembers from now on, such as whom it asked; None for no change.
     """
 
     clients: Array
@@ -104,6 +105,7 @@ class Asked(NamedTuple):
     executed: Any = 0
     needed: Any = 0
     takes: Any = 0.0
+    memory: Any = None
 
 
 class Round(NamedTuple):
@@ -192,8 +194,8 @@ def live_rounds(
 
     Args:
       hyper: Settings of a clock in rounds, such as `CohortRounds`.
-      select: From the lane's clock key and the round to whom the server asks. Draw from `fold_in`
-        of the key and `round.number`.
+      select: From the lane's clock key and the round to whom the server asks, and what it remembers
+        of that. Draw from `fold_in` of the key and `round.number`.
       num_used: Reports S that are used in a round: the first ones.
       first: From the settings and the clients drawn to what the choice remembers at first.
       learn: From the lane's clock key and what the round has shown to what it remembers then.
@@ -252,7 +254,9 @@ def live_rounds(
         time = Instant(jnp.asarray(jnp.inf, taken.dtype), jnp.zeros((), taken.dtype))
         received = received._replace(time=received.time.where(is_asked.any(), time))
         taken = jnp.where(is_in, arrival, 0)
-        return carried._replace(now=received.time, number=number + 1, taken=taken), received
+        memory = carried.memory if asked.memory is None else asked.memory
+        later = carried._replace(now=received.time, number=number + 1, memory=memory, taken=taken)
+        return later, received
 
     def after(key: Key, carried: Round, event: Event, state: Any, seen: Any) -> Round:
         shown = Shown(carried, event, carried.taken, state, seen)

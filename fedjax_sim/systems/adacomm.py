@@ -1,0 +1,170 @@
+"""AdaComm (Wang and Joshi 2019, SysML, arXiv 1810.08313): local steps that follow the loss.
+
+    x -> `state.server`    tau_0 -> `hyper.local_steps`     tau -> `steps`    l T_0 -> `due`
+    F(x) -> `loss`         T_0 -> `communication.interval`  gamma -> `communication.shrink`
+
+Rare averaging is cheap in time, and frequent averaging attains a lower loss. So clients do many
+local steps between two averages at first, and fewer as the loss falls. At the beginning of each
+interval of T_0 units of virtual time, the paper's rule and its refinement choose
+
+    tau <- ceil(sqrt(F(x) / F(x_0)) tau_0)   if that is less than tau,
+    tau <- gamma tau                         otherwise.
+
+How long a round lasts follows from tau, so the clock is live. Learning is FedAvg's. In the paper
+everyone takes part, `num_selected = num_clients`; a smaller cohort is drawn uniformly.
+
+With `pace="speed"` the fastest client of a cohort does tau steps, and others as many fewer as they
+are slower, but at least one, so that all finish at about the same time. This is not in the paper.
+The mean then gives fast clients more influence, as in FedAvg with local epochs (see `fednova`).
+
+Deviation: F is the mean loss of the cohort's first mini-batches of the last round, with the model
+that it received, and not of all examples with the newest model, which would cost a pass over all
+data. It costs one evaluation more for each client, which is counted, and no time.
+
+Deviation: the learning rate is constant here, so the factor by which the paper lets tau grow when
+the learning rate is reduced is always 1, and is left out.
+
+Readings. Rounds are not cut off at the end of an interval: the first round that begins after it has
+the new tau, and intervals that passed within one round count as one. gamma tau is rounded down, and
+is at least 1.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.clients import LastingTraining, seeing_losses
+from fedjax_sim.server import Reports, report_messages
+from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Instant,
+    Live,
+    LiveCohorts,
+    Shown,
+    Sizes,
+    live_rounds,
+    with_clock,
+)
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import rounds_within
+from fedjax_sim.types import EMPTY, Array, Hints, Key
+
+
+@struct
+class Communication(Checked):
+    """Settings of how many local steps there are between two averages."""
+
+    interval: float = real(
+        100.0,
+        "Virtual time after which the number of local steps is chosen again, T_0.",
+        above=0,
+        of_time=True,
+    )
+    shrink: float = real(
+        0.5,
+        "Factor of the number of local steps where the loss alone would not reduce it, gamma; 1 "
+        "keeps the number then.",
+        above=0,
+        most=1,
+    )
+    pace: str = choice(
+        "equal",
+        ("equal", "speed"),
+        "Local steps of a cohort's clients: equally many, or in proportion to their speeds.",
+    )
+
+
+@struct
+class Hyper(LiveCohorts, LastingTraining, Reports):
+    """Settings of AdaComm: rounds, local training, messages, and local steps in the course of it.
+
+    `local_steps` is the first number of local steps, tau_0, which is never exceeded.
+    """
+
+    communication: Communication = group(Communication(), "how often clients communicate")
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If the time of work does not depend on the number of local steps.
+        """
+        super().check_together()
+        if self.delays.trace is not None:
+            allowed = "None: how long fewer local steps take is not recorded"
+            raise ConfigError("delays.trace", "a recorded trace", allowed)
+        if self.delays.time_of != "step":
+            allowed = '"step", because rounds of fewer local steps must be shorter'
+            raise ConfigError("delays.time_of", self.delays.time_of, allowed)
+
+
+class Memory(NamedTuple):
+    """What the choice remembers.
+
+    Attributes:
+      steps: `i32[]`, local steps of the next round, tau.
+      first_loss: `f[]`, F(x_0); nan until the first reports are in.
+      due: When the number of local steps is chosen again.
+    """
+
+    steps: Array
+    first_loss: Array
+    due: Instant
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind AdaComm's clock."""
+    settings, counts = hyper.communication, jnp.asarray(problem.counts)
+
+    def first(hyper: Hyper, drawn: Any) -> Memory:
+        unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
+        return Memory(jnp.int32(hyper.local_steps), unknown, Instant.at(settings.interval))
+
+    def select(key: Key, now: Choosing) -> Asked:
+        round_key = jax.random.fold_in(stream(key, "choice"), now.round.number)
+        drawn = jax.random.permutation(round_key, hyper.num_clients)[: hyper.num_asked]
+        clients, steps = drawn.astype("int32"), now.memory.steps
+        if settings.pace == "speed":
+            rate = now.devices.speeds.rate[clients]
+            steps = jnp.maximum(jnp.floor(steps * (rate / rate.max())).astype("int32"), 1)
+        return Asked(clients, steps=steps, share=hyper.share(counts, clients))
+
+    def learn(key: Key, shown: Shown) -> Memory:
+        steps, first_loss, due = shown.memory
+        is_there, now = shown.event.clients != EMPTY, shown.round.now
+        loss = jnp.where(is_there, shown.seen.mean, 0).sum() / jnp.maximum(is_there.sum(), 1)
+        loss = jnp.where(is_there.any(), loss, jnp.nan).astype(first_loss.dtype)
+        first_loss = jnp.where(jnp.isnan(first_loss), loss, first_loss)
+        wanted = jnp.ceil(jnp.sqrt(loss / first_loss) * hyper.local_steps)
+        shrunk = jnp.maximum(jnp.floor(settings.shrink * steps), 1)
+        fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)
+        # Without a report the loss is unknown: the next round with one decides.
+        is_due = ~now.is_before(due) & ~jnp.isnan(loss)
+        passed = jnp.floor(now.since(due) / settings.interval) + 1
+        return Memory(
+            jnp.where(is_due, fewer, steps).astype("int32"),
+            first_loss,
+            due.later(passed * settings.interval).where(is_due, due),
+        )
+
+    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+
+
+system = with_clock(
+    fedavg.system,
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    name="adacomm",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    algorithm=seeing_losses(fedavg.algorithm),
+    summary="federated averaging with fewer local steps as the loss falls",
+    messages=report_messages(),
+    hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
+)
+paper = system.paper

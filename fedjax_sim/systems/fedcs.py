@@ -1,0 +1,248 @@
+"""FedCS (Nishio and Yonetani 2019, ICC, arXiv 1804.08333): as many clients as a deadline allows.
+
+    K' -> `is_candidate`    t_k -> `expected`    T_round -> `deadline`    S -> `clients`
+    ceil(K C) -> `choice.num_candidates`
+
+In each round some random clients tell the server how long they would take (Protocol 2, resource
+request). Of these it asks, greedily, those that add least to the round's length, as long as they
+are expected before the deadline (Algorithm 3). Reports that are late are not used: the round ends
+at the deadline, or when all are in. Learning is FedAvg's.
+
+Here the deadline follows from what was observed, so the clock is live. It is a quantile of all
+clients' response times: for each client the last one that was observed or, if there is none, what
+it expects. A late client has taken at least as long as the server waited. With `follows="loss"` the
+quantile is multiplied by a factor that becomes larger where the loss did not fall from one window
+of rounds to the next, so that slower clients are asked, and smaller where it did. In the paper the
+deadline is constant and tuned by hand.
+
+Deviation: clients send at the same time, each with its own bandwidth, and not one after another
+over a shared channel. So no client delays another, and the greedy choice asks the fastest
+candidates first. With the default of `num_selected` candidates it asks all that will be in time.
+
+Deviation: clients expect the mean time of their work, or the mean of their rows in a trace, with
+their transfers and hours. The resource request takes no time.
+
+Readings. If no candidate is expected in time, the deadline of that round is long enough for the
+fastest one. The loss is that of the first mini-batches of those who report, with the model that
+they receive. It costs one evaluation more for each, which is counted, only with `follows="loss"`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.clients import LastingTraining, seeing_losses
+from fedjax_sim.server import Reports, RoundState, report_messages
+from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines.delays.devices import Devices
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Instant,
+    Live,
+    LiveCohorts,
+    Shown,
+    Sizes,
+    live_rounds,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import times_of_work
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import CohortClock
+from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Work
+
+ROUNDING = 1e-5
+"""By what share deadlines are longer, because a client's time is a rounded sum of many."""
+
+
+@struct
+class Choice(Checked):
+    """Settings of FedCS's choice, and of its deadlines."""
+
+    num_candidates: int = count(
+        0,
+        "Clients that tell the server in each round how long they would take; 0 for "
+        "`num_selected`.",
+        least=0,
+    )
+    quantile: float = real(
+        0.5, "Quantile of the clients' response times that is the deadline.", least=0, most=1
+    )
+    follows: str = choice(
+        "times",
+        ("times", "loss"),
+        "What the deadline follows: response times alone, or the loss as well.",
+    )
+    lengthen: float = real(
+        1.2,
+        "Factor of the deadline after a window of rounds in which the loss did not fall.",
+        least=1,
+        only_with={"follows": ("loss",)},
+    )
+    shorten: float = real(
+        1.0,
+        "Factor of the deadline after a window of rounds in which the loss fell.",
+        above=0,
+        most=1,
+        only_with={"follows": ("loss",)},
+    )
+    window: int = count(
+        10,
+        "Rounds of which the mean loss is compared with that of as many rounds before.",
+        only_with={"follows": ("loss",)},
+    )
+    most: float = real(
+        10.0,
+        "How many times the quantile the deadline is at most; it is at least the quantile divided "
+        "by this.",
+        least=1,
+        only_with={"follows": ("loss",)},
+    )
+
+
+@struct
+class Hyper(LiveCohorts, LastingTraining, Reports):
+    """Settings of FedCS: rounds, local training, messages, and the choice with its deadlines."""
+
+    clock: CohortClock = group(
+        CohortClock(), "how long a round takes", without=("deadline", "num_asked")
+    )
+    choice: Choice = group(Choice(), "whom the server asks, and how long it waits")
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If there are fewer candidates than a round asks, or more than clients.
+        """
+        super().check_together()
+        num = self.choice.num_candidates
+        if num and not self.num_selected <= num <= self.num_clients:
+            allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
+            raise ConfigError("choice.num_candidates", num, allowed)
+
+
+class Memory(NamedTuple):
+    """What the choice remembers.
+
+    Attributes:
+      taken: `f[N]`, how long each client took when it was asked last; nan for never.
+      asked: `i32[S]`, whom the server has asked in this round.
+      deadline: `f[]`, how long it waits for them.
+      factor: `f[]`, by which the quantile is multiplied.
+      loss: `f[]`, mean loss of the last window; nan before there is one.
+      losses: `f[2]`, sum and number of the losses of rounds in this window.
+    """
+
+    taken: Array
+    asked: Array
+    deadline: Array
+    factor: Array
+    loss: Array
+    losses: Array
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind FedCS's clock."""
+    settings, num_clients = hyper.choice, hyper.num_clients
+    num_candidates = settings.num_candidates or hyper.num_selected
+    counts = jnp.asarray(problem.counts)
+
+    def first(hyper: Hyper, drawn: Any) -> Memory:
+        nothing = jnp.zeros((), drawn.speeds.rate.dtype)
+        return Memory(
+            jnp.full_like(nothing, jnp.nan, shape=num_clients),
+            jnp.full(hyper.num_selected, EMPTY, "int32"),
+            nothing,
+            nothing + 1,
+            nothing + jnp.nan,
+            jnp.zeros_like(nothing, shape=2),
+        )
+
+    def select(key: Key, now: Choosing) -> Asked:
+        memory, number = now.memory, now.round.number
+        expected = expected_times(now.devices, now.round.now)
+        known = jnp.where(jnp.isnan(memory.taken), expected, memory.taken)
+        deadline = memory.factor * jnp.quantile(known, settings.quantile)
+        # The candidates, and those of them that are expected in time.
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        candidates = jax.random.permutation(round_key, num_clients)[:num_candidates]
+        is_candidate = jnp.zeros(num_clients, bool).at[candidates].set(True)
+        wait, fastest = jax.lax.top_k(
+            jnp.where(is_candidate, -expected, -jnp.inf), hyper.num_selected
+        )
+        deadline = jnp.maximum(deadline, -wait[0]) * (1 + ROUNDING)
+        clients = jnp.where(-wait <= deadline, fastest, EMPTY)
+        return Asked(
+            clients,
+            share=hyper.share(counts, clients),
+            deadline=deadline,
+            memory=memory._replace(asked=clients, deadline=deadline.astype(memory.deadline.dtype)),
+        )
+
+    def learn(key: Key, shown: Shown) -> Memory:
+        memory, reporters = shown.memory, shown.event.clients
+        is_in = reporters != EMPTY
+        asked, who = (jnp.where(x == EMPTY, num_clients, x) for x in (memory.asked, reporters))
+        # Who was asked has taken at least as long as the server waited, unless the report is in.
+        taken = memory.taken.at[asked].set(
+            jnp.fmax(memory.taken[memory.asked], memory.deadline), mode="drop"
+        )
+        memory = memory._replace(taken=taken.at[who].set(shown.taken, mode="drop"))
+        if settings.follows == "times":
+            return memory
+        mean = jnp.where(is_in, shown.seen.mean, 0).sum() / jnp.maximum(is_in.sum(), 1)
+        losses = memory.losses + jnp.where(is_in.any(), jnp.stack([mean, jnp.ones_like(mean)]), 0)
+        is_over = shown.round.number % settings.window == 0
+        loss = jnp.where(is_over, losses[0] / losses[1], memory.loss)  # nan without reports
+        factor = memory.factor * jnp.where(loss < memory.loss, settings.shorten, settings.lengthen)
+        factor = jnp.clip(factor, 1 / settings.most, settings.most)
+        is_due = is_over & ~jnp.isnan(loss) & ~jnp.isnan(memory.loss)
+        return memory._replace(
+            factor=jnp.where(is_due, factor, memory.factor).astype(memory.factor.dtype),
+            loss=jnp.where(jnp.isnan(loss), memory.loss, loss).astype(memory.loss.dtype),
+            losses=jnp.where(is_over, 0, losses).astype(memory.losses.dtype),
+        )
+
+    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+
+
+def expected_times(devices: Devices, now: Instant) -> Array:
+    """Compute how long clients expect to take if they are asked now: `f[N]`.
+
+    Args:
+      devices: The clients.
+      now: The time.
+    """
+    hyper = devices.hyper
+    if hyper.delays.trace is None:
+        mean = hyper.times_per_update / devices.speeds.rate
+    else:
+        rows = hyper.recorded.by_client(hyper.num_clients)
+        total = np.add.reduceat(rows.finish - rows.start, rows.first[:-1])
+        mean = jnp.asarray(total / np.diff(rows.first), float)
+    return times_of_work(devices, jnp.arange(hyper.num_clients), now, mean)[1]
+
+
+def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedAvg, which tells the clock the losses if the deadline follows them."""
+    is_told = hyper.choice.follows == "loss"
+    return (seeing_losses(fedavg.algorithm) if is_told else fedavg.algorithm)(problem, hyper, plan)
+
+
+system = with_clock(
+    fedavg.system,
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    name="fedcs",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    algorithm=algorithm,
+    summary="as many clients as are expected before a deadline that follows what was observed",
+    messages=report_messages(),
+)
+paper = system.paper

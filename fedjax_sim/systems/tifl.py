@@ -1,0 +1,314 @@
+"""TiFL (Chai et al. 2020, HPDC, arXiv 2001.09249): rounds of clients that are equally fast.
+
+    T -> `choice.num_tiers`       C_r -> `clients`           I -> `choice.interval`
+    A_t -> `accuracy`             NewProbs -> `probability`  Credits_t -> `credits`
+    T_max -> `choice.time_limit`  sync_rounds -> `choice.profile_rounds`
+
+Before learning, the server measures how long every client takes to respond, in a number of rounds,
+and sorts the clients into tiers by that (Sec. 4.2). Each round asks clients of one tier, so that
+nobody waits for much slower ones. The static policy (Sec. 4.3) draws the tier with given
+probabilities. The adaptive one (Sec. 4.4, Algorithm 2) looks at the test accuracy of every tier
+every I rounds: if that of the tier asked last has not grown, tiers of low accuracy become more
+probable. Credits limit how often a tier is asked. Learning is FedAvg's, but the clock is live.
+
+Deviation: where a problem has no test examples of clients, the loss of one mini-batch of each of
+them takes the place of accuracy, and less is better.
+
+Deviation: the algorithm evaluates tiers after every round and reads that every I rounds; here they
+are evaluated when it is read, so of the model with which a round begins. An evaluation of a client
+counts as one, and takes no time.
+
+Readings. Tiers have equally many clients, as in the paper's experiments; its histogram leaves the
+borders open. Profiling takes its time before the first round, with random times of its own. Clients
+that never respond within T_max are dropouts, and are never asked. The paper does not spell out
+ChangeProbs: here, as in public implementations, the tier of the k-th lowest accuracy has the
+probability (T + 1 - k) / (1 + ... + T). Where no tier has credits left, which would be an endless
+loop, all get theirs again. If clients have hours, the choice is among tiers with clients that are
+available and among these clients; if there are none, among all. Tiers are not formed again.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.clients import LastingTraining, batch_loss
+from fedjax_sim.server import Reports, report_messages
+from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, reals, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Drawn,
+    Instant,
+    Live,
+    LiveCohorts,
+    Round,
+    Sizes,
+    live_rounds,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.types import EMPTY, Array, Key, Params
+
+CLIENTS_AT_ONCE = 50
+"""Clients whose mini-batches are evaluated together."""
+
+
+@struct
+class Choice(Checked):
+    """Settings of TiFL's tiers, and of the choice among them."""
+
+    num_tiers: int = count(5, "Tiers into which clients are sorted by how long they take, T.")
+    policy: str = choice(
+        "adaptive",
+        ("adaptive", "static"),
+        "How the tier of a round is drawn: with probabilities that follow from the tiers' "
+        "accuracies, or with given ones.",
+    )
+    probability: Any = reals(
+        1.0,
+        "Probabilities of the tiers, the fastest first, up to a common factor; one number for "
+        "equal ones.",
+        least=0,
+        only_with={"policy": ("static",)},
+    )
+    interval: int = count(
+        10,
+        "Rounds after which the tiers are evaluated again, I.",
+        only_with={"policy": ("adaptive",)},
+    )
+    credits: Any = reals(
+        100.0,
+        "Rounds for which a tier may be asked, the fastest tier first; one number for all. When "
+        "none is left, all tiers get theirs again.",
+        least=1,
+        only_with={"policy": ("adaptive",)},
+    )
+    profile_rounds: int = count(5, "Rounds in which clients' times are measured before learning.")
+    time_limit: float = real(
+        0.0,
+        "Longest time to wait for a client when times are measured, T_max, in units of virtual "
+        "time; 0 for no limit. Clients that are never in by then are left out.",
+        least=0,
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If there are not as many numbers as tiers, or no tier has a probability.
+        """
+        super().check_together()
+        for name in ("probability", "credits"):
+            given = getattr(self, name)
+            if isinstance(given, tuple) and len(given) != self.num_tiers:
+                allowed = f"one number, or {self.num_tiers}: one for each of num_tiers"
+                raise ConfigError(name, given, allowed)
+        value = self.probability
+        if not np.all(sum(value) if isinstance(value, tuple) else value):
+            raise ConfigError("probability", self.probability, "above 0 for some tier")
+
+    def by_tier(self, value: Any) -> Array:
+        """Return a setting of each tier: `f[T]`."""
+        return jnp.broadcast_to(jnp.asarray(value, float), (self.num_tiers,))
+
+
+@struct
+class Hyper(LiveCohorts, LastingTraining, Reports):
+    """Settings of TiFL: rounds, local training, messages, and the choice of tiers."""
+
+    choice: Choice = group(Choice(), "tiers, and which of them the server asks")
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If tiers have fewer clients than are asked in a round.
+        """
+        super().check_together()
+        fewest = self.num_clients // self.choice.num_tiers
+        if fewest < self.num_asked:
+            allowed = f"at most {self.num_clients // self.num_asked}, so that every tier has the "
+            allowed += f"{self.num_asked} clients that a round asks"
+            raise ConfigError("choice.num_tiers", self.choice.num_tiers, allowed)
+
+
+class Memory(NamedTuple):
+    """What the choice remembers.
+
+    Attributes:
+      tier: `i32[N]`, each client's tier, 0 for the fastest; `EMPTY` for clients left out.
+      current: `i32[]`, the tier that was asked last.
+      probability: `f[T]`, with which tiers are drawn, up to a factor.
+      credits: `f[T]`, for how many rounds each may still be asked.
+      accuracy: `f[T]`, of tiers at the last evaluation.
+    """
+
+    tier: Array
+    current: Array
+    probability: Array
+    credits: Array
+    accuracy: Array
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind TiFL's clock."""
+    settings, num_clients = hyper.choice, hyper.num_clients
+    counts, is_adaptive = jnp.asarray(problem.counts), settings.policy == "adaptive"
+
+    def first(hyper: Hyper, drawn: Drawn) -> Memory:
+        given = settings.by_tier(1.0 if is_adaptive else settings.probability)
+        return Memory(
+            jnp.zeros(num_clients, "int32"),
+            jnp.int32(0),
+            given,
+            settings.by_tier(settings.credits),
+            jnp.zeros_like(given),
+        )
+
+    def select(key: Key, now: Choosing) -> Asked:
+        memory, number = now.memory, now.round.number
+        tier_key, client_key = jax.random.split(jax.random.fold_in(stream(key, "choice"), number))
+        executed = jnp.int32(0)
+        if is_adaptive:
+            is_read = number % settings.interval == 0
+            accuracy = jax.lax.cond(
+                is_read,
+                lambda: tier_accuracies(problem, hyper, key, number, now.state, memory.tier),
+                lambda: memory.accuracy,
+            )
+            stalls = accuracy[memory.current] <= memory.accuracy[memory.current]
+            changed = is_read & (number > 0) & stalls
+            probability = jnp.where(changed, change_probs(accuracy), memory.probability)
+            memory = memory._replace(probability=probability, accuracy=accuracy)
+            executed = jnp.where(is_read, num_clients, 0)
+        # The tier, among those with credits and with clients.
+        is_here = now.available() & (memory.tier != EMPTY)
+        is_here = jnp.where(is_here.any(), is_here, memory.tier != EMPTY)
+        has_clients = (is_here[None] & members(memory.tier, settings.num_tiers)).any(axis=1)
+        is_open = has_clients & (memory.probability > 0)
+        is_open = jnp.where(is_open.any(), is_open, has_clients)
+        if is_adaptive:
+            is_over = ~(is_open & (memory.credits > 0)).any()
+            credits = jnp.where(is_over, settings.by_tier(settings.credits), memory.credits)
+            is_open = is_open & (credits > 0)
+        logits = jnp.log(jnp.maximum(memory.probability, 1e-30))
+        current = jax.random.categorical(tier_key, jnp.where(is_open, logits, -jnp.inf))
+        memory = memory._replace(current=current.astype("int32"))
+        if is_adaptive:
+            memory = memory._replace(credits=credits.at[current].add(-1))
+        # Clients of it, uniformly.
+        lot = jax.random.uniform(client_key, (num_clients,), float)
+        lot, found = jax.lax.top_k(
+            jnp.where(is_here & (memory.tier == current), lot, -1), hyper.num_asked
+        )
+        clients = jnp.where(lot >= 0, found, EMPTY)
+        share = hyper.share(counts, clients)
+        return Asked(clients, share=share, executed=executed, needed=executed, memory=memory)
+
+    rounds = live_rounds(hyper, select, num_used=hyper.num_selected, first=first)
+
+    def init(key: Key) -> Round:
+        begun = rounds.init(key)
+        tier, now = profile(stream(key, "profile"), hyper, begun.drawn)
+        return begun._replace(now=now, memory=begun.memory._replace(tier=tier))
+
+    return rounds._replace(init=init)
+
+
+def profile(key: Key, hyper: Hyper, drawn: Drawn) -> tuple[Array, Instant]:
+    """Measure how long clients take and sort them into tiers.
+
+    Args:
+      key: The key of profiling.
+      hyper: The settings.
+      drawn: The clients' speeds and hours.
+
+    Returns:
+      Everyone's tier, `i32[N]`, `EMPTY` for those left out, and when profiling ends.
+    """
+    settings, everyone = hyper.choice, jnp.arange(hyper.num_clients, dtype="int32")
+    devices = devices_of(key, hyper, drawn)
+    limit = jnp.where(settings.time_limit > 0, settings.time_limit, jnp.inf)
+
+    def measure(now: Instant, number: Array) -> tuple[Instant, Array]:
+        running = running_time(devices, everyone, jnp.full_like(everyone, number))
+        _, taken = times_of_work(devices, everyone, now, running)
+        taken = jnp.minimum(taken, limit.astype(taken.dtype))
+        return now.later(taken.max()), taken
+
+    rounds = jnp.arange(settings.profile_rounds, dtype="int32")
+    now, taken = jax.lax.scan(measure, Instant.at(0.0), rounds)
+    responds = (taken < limit).any(axis=0)
+    order = jnp.argsort(jnp.where(responds, taken.sum(axis=0), jnp.inf), stable=True)
+    rank = jnp.zeros_like(everyone).at[order].set(everyone)
+    tier = rank * settings.num_tiers // jnp.maximum(responds.sum(dtype="int32"), 1)
+    return jnp.where(responds, tier, EMPTY), now
+
+
+def tier_accuracies(
+    problem: Any, hyper: Hyper, key: Key, number: Array, state: Any, tier: Array
+) -> Array:
+    """Evaluate the server's model on the test examples of each tier's clients: `f[T]`.
+
+    Args:
+      problem: What is learnt.
+      hyper: The settings.
+      key: The lane's clock key.
+      number: `i32[]`, the number of the round.
+      state: The algorithm's state.
+      tier: `i32[N]`.
+    """
+    model: Params = state.server
+    if getattr(problem, "has_tests_of_clients", False):
+        found = problem.evaluate_clients(lambda client: model)
+        quality = found["accuracy"] if "accuracy" in found else -found["loss"]
+    else:
+        quality = -jax.lax.map(
+            lambda client: batch_loss(problem, hyper, key, client, number)(model, jnp.int32(0)),
+            jnp.arange(hyper.num_clients, dtype="int32"),
+            batch_size=CLIENTS_AT_ONCE,
+        )
+    is_member = members(tier, hyper.choice.num_tiers)
+    return jnp.nanmean(jnp.where(is_member, quality[None].astype(float), jnp.nan), axis=1)
+
+
+def members(tier: Array, num_tiers: int) -> Array:
+    """Tell which clients are in each tier: `bool[T, N]`.
+
+    Args:
+      tier: `i32[N]`.
+      num_tiers: T.
+    """
+    return tier[None] == jnp.arange(num_tiers)[:, None]
+
+
+def change_probs(accuracy: Array) -> Array:
+    """Give tiers of low accuracy high probabilities: T, ..., 2, 1 times a factor.
+
+    Args:
+      accuracy: `f[T]`.
+
+    Returns:
+      `f[T]`, of sum 1.
+    """
+    num = len(accuracy)
+    rank = jnp.argsort(jnp.argsort(accuracy, stable=True))
+    return (num - rank) / (num * (num + 1) / 2)
+
+
+system = with_clock(
+    fedavg.system,
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    name="tifl",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
+    messages=report_messages(),
+)
+paper = system.paper
