@@ -317,6 +317,7 @@ def small() -> Callable[..., Any]:
         "fedasync": {"local_steps": 5},
         "mimelite": {"num_selected": 4, "local_steps": 5, "gradient": "minibatch"},
         "fedper": {"num_selected": 4, "local_steps": 5, "personal": "head"},
+        "tifl": {"num_selected": 4, "local_steps": 5, "num_tiers": 1, "policy": "static"},
         "hierarchical": grouped,
         "async_hierarchical": grouped | {"num_reports": 4, "client_steps": 2},
         "gen_async": {"local_steps": 5, "concurrency": 5},

@@ -61,7 +61,9 @@ def losses_of(
 
     given = jnp.maximum(clients, 0), offset, models
     losses, _ = map_slots(of_slot, plan, is_there.astype("int32"), *given, trips=1)
-    return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), jnp.int32(len(clients))
+    # A tick without anybody counts nothing, as in local training.
+    executed = jnp.where(is_there.any(), len(clients), 0).astype("int32")
+    return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), executed
 
 
 def seeing_losses(

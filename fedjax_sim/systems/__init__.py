@@ -10,6 +10,7 @@ algorithm of another one on a live clock, such as `oort`, imports that.
 """
 
 from fedjax_sim.systems import (
+    adacomm,
     async_hierarchical,
     ditto,
     em,
@@ -17,6 +18,7 @@ from fedjax_sim.systems import (
     fedasync,
     fedavg,
     fedbuff,
+    fedcs,
     feddyn,
     fedem,
     fednova,
@@ -32,12 +34,14 @@ from fedjax_sim.systems import (
     powerofchoice,
     quafl,
     scaffold,
+    tifl,
     vr_fedem,
 )
 from fedjax_sim.types import System
 
 __all__ = [
     "SYSTEMS",
+    "adacomm",
     "async_hierarchical",
     "ditto",
     "em",
@@ -45,6 +49,7 @@ __all__ = [
     "fedasync",
     "fedavg",
     "fedbuff",
+    "fedcs",
     "feddyn",
     "fedem",
     "fednova",
@@ -60,6 +65,7 @@ __all__ = [
     "powerofchoice",
     "quafl",
     "scaffold",
+    "tifl",
     "vr_fedem",
 ]
 
@@ -75,6 +81,9 @@ _SYSTEMS = (
     fedper.system,
     powerofchoice.system,
     oort.system,
+    tifl.system,
+    fedcs.system,
+    adacomm.system,
     quafl.system,
     fedbuff.system,
     favano.system,

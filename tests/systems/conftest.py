@@ -31,6 +31,9 @@ LIKE_ANOTHER = {
     "fedavgm": "fedavg",
     "mimelite": "scaffold",
     "powerofchoice": "oort",
+    "tifl": "oort",
+    "fedcs": "oort",
+    "adacomm": "oort",
     "fedstaleweight": "fedbuff",
     "gen_async": "fedasync",
     "em": "fedem",
@@ -149,7 +152,13 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
         return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
     make = partial(regression, is_split=True) if system.name == "fedper" else regression
     # The losses of four candidates, of whom three train; and one of each client that trains.
-    others = {"ditto": (2, 0), "mimelite": (1, 1), "powerofchoice": (1, 4 / 3), "oort": (1, 1)}
+    others = {
+        "ditto": (2, 0),
+        "mimelite": (1, 1),
+        "powerofchoice": (1, 4 / 3),
+        "oort": (1, 1),
+        "adacomm": (1, 1),
+    }
     quiet: dict[str, Any] = {}
     evaluations, is_planned = others.get(system.name, (1, 0)), system.live is None
     metrics = metrics if is_planned else ("loss", "loss")

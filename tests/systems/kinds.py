@@ -18,7 +18,7 @@ KINDS = {
         "mimelite",
         "fedavgm",
     ),
-    "live": ("oort", "powerofchoice"),
+    "live": ("oort", "powerofchoice", "tifl", "fedcs", "adacomm"),
     "personal": ("ditto", "fedper"),
     "periodic": ("favano", "quafl"),
     "buffered": ("fedbuff", "fedasync", "fedstaleweight", "gen_async"),

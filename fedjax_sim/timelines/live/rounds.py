@@ -202,7 +202,8 @@ def live_rounds(
 
     Returns:
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
-      or until its deadline, plus `clock.server_interact`.
+      or until its deadline, plus `clock.server_interact`. If nobody is asked it lasts until its
+      deadline, without which the lane ends.
     """
 
     def init(key: Key) -> Round:
@@ -250,9 +251,9 @@ def live_rounds(
             executed=asked.executed,
             needed=asked.needed,
         )
-        # A round in which nobody could be asked never ends.
-        time = Instant(jnp.asarray(jnp.inf, taken.dtype), jnp.zeros((), taken.dtype))
-        received = received._replace(time=received.time.where(is_asked.any(), time))
+        # A round in which nobody could be asked ends with its deadline, or never.
+        nobody = begins.later(limit)
+        received = received._replace(time=received.time.where(is_asked.any(), nobody))
         taken = jnp.where(is_in, arrival, 0)
         memory = carried.memory if asked.memory is None else asked.memory
         later = carried._replace(now=received.time, number=number + 1, memory=memory, taken=taken)
