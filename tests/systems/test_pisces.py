@@ -102,7 +102,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
         models.append(models[-1] + np.float32(hyper.server_lr) * step)
         ticks.append(Tick(due, reports, models[-1]))
         acted = due
-        for client, (began, ends, version) in running.items():
+        for client, (began, ends, _) in running.items():
             if began >= due:
                 running[client] = (began, ends, len(ticks))
     return ticks, why
@@ -166,12 +166,12 @@ def test_with_one_at_work_it_goes_on_from_the_newest_model() -> None:
     clients = timeline.clients[:, 0]
     assert sorted(clients[:4]) == [0, 1, 2, 3]
     np.testing.assert_allclose(timeline.time, np.cumsum(times_of(hyper)[clients], dtype=float))
-    model, quality = np.asarray(problem.start), np.zeros(4)
+    model, quality, best = np.asarray(problem.start), np.zeros(4), -1
     for t, client in enumerate(clients):
         # Work begins when the last report arrives, before the server has looked at its losses.
         if t > 4:
-            assert client == best
-        best = quality.argmax()
+            assert client == best, t
+        best = int(quality.argmax())
         quality[client] = np.asarray(problem.counts)[client] * loss_of(problem, model, client)
         model = local_work(problem, model, client, hyper)
         np.testing.assert_allclose(run.samples[t + 1], model, rtol=1e-5, atol=1e-6)
