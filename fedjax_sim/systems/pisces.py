@@ -60,6 +60,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
+from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
 
 
@@ -102,13 +103,17 @@ class Hyper(Clients, LocalTraining, Reports):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If more clients are at work, or report in a tick, than there are.
+          ConfigError: If more clients are at work, or report in a tick, than there are, or if
+            clients add noise of their own.
         """
         super().check_together()
         for name in ("concurrency", "most_reports"):
             if getattr(self, name) > self.num_clients:
                 allowed = f"at most num_clients = {self.num_clients}"
                 raise ConfigError(name, getattr(self, name), allowed)
+        if self.has_own_noise:
+            allowed = "without noise here, because clients tell the server their losses as well"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
 
     @property
     def num_slots(self) -> int:
@@ -312,8 +317,10 @@ system = with_clock(
     Live(lambda hyper: Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency), clock),
     name="pisces",
     Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
     messages=report_messages(),
     hints=Hints(ticks_within),
 )
+paper = system.paper

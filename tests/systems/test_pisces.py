@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks, Time
+from fedjax_sim.privacy.local import LocalGaussian
 from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedbuff, pisces
@@ -210,6 +211,10 @@ def test_clients_that_are_lost_or_away_are_replaced() -> None:
         ({"staleness_bound": 0.0}, "staleness_bound is 0.0, but must be a finite number above 0"),
         ({"penalty": -1.0}, "choice.penalty is -1.0, but must be a finite number at least 0"),
         ({"weighting": "size"}, "weighting is 'size'"),
+        (
+            {"local_privacy": LocalGaussian(clip=1.0, noise=1.0)},
+            "must be without noise here, because",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
