@@ -11,16 +11,17 @@ highest utility
 
 with the m_i examples of the client, their losses l, and the mean staleness tau_i of its last k
 reports. The server aggregates what has arrived when the time since it last did so is at least
-I = L_max / b, where L_max is the longest response time among the clients at work. If response times
-do not change, no report is staler than b. A tick uses as many reports as have arrived until then.
-Learning is FedBuff's: each report starts from the version that was the newest when it began, and
-the server adds the mean progress.
+I = L_max / b, where L_max is the longest response time among the clients at work. A tick uses as
+many reports as have arrived until then. If response times are known and do not change, no report is
+staler than b. Learning is FedBuff's: each report starts from the version that was the newest when
+it began, and the server adds the mean progress.
 
 Readings. A client that was never given work has a higher utility than all others, and equals are
 drawn uniformly, so that everyone is tried once. The response time of a client is that of its last
-work, and clients that have not finished any do not count for L_max. The server's decisions follow
-arrivals without delay: the paper's server looks at regular intervals. Work that arrives at the very
-moment of an aggregation belongs to it, and the client that then starts receives the new model.
+work. Clients that have not finished any do not count for L_max, so their first reports may be
+staler than b. The server acts without delay, while the paper's looks at regular intervals whether
+it should. Work that arrives at the very moment of an aggregation belongs to it, and the client that
+then starts receives the new model.
 
 Deviation: losses are those of the client's first mini-batch, with the model that it receives, and
 not those of all examples of its local steps, because local steps do not tell their losses. They

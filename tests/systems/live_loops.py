@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import Keep, System, Ticks
+from fedjax_sim import Keep, System, Ticks, Time
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.delays import ClientTable
@@ -93,9 +93,15 @@ def ran(system: System, problem: Any, hyper: Any, budget: Any = Ticks(NUM_TICKS)
     )
 
 
+def within_the_last(ticks: list[Tick]) -> Time:
+    """Return a budget that ends during the last tick of a loop."""
+    return Time((ticks[-2].time + ticks[-1].time) / 2, most_ticks=NUM_TICKS)
+
+
 def assert_same(run: Any, ticks: list[Tick], rtol: float = 2e-5) -> None:
     """Assert that a run was what a loop says: times, reports in order, and models."""
     found = run.timelines[0]
+    assert run.curves.ticks.values[-1] == len(ticks) == len(found.time)
     np.testing.assert_allclose(found.time, [tick.time for tick in ticks], rtol=1e-12)
     for t, tick in enumerate(ticks):
         is_there = found.clients[t] >= 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Ticks, Time
+from fedjax_sim import Ticks
 from fedjax_sim.privacy.local import LocalGaussian
 from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.streams import stream
@@ -24,6 +24,7 @@ from tests.systems.live_loops import (
     problem_of,
     ran,
     times_of,
+    within_the_last,
 )
 
 NUM = 9
@@ -115,10 +116,12 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
     ids=["paced", "full"],
 )
 def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any]) -> None:
-    """Who reports from which version with which weight and when, and the models."""
+    """Who reports from which version with which weight and when, the models, where time ends."""
     problem, hyper = problem_of(NUM), settings(**changes)
-    ticks, why = loop(problem, hyper, NUM_TICKS)
-    assert_same(ran(pisces.system, problem, hyper), ticks)
+    ticks, why = loop(problem, hyper, 36)
+    run = ran(pisces.system, problem, hyper, within_the_last(ticks))
+    assert_same(run, ticks)
+    assert run.curves.ended.item() == "budget"
     # Each reason to act is there, and so are ticks of several reports and stale ones.
     wanted = {"full"} if "penalty" in changes else {"pace", "arrival"}
     assert all(why[reason] > 2 for reason in wanted), why
@@ -176,18 +179,6 @@ def test_with_one_at_work_it_goes_on_from_the_newest_model() -> None:
         quality[client] = np.asarray(problem.counts)[client] * loss_of(problem, model, client)
         model = local_work(problem, model, client, hyper)
         np.testing.assert_allclose(run.samples[t + 1], model, rtol=1e-5, atol=1e-6)
-
-
-def test_a_lane_ends_with_its_time() -> None:
-    """The tick that is under way then is its last one."""
-    problem, hyper = problem_of(NUM), settings(most_reports=9)
-    ticks, _ = loop(problem, hyper, 21)
-    budget = Time((ticks[19].time + ticks[20].time) / 2, most_ticks=NUM_TICKS)
-    run = ran(pisces.system, problem, hyper, budget)
-    assert run.curves.ticks.values[-1] == 21
-    assert run.curves.time.values[-1] == pytest.approx(ticks[-1].time, rel=1e-6)
-    assert run.curves.ended.item() == "budget"
-    np.testing.assert_allclose(run.samples[-1], ticks[-1].model, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_that_are_lost_or_away_are_replaced() -> None:
