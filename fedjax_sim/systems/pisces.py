@@ -62,6 +62,7 @@ from fedjax_sim.timelines.live import (
 )
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import check_clients
 from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
 
 
@@ -104,10 +105,11 @@ class Hyper(Clients, LocalTraining, Reports):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If more clients are at work, or report in a tick, than there are, or if
-            clients add noise of their own.
+          ConfigError: If more clients are at work, or report in a tick, than there are, if a trace
+            lacks rows of some client, or if clients add noise of their own.
         """
         super().check_together()
+        check_clients(self, are_distinct=False)
         for name in ("concurrency", "most_reports"):
             if getattr(self, name) > self.num_clients:
                 allowed = f"at most num_clients = {self.num_clients}"
@@ -283,6 +285,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def after(key: Key, pace: Pace, event: Event, state: Any, seen: Any) -> Pace:
         quality = counts[jnp.maximum(event.clients, 0)] * seen.root_mean_square
+        quality = quality.astype(pace.known.quality.dtype)
         staleness = event.tick - event.version
 
         def note(slot: Array, known: Known) -> Known:
