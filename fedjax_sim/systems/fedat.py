@@ -1,0 +1,273 @@
+"""FedAT (Chai et al. 2021, SC, arXiv 2010.05958): synchronous tiers that report one by one.
+
+    w -> `state.server`          M -> `hyper.num_tiers`      w_tier_m -> `state.tiers`
+    T_tier_m -> `state.updates`  S -> `hyper.num_selected`   lambda -> `hyper.proximal`
+    n_k / N_c over S -> `event.weight`
+
+Clients are sorted by response latency into M tiers of equal size, the fastest first. Each tier has
+synchronous rounds of its own: S of its clients start from the global model and minimise their loss
+plus lambda / 2 ||w_k - w||^2, and their mean is the tier's new model. Tiers do not wait for each
+other. When a tier reports, the server replaces its model of that tier and averages the models of
+all tiers,
+
+    w <- sum_m (T_tier_(M+1-m) / T) w_tier_m
+
+with the numbers of updates T_tier of the tiers and their sum T. The tier of fewest updates has the
+largest weight, so that fast tiers do not take over. With one tier it is FedAvg.
+
+Readings. Models of tiers that have not reported are the initial one. So the first report of the
+fastest tier changes nothing, as its weight is the number of updates of the slowest one, which is 0.
+Latencies are the clients' mean response times, known before learning begins; tiers do not change.
+Clients of equal latency are sorted by number. Tiers that report at the same moment do so in order,
+each on a tick of its own. A tier starts its next round when it has reported.
+
+Deviation: a client that is lost is waited for until its report should have come, and the tier's
+mean is that of the others. If nobody of a round reports, the models and T stay. The paper has no
+such round.
+
+Deviation: the paper compresses messages by Polyline encoding. Here they are not compressed unless
+`messages.compression` says so.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.batching import replicate, weighted_sum
+from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
+from fedjax_sim.settings import ConfigError, choice, count, real, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedbuff
+from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.live import (
+    Clock,
+    Drawn,
+    Flights,
+    Instant,
+    Live,
+    Received,
+    Sizes,
+    begin_work,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Hints, Key, Params, Plan, Problem, Work
+
+
+@struct
+class Hyper(Clients, LocalTraining, Reports):
+    """Settings of FedAT: clients, tiers and their rounds, local training, messages."""
+
+    num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, M.")
+    num_selected: int = count(10, "Clients of a round of a tier, S.")
+    weighting: str = choice(
+        "equal",
+        ("equal", "examples"),
+        "Weights of the clients of a round: equal, or in proportion to numbers of examples.",
+    )
+    proximal: float = real(
+        0.4, "Strength of the pull to where local training started, lambda.", least=0
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If there are more tiers than clients, a round needs more clients than the
+            smallest tier has, or a trace lacks rows of some client.
+        """
+        super().check_together()
+        check_clients(self, are_distinct=True)
+        if self.num_tiers > self.num_clients:
+            allowed = f"at most num_clients = {self.num_clients}"
+            raise ConfigError("num_tiers", self.num_tiers, allowed)
+        smallest = self.num_clients // self.num_tiers
+        if self.num_selected > smallest:
+            allowed = f"at most {smallest}, the clients of the smallest tier"
+            raise ConfigError("num_selected", self.num_selected, allowed)
+
+
+def tiers_of(devices: Devices) -> Array:
+    """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest.
+
+    Args:
+      devices: The clients.
+    """
+    hyper: Any = devices.hyper
+    if hyper.delays.trace is None:
+        latency = hyper.times_per_update / devices.speeds.rate
+    else:
+        rows = hyper.recorded.by_client(hyper.num_clients)
+        total = np.add.reduceat(rows.finish - rows.start, rows.first[:-1])
+        latency = jnp.asarray(total / np.diff(rows.first), float)
+    if devices.transfer is not None:
+        latency = latency + devices.transfer
+    order = jnp.argsort(latency, stable=True)
+    tier = jnp.arange(hyper.num_clients, dtype="int32") * hyper.num_tiers // hyper.num_clients
+    return jnp.zeros_like(tier).at[order].set(tier)
+
+
+class Tiers(NamedTuple):
+    """What the clock carries.
+
+    Attributes:
+      tick: `i32[]`, reports of tiers so far.
+      rounds: `i32[M]`, rounds that each tier has begun.
+      turns: `i32[N]`, how often each client was given work.
+      work: The round that each tier is in, `[M, S]`.
+      ends: When these rounds end, instants `[M]`.
+      drawn: The clients' speeds and hours.
+    """
+
+    tick: Array
+    rounds: Array
+    turns: Array
+    work: Flights
+    ends: Instant
+    drawn: Drawn
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind the clock of the tiers."""
+    counts, num = jnp.asarray(problem.counts), hyper.num_clients
+
+    def begin_round(
+        key: Key, devices: Devices, carried: Tiers, tier: Array, now: Instant, version: Array
+    ) -> Tiers:
+        """Let clients of a tier that are drawn uniformly begin to work; those available, if any."""
+        everyone, is_member = jnp.arange(num), tiers_of(devices) == tier
+        is_here = is_member & are_available(devices, everyone, now)
+        may = jnp.where(is_here.any(), is_here, is_member)
+        tier_key = jax.random.fold_in(stream(key, "tier clients"), tier)
+        lot = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
+        drawn, clients = jax.lax.top_k(jnp.where(may, lot, -1), hyper.num_selected)
+        is_there = drawn >= 0
+        work = begin_work(devices, clients, carried.turns[clients], now, version)
+        work = work._replace(client=jnp.where(is_there, clients, EMPTY).astype("int32"))
+        # The round ends with its last report; the first ones of instants have the larger value.
+        last = jnp.where(is_there, work.ends.value, -jnp.inf).max()
+        rest = jnp.where(is_there & (work.ends.value == last), work.ends.rest, -jnp.inf).max()
+        return carried._replace(
+            rounds=carried.rounds.at[tier].add(1),
+            turns=carried.turns.at[clients].add(is_there),
+            work=carried.work.put(tier, work),
+            ends=carried.ends.put(tier, Instant(last, rest)),
+        )
+
+    def init(key: Key) -> Tiers:
+        drawn = draw_clients(key, hyper)
+        devices, zero = devices_of(key, hyper, drawn), jnp.int32(0)
+        one = Flights.none(hyper.num_selected, drawn.speeds.rate)
+        work = replicate(one, hyper.num_tiers)
+        rounds, ends = jnp.zeros(hyper.num_tiers, "int32"), work.ends.take((slice(None), 0))
+        carried = Tiers(zero, rounds, jnp.zeros(num, "int32"), work, ends, drawn)
+        for tier in range(hyper.num_tiers):
+            carried = begin_round(key, devices, carried, jnp.int32(tier), Instant.at(0.0), zero)
+        return carried
+
+    def next_tick(key: Key, carried: Tiers, state: Any) -> tuple[Tiers, Received]:
+        devices, ends = devices_of(key, hyper, carried.drawn), carried.ends
+        is_first = ends.value == ends.value.min()
+        tier = jnp.where(is_first, ends.rest, jnp.inf).argmin().astype("int32")
+        done, now = carried.work.take(tier), ends.take(tier)
+        who = jnp.maximum(done.client, 0)
+        is_in = (done.client != EMPTY) & ~is_lost(devices, who, done.number)
+        own = jnp.ones_like(who) if hyper.weighting == "equal" else counts[who]
+        share = jnp.where(is_in, own, 0).astype(float)
+        received = Received(
+            now,
+            jnp.where(is_in, done.client, EMPTY),
+            done.steps,
+            done.version,
+            share / jnp.maximum(share.sum(), 1),
+        )
+        version = carried.tick + 1  # the model that this report makes
+        after = begin_round(key, devices, carried, tier, now, version)
+        return after._replace(tick=version), received
+
+    return Clock(init, next_tick, in_use=lambda tiers: tiers.work.version[:, 0])
+
+
+class State(NamedTuple):
+    """The state of FedAT.
+
+    Attributes:
+      server: The global model, leaves `[...]`.
+      versions: Global models that some tier works from, leaves `[R, ...]`.
+      memo: What both sides remember of messages.
+      tiers: The newest model of each tier, leaves `[M, ...]`.
+      updates: `i32[M]`, how often each tier has reported.
+    """
+
+    server: Params
+    versions: Params
+    memo: Memo
+    tiers: Params
+    updates: Array
+
+
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+    """Bind FedAT to a problem."""
+    train = local_training(problem, hyper, plan, proximal=hyper.proximal)
+    wire = Wire(problem, hyper, plan)
+
+    def init(key: Key) -> State:
+        first = wire.first_version(problem.init(key))
+        tiers = replicate(first.server, hyper.num_tiers)
+        return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"))
+
+    def tier_of(key: Key, client: Array) -> Array:
+        clock_key = stream(key, "clock")  # that of the live clock, which has the same tiers
+        devices = devices_of(clock_key, hyper, draw_clients(clock_key, hyper))
+        return tiers_of(devices)[jnp.maximum(client, 0)]
+
+    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+        start = stale_models(state, event)  # w when the tier's round began, in all slots
+        local, work = train(key, event, starts=start)  # w_k
+        reports, memo = wire.receive(key, event, state.memo, start, local)
+        place = (event.clients != EMPTY).argmax()
+        common = jax.tree.map(lambda leaf: leaf[place], start)
+        model = wire.mean(key, event, common, reports)
+        tier = tier_of(key, event.clients[place])
+        tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
+        updates = state.updates.at[tier].add(1)
+        share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T
+        server = weighted_sum(share, tiers)
+        after, before = (server, tiers, updates), (state.server, state.tiers, state.updates)
+        server, tiers, updates = keep_if_empty(event, after, before)
+        return State(*wire.next_version(key, event, state, memo, server), tiers, updates), work
+
+    return wire.algorithm(init, step)
+
+
+def ticks_within(hyper: Hyper, time: float) -> Any:
+    """Estimate how many rounds of all tiers end in a stretch of time, if they are of mean length.
+
+    Args:
+      hyper: The settings.
+      time: Units of virtual time.
+    """
+    if hyper.delays.trace is not None:
+        return hyper.delays.trace.client.size / hyper.num_selected
+    return time * hyper.num_tiers * hyper.delays.mean_rate / hyper.times_per_update
+
+
+system = with_clock(
+    fedbuff.system,
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers), clock),
+    name="fedat",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    algorithm=algorithm,
+    summary="tiers of equally fast clients: rounds within each, asynchronous between them",
+    can_repeat=False,
+    messages=report_messages(),
+    hints=Hints(ticks_within),
+)
+paper = system.paper

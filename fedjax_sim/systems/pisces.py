@@ -1,0 +1,330 @@
+"""Pisces (Jiang, Wang, Li and Li 2022, SoCC, arXiv 2206.09264): guided asynchronous learning.
+
+    C -> `hyper.concurrency`         b -> `hyper.staleness_bound`    beta -> `choice.penalty`
+    U_i -> `utilities`               tau_i -> `staleness`            k -> `choice.window`
+    L_max -> `longest`               I -> the least time between two aggregations
+
+C clients are at work at any time. A slot that becomes free goes at once to the idle client of the
+highest utility
+
+    U_i = m_i sqrt(mean l^2) / (tau_i + 1)^beta
+
+with the m_i examples of the client, their losses l, and the mean staleness tau_i of its last k
+reports. The server aggregates what has arrived when the time since it last did so is at least
+I = L_max / b, where L_max is the longest response time among the clients at work. A tick uses as
+many reports as have arrived until then. If response times are known and do not change, no report is
+staler than b. Learning is FedBuff's: each report starts from the version that was the newest when
+it began, and the server adds the mean progress.
+
+Readings. A client that was never given work has a higher utility than all others, and equals are
+drawn uniformly, so that everyone is tried once. The response time of a client is that of its last
+work. Clients that have not finished any do not count for L_max, so their first reports may be
+staler than b. The server acts without delay, while the paper's looks at regular intervals whether
+it should. Work that arrives at the very moment of an aggregation belongs to it, and the client that
+then starts receives the new model.
+
+Deviation: losses are those of the client's first mini-batch, with the model that it receives, and
+not those of all examples of its local steps, because local steps do not tell their losses. They
+cost one evaluation more, which is counted, and no time.
+
+Deviation: the server learns losses and staleness of a report when it aggregates it, and not on
+arrival, because the losses are computed together with the local work. Until then a client counts
+with what was known before; with the lowest utility if that is nothing.
+
+Deviation: the server also aggregates when `most_reports` have arrived, because a tick has a fixed
+number of slots. If that happens, reports may be staler than b.
+
+Deviation: clients whose losses are outliers are not filtered out. `aggregator` has robust rules.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.clients import LocalTraining, seeing_losses
+from fedjax_sim.server import Reports, report_messages, stale_models
+from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedbuff
+from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.live import (
+    Clock,
+    Drawn,
+    Flights,
+    Instant,
+    Live,
+    Received,
+    Sizes,
+    begin_work,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
+
+
+@struct
+class Choice(Checked):
+    """Settings of the choice of clients."""
+
+    penalty: float = real(
+        0.5, "Exponent by which expected staleness lowers a client's utility, beta.", least=0
+    )
+    window: int = count(5, "Last reports whose mean staleness a client is expected to have, k.")
+
+
+@struct
+class Hyper(Clients, LocalTraining, Reports):
+    """Settings of Pisces: clients, pace, choice, local training, messages, the server's step."""
+
+    concurrency: int = count(10, "Clients at work at one time, C.")
+    most_reports: int = count(
+        0,
+        "Reports after whose arrival the server acts in any case; 0 for twice `concurrency`, or "
+        "`num_clients` if that is less.",
+        least=0,
+    )
+    staleness_bound: float = real(
+        5.0,
+        "Bound of staleness, b: the server waits for the longest response time of the clients at "
+        "work, divided by this.",
+        above=0,
+    )
+    weighting: str = choice(
+        "equal",
+        ("equal", "examples"),
+        "Weights of the reports of a tick: equal, or in proportion to numbers of examples.",
+    )
+    choice: Choice = group(Choice(), "who is given work")
+    server_lr: float = real(1.0, "Learning rate of the server.", above=0)
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If more clients are at work, or report in a tick, than there are, if a trace
+            lacks rows of some client, or if clients add noise of their own.
+        """
+        super().check_together()
+        check_clients(self, are_distinct=False)
+        for name in ("concurrency", "most_reports"):
+            if getattr(self, name) > self.num_clients:
+                allowed = f"at most num_clients = {self.num_clients}"
+                raise ConfigError(name, getattr(self, name), allowed)
+        if self.has_own_noise:
+            allowed = "without noise here, because clients tell the server their losses as well"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+
+    @property
+    def num_slots(self) -> int:
+        """Most reports of a tick, S."""
+        return self.most_reports or min(2 * self.concurrency, self.num_clients)
+
+    @property
+    def server_momentum(self) -> float:
+        """Momentum of the server in FedBuff's algorithm, which Pisces does without."""
+        return 0.0
+
+
+class Known(NamedTuple):
+    """What the server knows of the clients.
+
+    Attributes:
+      quality: `f[N]`, m sqrt(mean l^2) of the last report that was aggregated.
+      staleness: `f[N, k]`, that of the last reports, by their number modulo k.
+      reports: `i32[N]`, reports that were aggregated.
+      latency: `f[N]`, response time of the last work; 0 before the first.
+    """
+
+    quality: Array
+    staleness: Array
+    reports: Array
+    latency: Array
+
+
+class Pace(NamedTuple):
+    """What the clock carries.
+
+    Attributes:
+      acted: When the server acted last.
+      tick: `i32[]`, how often it did.
+      event: `i32[]`, arrivals so far, lost ones included.
+      turns: `i32[N]`, how often each client was given work.
+      flights: The work of the C clients at work.
+      known: What the server knows of the clients.
+      drawn: The clients' speeds and hours.
+    """
+
+    acted: Instant
+    tick: Array
+    event: Array
+    turns: Array
+    flights: Flights
+    known: Known
+    drawn: Drawn
+
+
+class Buffer(NamedTuple):
+    """Reports that have arrived since the server acted last.
+
+    Attributes:
+      now: When the last one arrived; before the first, when the server acted.
+      slots: Their work, `[S]`.
+      filled: `i32[]`, how many they are.
+    """
+
+    now: Instant
+    slots: Flights
+    filled: Array
+
+
+def utilities(known: Known, turns: Array, penalty: Any) -> Array:
+    """Compute what the server expects of clients, U: `f[N]`.
+
+    Args:
+      known: What it knows of them.
+      turns: `i32[N]`, how often each was given work.
+      penalty: beta.
+    """
+    num = jnp.minimum(known.reports, known.staleness.shape[1])
+    staleness = known.staleness.sum(axis=1) / jnp.maximum(num, 1)
+    utility = known.quality / (staleness + 1) ** penalty
+    return jnp.where(turns == 0, jnp.inf, jnp.where(known.reports == 0, -1, utility))
+
+
+def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
+    """Choose the idle client of the highest utility: `i32[]`.
+
+    If no idle client is available, one of the others is chosen and begins as soon as it is.
+
+    Args:
+      key: The lane's clock key.
+      devices: The clients.
+      pace: What is known; the free slot has no client.
+      now: The time.
+    """
+    everyone, at_work = jnp.arange(len(pace.turns)), pace.flights.client
+    at_work = jnp.where(at_work == EMPTY, len(everyone), at_work)
+    is_idle = jnp.ones(len(everyone), bool).at[at_work].set(False, mode="drop")
+    is_here = is_idle & are_available(devices, everyone, now)
+    may = jnp.where(is_here.any(), is_here, is_idle)
+    utility = utilities(pace.known, pace.turns, devices.hyper.choice.penalty)  # type: ignore
+    is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
+    lot = jax.random.uniform(jax.random.fold_in(stream(key, "choice"), pace.event), is_best.shape)
+    return jnp.where(is_best, lot, -1).argmax().astype("int32")
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind the clock of Pisces."""
+    counts, num_slots = jnp.asarray(problem.counts), hyper.num_slots
+
+    def init(key: Key) -> Pace:
+        drawn = draw_clients(key, hyper)
+        kind, num = drawn.speeds.rate.dtype, hyper.num_clients
+        devices, start, zero = devices_of(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
+        order = jax.random.permutation(stream(key, "first clients"), num).astype("int32")
+        clients = order[: hyper.concurrency]
+        flights = begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
+        nothing, never = jnp.zeros(num, kind), jnp.zeros(num, "int32")
+        known = Known(nothing, jnp.zeros((num, hyper.choice.window), kind), never, nothing)
+        return Pace(start, zero, zero, never.at[clients].set(1), flights, known, drawn)
+
+    def next_tick(key: Key, carried: Pace, state: Any) -> tuple[Pace, Received]:
+        devices = devices_of(key, hyper, carried.drawn)
+
+        def due(pace: Pace, buffer: Buffer) -> Instant:
+            """Find out when the server would aggregate if nobody else arrived."""
+            longest = pace.known.latency[pace.flights.client].max()  # L_max
+            interval = longest / jnp.asarray(hyper.staleness_bound, longest.dtype)  # I
+            return carried.acted.later(interval).or_later(buffer.now)
+
+        def waits(given: tuple[Pace, Buffer]) -> Array:
+            pace, buffer = given
+            arrives = pace.flights.take(pace.flights.first()).ends
+            is_due = (buffer.filled > 0) & due(pace, buffer).is_before(arrives)
+            return ~is_due & (buffer.filled < num_slots) & arrives.is_finite
+
+        def arrive(given: tuple[Pace, Buffer]) -> tuple[Pace, Buffer]:
+            pace, buffer = given
+            place = pace.flights.first()
+            done = pace.flights.take(place)
+            lost = is_lost(devices, done.client, done.number)
+            slot = jnp.where(lost, num_slots, buffer.filled)
+            slots = jax.tree.map(
+                lambda leaf, new: leaf.at[slot].set(new, mode="drop"), buffer.slots, done
+            )
+            latency = pace.known.latency.at[done.client].set(done.ends.since(done.begins))
+            free = pace.flights._replace(client=pace.flights.client.at[place].set(EMPTY))
+            pace = pace._replace(known=pace.known._replace(latency=latency), flights=free)
+            client = best_client(key, devices, pace, done.ends)
+            work = begin_work(devices, client, pace.turns[client], done.ends, pace.tick)
+            pace = pace._replace(
+                event=pace.event + 1,
+                turns=pace.turns.at[client].add(1),
+                flights=pace.flights.put(place, work),
+            )
+            return pace, Buffer(done.ends, slots, buffer.filled + ~lost)
+
+        empty = Flights.none(num_slots, carried.known.latency)
+        given = carried, Buffer(carried.acted, empty, jnp.int32(0))
+        pace, (now, slots, filled) = found = jax.lax.while_loop(waits, arrive, given)
+        never = Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
+        acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
+        is_there = jnp.arange(num_slots) < filled
+        is_equal = hyper.weighting == "equal"
+        own = jnp.ones_like(slots.client) if is_equal else counts[jnp.maximum(slots.client, 0)]
+        share = jnp.where(is_there, own, 0).astype(float)
+        received = Received(
+            acts, slots.client, slots.steps, slots.version, share / jnp.maximum(share.sum(), 1)
+        )
+        flights = pace.flights.after_action(acts, carried.tick)
+        return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
+
+    def after(key: Key, pace: Pace, event: Event, state: Any, seen: Any) -> Pace:
+        quality = counts[jnp.maximum(event.clients, 0)] * seen.root_mean_square
+        quality = quality.astype(pace.known.quality.dtype)
+        staleness = event.tick - event.version
+
+        def note(slot: Array, known: Known) -> Known:
+            client = event.clients[slot]
+            who = jnp.where(client == EMPTY, hyper.num_clients, client)
+            place = known.reports[client] % hyper.choice.window
+            return known._replace(
+                quality=known.quality.at[who].set(quality[slot], mode="drop"),
+                staleness=known.staleness.at[who, place].set(staleness[slot], mode="drop"),
+                reports=known.reports.at[who].add(1, mode="drop"),
+            )
+
+        # One after another, because a client may have reported twice.
+        return pace._replace(known=jax.lax.fori_loop(0, num_slots, note, pace.known))
+
+    return Clock(init, next_tick, after, lambda pace: pace.flights.versions())
+
+
+def ticks_within(hyper: Hyper, time: float) -> Any:
+    """Estimate how many reports arrive in a stretch of time; there are no more ticks.
+
+    Args:
+      hyper: The settings.
+      time: Units of virtual time.
+    """
+    if hyper.delays.trace is not None:
+        return hyper.delays.trace.client.size
+    return time * hyper.concurrency * hyper.delays.mean_rate / hyper.times_per_update
+
+
+system = with_clock(
+    fedbuff.system,
+    Live(lambda hyper: Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency), clock),
+    name="pisces",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
+    summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
+    messages=report_messages(),
+    hints=Hints(ticks_within),
+)
+paper = system.paper

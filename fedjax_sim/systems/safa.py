@@ -1,0 +1,284 @@
+"""SAFA (Wu, He, Lin, Mao, Maple and Jarvis 2021, IEEE TC, arXiv 1910.01355): semi-synchronous.
+
+    w(t) -> `state.server`        w*_k -> `state.cache`       n_k / n -> `share`
+    tau -> `hyper.lag_tolerance`  C m -> `hyper.num_selected` T_lim -> `hyper.deadline`
+    P(t) -> `is_picked`           K(t) -> `has_crashed`       v_k -> `base`
+
+All clients train all the time, and the server acts in rounds.
+
+1. Lag-tolerant distribution. When a round begins, clients that reported in the last one are up to
+   date: they receive the new model and begin to train. Clients that still have a model of tau
+   rounds ago or more are deprecated: they give up their work and begin with the new model too. The
+   others are tolerable and go on.
+2. Compensatory first-come-first-merge. Reports of clients that were not picked in the last round
+   are picked as they arrive. The round ends when C m of them are, or when nobody is left to wait
+   for, or at its deadline. If fewer were picked, the first ones of the other reports are picked
+   too. Reports that arrived and were not picked are undrafted.
+3. Discriminative aggregation. The server has a cache, with a model of each client. The entries of
+   deprecated clients become the global model, and those of picked clients their reports. The new
+   global model is the mean of the cache, w(t) = sum_k (n_k / n) w*_k. After that, undrafted reports
+   enter the cache, so that they count in the next round.
+
+If C = 1, nobody crashes and there is no deadline, it is FedAvg with all clients.
+
+Readings. The cache begins with the initial model. A client crashes if its report is lost
+(`delays.drop_rate`): this is known when the report should have come, and the client begins again
+when the next round does, from the model it has. Deprecated is who began tau rounds ago or more, as
+in the paper's equation; its public code tolerates one round more. So no report is staler than
+tau - 1, and with tau = 1 every round begins afresh for everyone. Clients that are unavailable when
+a round begins receive its model when they come.
+
+Deviation: a round in which nobody reports leaves the models as they are. By the paper it would
+average the cache again, in which undrafted reports may have come.
+
+Dimension letters: those of `fedjax_sim.types`; a tick has a slot for every client.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.batching import replicate, weighted_sum
+from fedjax_sim.clients import LocalTraining, local_training, write_clients
+from fedjax_sim.server import (
+    Memo,
+    Reports,
+    Wire,
+    expand,
+    keep_if_empty,
+    report_messages,
+    stale_models,
+)
+from fedjax_sim.settings import choice, count, real, struct
+from fedjax_sim.systems import fedbuff
+from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.delays.devices import is_lost
+from fedjax_sim.timelines.live import (
+    Clock,
+    Drawn,
+    Flights,
+    Instant,
+    Live,
+    Received,
+    Sizes,
+    begin_work,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import devices_of, draw_clients
+from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.types import EMPTY, Algorithm, Array, Hints, Key, Params, Plan, Problem, Work
+
+
+@struct
+class Hyper(Clients, LocalTraining, Reports):
+    """Settings of SAFA: clients, rounds, local training, messages."""
+
+    num_selected: int = count(10, "Reports that are picked in a round, C m.")
+    lag_tolerance: int = count(
+        5, "Rounds after which a client gives up its work and receives the newest model, tau."
+    )
+    deadline: float = real(
+        0.0,
+        "Longest time that a round waits for reports, T_lim, in units of virtual time; 0 for no "
+        "limit.",
+        least=0,
+        simpler_at=(0.0,),
+    )
+    weighting: str = choice(
+        "equal",
+        ("equal", "examples"),
+        "Weights of the clients in the mean of the cache: equal, or in proportion to numbers of "
+        "examples.",
+    )
+
+    def check_together(self) -> None:
+        """Check combinations of settings.
+
+        Raises:
+          ConfigError: If more reports are picked than there are clients, or a trace lacks rows of
+            some client.
+        """
+        super().check_together()
+        check_clients(self, are_distinct=True)
+
+    def share(self, counts: Array) -> Array:
+        """Compute the weights of the clients, which sum to 1: `f[N]`.
+
+        Args:
+          counts: `i32[N]`, numbers of examples.
+        """
+        own = jnp.ones_like(counts) if self.weighting == "equal" else counts
+        return own / own.sum()
+
+
+class Rounds(NamedTuple):
+    """What the clock carries.
+
+    Attributes:
+      now: When the round begins.
+      tick: `i32[]`, rounds before it.
+      turns: `i32[N]`, how often each client was given work.
+      work: Each client's work, `[N]`.
+      has_reported: `bool[N]`, who reported in the last round.
+      was_picked: `bool[N]`, whose reports were picked.
+      has_crashed: `bool[N]`, whose reports were lost.
+      drawn: The clients' speeds and hours.
+    """
+
+    now: Instant
+    tick: Array
+    turns: Array
+    work: Flights
+    has_reported: Array
+    was_picked: Array
+    has_crashed: Array
+    drawn: Drawn
+
+
+def clock(problem: Any, hyper: Hyper) -> Clock:
+    """Bind the clock of SAFA."""
+    num, quota, share = hyper.num_clients, hyper.num_selected, hyper.share(problem.counts)
+    everyone = jnp.arange(num, dtype="int32")
+
+    def init(key: Key) -> Rounds:
+        drawn = draw_clients(key, hyper)
+        work, none = Flights.none(num, drawn.speeds.rate), jnp.zeros(num, bool)
+        start, zero = Instant.at(0.0), jnp.int32(0)
+        # Everyone is up to date.
+        return Rounds(start, zero, jnp.zeros(num, "int32"), work, ~none, none, none, drawn)
+
+    def distribute(key: Key, carried: Rounds) -> Rounds:
+        """Let the clients begin that are up to date or deprecated, or that crashed."""
+        devices = devices_of(key, hyper, carried.drawn)
+        is_deprecated = carried.tick - carried.work.version >= hyper.lag_tolerance
+        is_synced = carried.has_reported | is_deprecated
+        begins = is_synced | carried.has_crashed
+        version = jnp.where(is_synced, carried.tick, carried.work.version)
+        new = begin_work(devices, everyone, carried.turns, carried.now, version)
+        work = jax.tree.map(lambda a, b: jnp.where(begins, a, b), new, carried.work)
+        return carried._replace(work=work, turns=carried.turns + begins)
+
+    def next_round(key: Key, carried: Rounds, state: Any) -> tuple[Rounds, Received]:
+        devices, carried = devices_of(key, hyper, carried.drawn), distribute(key, carried)
+        work, now = carried.work, carried.now
+        lost = is_lost(devices, everyone, work.number)
+        taken = work.ends.since(Instant(*(jnp.broadcast_to(leaf, (num,)) for leaf in now)))
+        arrival, is_fresh = jnp.where(lost, jnp.inf, taken), ~carried.was_picked
+        # The round ends with enough reports, or with the last one.
+        is_enough = jnp.sort(jnp.where(is_fresh, arrival, jnp.inf))[quota - 1]
+        ends = jnp.minimum(is_enough, taken.max())
+        acts = work.ends.take((taken == ends).argmax())
+        limit = jnp.where(hyper.deadline > 0, hyper.deadline, jnp.inf).astype(taken.dtype)
+        is_late = limit < ends
+        length = jnp.minimum(ends, limit)
+        acts = now.later(jnp.where(is_late, limit, 0)).where(is_late, acts)
+        # Who was not picked in the last round comes first, and then who arrived first.
+        is_in = arrival <= length
+        order = jnp.lexsort((arrival, ~is_fresh, ~is_in))
+        is_picked = is_in & jnp.zeros(num, bool).at[order[:quota]].set(True)
+        slots = jnp.argsort(arrival, stable=True).astype("int32")
+        received = Received(
+            acts,
+            jnp.where(is_in, everyone, EMPTY)[slots],
+            work.steps[slots],
+            work.version[slots],
+            jnp.where(is_picked, share, 0)[slots],
+        )
+        after = carried._replace(
+            now=acts,
+            tick=carried.tick + 1,
+            has_reported=is_in,
+            was_picked=is_picked,
+            has_crashed=lost & (taken <= length),
+        )
+        return after, received
+
+    def in_use(carried: Rounds) -> Array:
+        """List the newest versions: who works from an older one is deprecated."""
+        return jnp.maximum(carried.tick - jnp.arange(hyper.lag_tolerance), EMPTY)
+
+    return Clock(init, next_round, in_use=in_use)
+
+
+class State(NamedTuple):
+    """The state of SAFA.
+
+    Attributes:
+      server: The global model, leaves `[...]`.
+      versions: Global models that some client works from, leaves `[R, ...]`.
+      memo: What both sides remember of messages.
+      cache: The server's model of each client, leaves `[N, ...]`.
+      base: `i32[N]`, version of the global model that each client has.
+    """
+
+    server: Params
+    versions: Params
+    memo: Memo
+    cache: Params
+    base: Array
+
+
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+    """Bind SAFA to a problem."""
+    train = local_training(problem, hyper, plan)
+    wire, share = Wire(problem, hyper, plan), hyper.share(problem.counts)
+
+    def init(key: Key) -> State:
+        first = wire.first_version(problem.init(key))
+        cache = replicate(first.server, hyper.num_clients)
+        return State(*first, cache, jnp.zeros(hyper.num_clients, "int32"))
+
+    def step(key: Key, state: State, event: Any) -> tuple[State, Work]:
+        start = stale_models(state, event)
+        local, work = train(key, event, starts=start)
+        reports, memo = wire.receive(key, event, state.memo, start, local)
+        is_picked = event.weight > 0
+        # Who has not reported for tau rounds received the newest model, after empty rounds too.
+        syncs = (event.tick - state.base) // hyper.lag_tolerance
+        cache = jax.tree.map(
+            lambda kept, w: jnp.where(expand(syncs, kept) > 0, w[None], kept),
+            state.cache,
+            state.server,
+        )
+        cache = write_clients(cache, jnp.where(is_picked, event.clients, EMPTY), reports)
+        server = weighted_sum(share, cache)
+        cache = write_clients(cache, jnp.where(is_picked, EMPTY, event.clients), reports)
+        reporting = jnp.where(event.clients == EMPTY, hyper.num_clients, event.clients)
+        base = state.base + syncs * hyper.lag_tolerance
+        base = base.at[reporting].set(event.tick + 1, mode="drop")
+        before = state.server, state.cache, state.base
+        server, cache, base = keep_if_empty(event, (server, cache, base), before)
+        return State(*wire.next_version(key, event, state, memo, server), cache, base), work
+
+    return wire.algorithm(init, step)
+
+
+def ticks_within(hyper: Hyper, time: float) -> Any:
+    """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate.
+
+    Args:
+      hyper: The settings.
+      time: Units of virtual time.
+    """
+    if hyper.delays.trace is not None:
+        return hyper.delays.trace.client.size / hyper.num_selected
+    share = np.maximum(1, hyper.num_clients / hyper.num_selected / 2)
+    return time * share * hyper.delays.mean_rate / hyper.times_per_update
+
+
+system = with_clock(
+    fedbuff.system,
+    Live(lambda hyper: Sizes(hyper.num_clients, hyper.local_steps, hyper.lag_tolerance), clock),
+    name="safa",
+    Hyper=Hyper,
+    paper=preset(Hyper, FAVANO),
+    algorithm=algorithm,
+    summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
+    can_repeat=False,
+    messages=report_messages(has_weights=False),
+    hints=Hints(ticks_within),
+)
+paper = system.paper

@@ -1,0 +1,170 @@
+"""SAFA against an event loop in NumPy, and where it is FedAvg."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Ticks
+from fedjax_sim.settings import ConfigError, check
+from fedjax_sim.streams import stream
+from fedjax_sim.systems import fedavg, safa
+from tests.systems.live_loops import (
+    NUM_TICKS,
+    Tick,
+    assert_same,
+    clock_key,
+    delays_of,
+    local_work,
+    problem_of,
+    ran,
+    times_of,
+    within_the_last,
+)
+
+NUM = 10
+
+
+def settings(**changes: Any) -> safa.Hyper:
+    """Make settings of ten clients, of which three are picked in a round."""
+    known = {
+        "num_clients": NUM,
+        "num_selected": 3,
+        "lag_tolerance": 3,
+        "local_steps": 2,
+        "batch_size": 1,
+        "lr": 0.1,
+        "weighting": "examples",
+    }
+    return safa.Hyper(**{**known, **delays_of(NUM), **changes})
+
+
+def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str, int]]:
+    """Follow SAFA arrival by arrival: the ticks, and how often what happened to clients."""
+    key, takes = stream(clock_key(), "losses"), times_of(hyper)
+    everyone, sizes = range(hyper.num_clients), np.asarray(problem.counts)
+    own = sizes if hyper.weighting == "examples" else np.ones(hyper.num_clients)
+    share, tau = (own / own.sum()).astype("float32"), hyper.lag_tolerance
+    models = [np.asarray(problem.start)]
+    cache = dict.fromkeys(everyone, models[0])
+    turns = dict.fromkeys(everyone, 0)
+    # What each client does: "waits" for the new model, "works" until a time, or has "crashed".
+    doing, ends = dict.fromkeys(everyone, "waits"), dict.fromkeys(everyone, 0.0)
+    base, picked, now, ticks = dict.fromkeys(everyone, 0), set[int](), 0.0, []
+    seen = dict.fromkeys(("undrafted", "deprecated", "tolerable", "crashed", "late", "filled"), 0)
+    while len(ticks) < num_ticks:
+        t = len(ticks)
+        for k in everyone:
+            if doing[k] != "waits" and t - base[k] < tau:
+                seen["tolerable"] += 1
+                if doing[k] == "works":
+                    continue
+            elif doing[k] != "waits":
+                seen["deprecated"] += 1
+                cache[k], base[k] = models[-1], t
+            else:
+                base[k] = t
+            doing[k], ends[k] = "works", now + float(takes[k])
+            turns[k] += 1
+        new, others, acts = [], [], now
+        until = now + float(np.float32(hyper.deadline)) if hyper.deadline else np.inf
+        for k in sorted((k for k in everyone if doing[k] == "works"), key=lambda k: ends[k]):
+            if len(new) == hyper.num_selected:
+                break
+            if ends[k] > until:
+                acts = until
+                seen["late"] += 1
+                break
+            acts = ends[k]
+            own_key = jax.random.fold_in(jax.random.fold_in(key, k), turns[k] - 1)
+            if float(jax.random.uniform(own_key)) < np.float32(hyper.delays.drop_rate):
+                doing[k] = "crashed"
+                seen["crashed"] += 1
+                continue
+            doing[k] = "waits"
+            (others if k in picked else new).append(k)
+        missing = hyper.num_selected - len(new)
+        picked = {*new, *others[:missing]}
+        seen["filled"] += len(others[:missing])
+        seen["undrafted"] += len(others[missing:])
+        arrived = sorted(new + others, key=lambda k: ends[k])
+        work = {k: local_work(problem, models[base[k]], k, hyper) for k in arrived}
+        cache |= {k: work[k] for k in picked}
+        models.append(sum(share[k] * cache[k] for k in everyone) if arrived else models[-1])
+        cache |= {k: work[k] for k in arrived if k not in picked}
+        reports = [(k, base[k], share[k] if k in picked else 0.0) for k in arrived]
+        ticks.append(Tick(acts, reports, models[-1]))
+        now = acts
+    return ticks, seen
+
+
+@pytest.mark.parametrize(
+    ("changes", "happens"),
+    [
+        ({}, {"undrafted", "tolerable", "deprecated"}),
+        (
+            {"drop_rate": 0.3, "deadline": 4.0, "num_selected": 6},
+            {"undrafted", "tolerable", "deprecated", "crashed", "late", "filled"},
+        ),
+        ({"drop_rate": 0.6, "deadline": 1.4, "lag_tolerance": 2}, {"crashed", "deprecated"}),
+    ],
+    ids=["plain", "crashes", "empty_rounds"],
+)
+def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any], happens: set[str]) -> None:
+    """Who reports from which version, who is picked and when, the models, and where time ends."""
+    problem, hyper = problem_of(NUM), settings().replace(**changes)
+    ticks, seen = loop(problem, hyper, 36)
+    run = ran(safa.system, problem, hyper, within_the_last(ticks))
+    assert_same(run, ticks)
+    assert run.curves.ended.item() == "budget"
+    assert all(seen[what] > 2 for what in happens), seen
+    assert any(not tick.reports for tick in ticks) == (
+        "crashed" in happens and "late" not in happens
+    )
+    staleness = [t - version for t, tick in enumerate(ticks) for _, version, _ in tick.reports]
+    assert max(staleness) == hyper.lag_tolerance - 1
+
+
+def test_with_everyone_picked_it_is_fedavg() -> None:
+    """C = 1 without crashes: rounds, times and models of FedAvg."""
+    shared = {"num_clients": 5, "num_selected": 5, "local_steps": 3, "batch_size": 1, "lr": 0.1}
+    shared |= {"weighting": "examples", **delays_of(5)}
+    problem = problem_of(5)
+    found = ran(safa.system, problem, safa.Hyper(**shared))
+    known = ran(fedavg.system, problem, fedavg.Hyper().replace(**shared))
+    mine, theirs = found.timelines[0], known.timelines[0]
+    np.testing.assert_array_equal(np.sort(mine.clients), np.sort(theirs.clients))
+    np.testing.assert_array_equal(mine.version, theirs.version)
+    np.testing.assert_allclose(mine.time, theirs.time, rtol=1e-6)
+    np.testing.assert_allclose(found.samples, known.samples, rtol=1e-5)
+
+
+def test_what_the_clock_and_the_algorithm_know_of_the_clients_agrees() -> None:
+    """Both follow which version each client has: after breaks, crashes and empty rounds too."""
+    hyper = settings(drop_rate=0.5, deadline=2.0, on_time=20.0, off_time=10.0)
+    bound = fedjax_sim.bind(safa.system, problem_of(NUM), hyper, budget=Ticks(NUM_TICKS))
+    lived, infos = bound.run(bound.init())
+    assert not (np.asarray(infos.event.clients) >= 0).any(axis=1).all()
+    rounds, state = lived.clock, lived.state
+    lag = np.asarray(rounds.tick) - np.asarray(rounds.work.version)
+    is_new = np.asarray(rounds.has_reported) | (lag >= hyper.lag_tolerance)
+    base = np.asarray(state.base)
+    base = base + (int(rounds.tick) - base) // hyper.lag_tolerance * hyper.lag_tolerance
+    np.testing.assert_array_equal(np.where(is_new, rounds.tick, rounds.work.version), base)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_selected": 11}, "num_selected is 11, but must be at most num_clients = 10"),
+        ({"lag_tolerance": 0}, "lag_tolerance is 0, but must be"),
+        ({"deadline": -1.0}, "deadline is -1.0, but must be a finite number at least 0"),
+        ({"weighting": "size"}, "weighting is 'size'"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(settings(**changes))
+    assert sentence in str(refused.value)
