@@ -15,6 +15,7 @@ from fedjax_sim.timelines import ClientTable
 
 PATH = Path(__file__).parents[1] / "images" / "oort.png"
 CLIENTS, TIME = 60, 1500.0
+SPEEDS = np.geomspace(0.1, 4, CLIENTS)
 
 
 def picture() -> Figure:
@@ -22,7 +23,7 @@ def picture() -> Figure:
     digits = datasets.load("digits")
     split = partition.make("classes", digits.train_labels, num_clients=CLIENTS, seed=0)
     problem = problems.make_classification(models.MLP((32,), 10), digits, split)
-    table = ClientTable(np.geomspace(0.1, 4, CLIENTS))
+    table = ClientTable(SPEEDS)
     settings = {"num_selected": 6, "local_steps": 10, "batch_size": 16, "client_table": table}
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
@@ -37,7 +38,8 @@ def picture() -> Figure:
         timeline = run.timelines[0]
         when = np.broadcast_to(timeline.time[:, None], timeline.clients.shape)
         is_there = timeline.clients >= 0
-        panel.plot(when[is_there], table.rate[timeline.clients[is_there]], ".", color="#4c72b0")
+        speeds = SPEEDS[timeline.clients[is_there]]
+        panel.plot(when[is_there], speeds, ".", color="#4c72b0")
         final = f"{float(run.curves.accuracy[-1]):.2f} after {len(timeline.time)} rounds"
         panel.set_title(f"{words}: accuracy {final}", fontsize=10)
         panel.set_xlabel("virtual time")

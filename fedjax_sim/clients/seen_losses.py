@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import map_slots
+from fedjax_sim.checking import checked
 from fedjax_sim.clients.mini_batches import example_losses
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan
 
@@ -26,6 +27,7 @@ class SeenLosses(NamedTuple):
     root_mean_square: Array
 
 
+@checked
 def losses_of(
     problem: Any,
     hyper: Any,
@@ -66,6 +68,7 @@ def losses_of(
     return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), executed
 
 
+@checked
 def seeing_losses(
     algorithm: Callable[[Any, Any, Plan], Algorithm],
     starts: Callable[[Any, Event], Params] | None = None,

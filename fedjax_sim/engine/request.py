@@ -330,7 +330,25 @@ def check_call(
     ]
     hypers = [dataclasses.replace(hyper, **point) for point in points]
     check_all(hypers)
+    for hyper in hypers if system.live is not None else ():
+        _check_without_privacy(system, hyper)
     return points, hypers
+
+
+def _check_without_privacy(system: System, hyper: Any) -> None:
+    """Refuse noise with a live clock: who takes part then follows from clients' data.
+
+    Accountants count participation in schedules that do not, and what a choice gives away by itself
+    is in no account.
+    """
+    known = names_of(type(hyper))
+    for name in ("privacy", "local_privacy"):
+        value = value_of(hyper, known[name]) if name in known else None
+        if value is not None and str(value) != "none":
+            allowed = (
+                f"none for {system.name}: whom a live clock chooses follows from clients' data"
+            )
+            raise ConfigError(name, str(value), allowed)
 
 
 def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]:

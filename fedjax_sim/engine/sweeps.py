@@ -137,7 +137,8 @@ def sweep(
       settings: Swept settings: names of fields of `hyper` and the values that each takes.
       budget: How long each run lasts: `Ticks` for server actions, or `Time` for virtual time.
       num_evals: Largest number of evaluations, after equal numbers of ticks, in addition to the
-        initial one.
+        initial one. A live system in a budget of time, whose ticks are estimated, may have up to
+        four times as many, or fewer.
 
     Other Args:
       start: The model (statistics in expectation maximisation) that all lanes start from, or a run:

@@ -47,11 +47,15 @@ class Instant(NamedTuple):
     rest: jax.Array
 
     @classmethod
+    @checked
     def at(cls, time: Any) -> Self:
         """Make an instant of a number, or of an array of numbers.
 
         Args:
           time: Units of virtual time, `f[...]`. A float of Python is kept to 48 bits.
+
+        Returns:
+          The instant.
         """
         kind = jnp.result_type(float)
         if isinstance(time, (int, float, np.ndarray, np.generic)):
@@ -68,6 +72,9 @@ class Instant(NamedTuple):
 
         Args:
           by: `f[...]`, or an instant.
+
+        Returns:
+          The later instant.
         """
         other = by if isinstance(by, Instant) else Instant(by, jnp.zeros_like(by))
         total = self.value + other.value
@@ -81,19 +88,39 @@ class Instant(NamedTuple):
         return type(self)(jnp.where(is_finite, value, total), jnp.where(is_finite, rest, 0.0))
 
     def since(self, earlier: Self) -> jax.Array:
-        """Compute the time since an earlier instant, as one float: `f[...]`."""
+        """Compute the time since an earlier instant, as one float: `f[...]`.
+
+        Args:
+          earlier: The other one.
+        """
         return self.later(type(self)(-earlier.value, -earlier.rest)).value
 
     def is_before(self, other: Self) -> jax.Array:
-        """Tell whether it is before another instant: `bool[...]`."""
+        """Tell whether it is before another instant: `bool[...]`.
+
+        Args:
+          other: The other one.
+        """
         return (self.value < other.value) | ((self.value == other.value) & (self.rest < other.rest))
 
     def or_later(self, other: Self) -> Self:
-        """Return the later one of two instants."""
+        """Return the later one of two instants.
+
+        Args:
+          other: The other one.
+        """
         return self.where(~self.is_before(other), other)
 
     def where(self, is_self: jax.Array, other: Self) -> Self:
-        """Take this instant where a condition holds, `bool[...]`, otherwise another."""
+        """Take this instant where a condition holds, otherwise another.
+
+        Args:
+          is_self: The condition, `bool[...]`.
+          other: The other one.
+
+        Returns:
+          The instants.
+        """
         return type(self)(*(jnp.where(is_self, a, b) for a, b in zip(self, other, strict=True)))
 
     def take(self, index: Any) -> Self:

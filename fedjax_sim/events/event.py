@@ -28,8 +28,7 @@ A slot with zero local steps is not empty: a FAVANO client that finished no step
 """
 
 HAPPENED = "happened:"
-"""Beginning of the names under which the counts of a run hold what happened at ticks that were not
-those of its schedule, such as who took part, by slot."""
+"""The beginning of names of counts of what happened at ticks that were not those of a schedule."""
 
 _changes: ContextVar[set[str] | None] = ContextVar("changes", default=None)
 

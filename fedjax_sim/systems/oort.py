@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports, report_messages
-from fedjax_sim.settings import Checked, count, group, real, struct
+from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines.live import (
@@ -91,6 +91,13 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Oort: rounds, local training, messages, and the choice."""
 
     choice: Choice = group(Choice(), "whom the server asks")
+
+    def check_together(self) -> None:
+        """Check combinations of settings."""
+        super().check_together()
+        if self.has_own_noise:
+            allowed = "without noise here, because clients tell the server their losses as well"
+            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
 
 
 class Memory(NamedTuple):

@@ -13,15 +13,18 @@ import pytest
 import fedjax_sim
 from fedjax_sim import settings
 
-INNER = ("checking", "cli", "lifecycle", "systems")
-"""Rooms without calls for users: the mechanism, the command line, what ends processes, and systems,
-which are records that `sweep` and the timelines receive."""
+INNER = ("checking", "cli", "events", "lifecycle", "systems")
+"""Rooms without calls for users: the mechanism, the command line, events that the engine makes, what
+ends processes, and systems, which are records that `sweep` and the timelines receive."""
 MADE_HERE = {
     # Results, which users read and do not make.
     *("FairnessReport", "Predictive", "Reliability", "Results", "Fitted", "Accounts", "Guarantee"),
     *("RoundTime", "Condition", "Members", "Speeds"),
     # States and messages of algorithms: pytrees, which JAX makes of leaves of any kind.
     *("Memo", "Memory", "RoundState", "Versioned", "Total", "Training"),
+    # What live clocks carry, are given and return, likewise.
+    *("Instant", "Received", "Clock", "Live", "Drawn", "SeenLosses"),
+    *("Asked", "Choosing", "Round", "Shown", "Flights", "Landed", "Replacing", "Tasks"),
     # What attacks are given, likewise.
     "Cohort",
     # Classes without arguments.

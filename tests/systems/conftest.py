@@ -34,6 +34,8 @@ LIKE_ANOTHER = {
     "tifl": "oort",
     "fedcs": "oort",
     "adacomm": "oort",
+    "fedat": "pisces",
+    "safa": "pisces",
     "fedstaleweight": "fedbuff",
     "gen_async": "fedasync",
     "em": "fedem",

@@ -10,7 +10,11 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.planning import step_cost
-from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
+from fedjax_sim.engine.planning.drawing import (
+    MOST_OF_ESTIMATE,
+    request_timelines,
+    settings_read,
+)
 from fedjax_sim.engine.planning.lanes import (
     Lane,
     Lanes,
@@ -157,6 +161,8 @@ def plan_group(
         goes_on=options.folder is not None,
     )
     _check_messages(system, group, timelines, ticks, row)
+    if per_eval is None and system.live is not None and isinstance(options.budget, Time):
+        per_eval = _ticks_between(system, hypers, options, int(ticks.max()))
     live = sizes_of(system, distinct_objects(hypers)[0])
     schedule = lay_out(
         timelines,
@@ -233,6 +239,18 @@ def plan_group(
     told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
     drawn_as = group, timelines, ticks, row, schedule, lanes, program, model, told
     return Planned(*drawn_as, options.budget)
+
+
+def _ticks_between(system: System, hypers: Sequence[Any], options: Options, most: int) -> int:
+    """Choose the ticks between two evaluations of live lanes, which may use few of their ticks.
+
+    As many as the estimated ticks ask for; but then lanes that need all of their ticks may have
+    several times as many evaluations as were asked for, and no more.
+    """
+    assert isinstance(options.budget, Time)
+    time, num = options.budget.time_budget, options.num_evals
+    within = max(int(np.max(system.hints.ticks_within(hyper, time))) for hyper in hypers)
+    return max(1, -(-min(within, most) // num), -(-most // (MOST_OF_ESTIMATE * num)))
 
 
 def _end_of(system: System, budget: Budget) -> Instant:

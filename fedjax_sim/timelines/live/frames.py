@@ -24,14 +24,16 @@ def with_clock(system: System, live: Live, **changes: Any) -> System:
     Returns:
       The system. Its timeline says how many slots ticks have and nothing else.
     """
-    known = {"timeline": partial(_frames, live.sizes), "live": live, "weigh": None, "paper": None}
+    can_repeat = changes.get("can_repeat", system.can_repeat)
+    frames = partial(_frames, live.sizes, can_repeat)
+    known = {"timeline": frames, "live": live, "weigh": None, "paper": None}
     return system._replace(**{**known, **changes})
 
 
-def _frames(sizes: Any, key: Key, hyper: Any, num_ticks: int) -> Timeline:
+def _frames(sizes: Any, can_repeat: bool, key: Key, hyper: Any, num_ticks: int) -> Timeline:
     """Make the timeline of a live system: filled slots of most steps, and no time."""
     found: Sizes = sizes(hyper)
-    if found.slots > hyper.num_clients:
+    if found.slots > hyper.num_clients and not can_repeat:
         allowed = f"at most num_clients = {hyper.num_clients}, as no client can have two"
         raise ConfigError("slots of a live clock", found.slots, allowed)
     shape = num_ticks, found.slots
@@ -42,7 +44,7 @@ def _frames(sizes: Any, key: Key, hyper: Any, num_ticks: int) -> Timeline:
 
     return Timeline(
         time=jnp.zeros(num_ticks),
-        clients=everywhere(jnp.arange(found.slots)),
+        clients=everywhere(jnp.arange(found.slots) % hyper.num_clients),
         steps=everywhere(jnp.int32(found.most_steps)),
         version=tick,
         weight=everywhere(jnp.full((), 1 / found.slots)),

@@ -53,8 +53,17 @@ class Flights(NamedTuple):
     lot: Array
 
     @classmethod
-    def none(cls, places: int, like: Array) -> "Flights":
-        """Make places without work. like: an array of the type of times."""
+    @checked
+    def none(cls, places: Count, like: Array) -> "Flights":
+        """Make places without work.
+
+        Args:
+          places: Their number, M.
+          like: An array of the type of times.
+
+        Returns:
+          The places.
+        """
         empty, zeros = jnp.full(places, EMPTY, "int32"), jnp.zeros(places, like.dtype)
         never = Instant(jnp.full(places, jnp.inf, like.dtype), zeros)
         return cls(empty, empty * 0, empty * 0, empty, never, never, zeros)
@@ -78,7 +87,11 @@ class Flights(NamedTuple):
         return jax.tree.map(lambda leaf, new: leaf.at[place].set(new), self, other)
 
     def take(self, place: Array) -> "Flights":
-        """Look up the work in some places, `i32[...]`."""
+        """Look up the work in some places.
+
+        Args:
+          place: `i32[...]`.
+        """
         return jax.tree.map(lambda leaf: leaf[place], self)
 
     def versions(self) -> Array:
@@ -91,11 +104,15 @@ class Flights(NamedTuple):
         Args:
           acts: When it acted.
           tick: `i32[]`, the number of the action.
+
+        Returns:
+          The work.
         """
         is_later = ~self.begins.is_before(acts) & (self.client != EMPTY)
         return self._replace(version=jnp.where(is_later, tick + 1, self.version))
 
 
+@checked
 def begin_work(
     devices: Devices,
     client: Array,
@@ -220,6 +237,7 @@ class Landed(NamedTuple):
         return self.tasks.memory
 
 
+@checked
 def uniformly(key: Key, replacing: Replacing) -> Array:
     """Choose uniformly among idle clients and the one that has finished: FedBuff's rule.
 
