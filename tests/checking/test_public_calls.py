@@ -14,8 +14,8 @@ import fedjax_sim
 from fedjax_sim import settings
 
 INNER = ("checking", "cli", "events", "lifecycle", "systems")
-"""Rooms without calls for users: the mechanism, the command line, events that the engine makes, what
-ends processes, and systems, which are records that `sweep` and the timelines receive."""
+"""Rooms without calls for users: the mechanism, the command line, events that the engine makes,
+what ends processes, and systems, which are records that `sweep` and the timelines receive."""
 MADE_HERE = {
     # Results, which users read and do not make.
     *("FairnessReport", "Predictive", "Reliability", "Results", "Fitted", "Accounts", "Guarantee"),
