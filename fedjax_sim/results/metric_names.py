@@ -26,7 +26,7 @@ RESERVED = {
     *COORDINATES,
     *("system", "lane", "seed", "eval", "finite", "failed", "failed_at", "collapsed_at"),
     *("stopped_at", "executed", "needed", "staleness_mean", "staleness_max", "client_variance"),
-    *("epsilon", "client_uplink_bits", "client_downlink_bits"),
+    *("epsilon", "client_uplink_bits", "client_downlink_bits", "ended", "energy"),
 }
 """Names in the curves that no metric may have."""
 

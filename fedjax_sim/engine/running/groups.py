@@ -306,6 +306,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
     # Bits follow from the messages of the schedule.
     bits = _count_bits(planned, schedule, row, timelines)
     facts = facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)}
+    facts |= _energy(planned, schedule, row, timelines)
     if is_live:
         facts["ended"] = _endings(planned, schedule, happened["ended"])
     part = Returned(
@@ -463,6 +464,47 @@ def _count_bits(
             totals[i] = total[schedule.ticks[row[firsts[i]]]]
         found[name] = totals[number]
     return found
+
+
+def _energy(
+    planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
+) -> dict[str, np.ndarray]:
+    """Count the energy of the work that was received and of its messages, before each evaluation.
+
+    Args:
+      planned: The lanes.
+      schedule: Their schedules.
+      row: `i64[L]`, the number of each lane's schedule.
+      timelines: The timeline of each lane.
+
+    Returns:
+      "energy", `f64[L, V + 1]`, nan in lanes whose table does not say; nothing if none does.
+    """
+    group, messages = planned.group, planned.program.system.messages
+    energies = [getattr(lane.hyper, "energies", None) for lane in group]
+    if not any(energies):
+        return {}
+    ends = schedule.ticks[row]
+    found = np.full(ends.shape, np.nan)
+    _, of_problem = distinct_objects([lane.problem for lane in group])
+    _, of_hyper = distinct_objects([lane.hyper for lane in group])
+    firsts, number = distinct_rows(of_hyper, of_problem, row)
+    for i, first in enumerate(firsts.tolist()):
+        if (energy := energies[first]) is None:
+            continue
+        lane, timeline = group[first], timelines[first]
+        is_there = timeline.clients != EMPTY
+        filled = np.maximum(is_there.sum(axis=1), 1)
+        both = messages.per_tick and messages.per_tick(lane.problem, lane.hyper, timeline)
+        if both is None:
+            both = tuple(bits * filled for bits in messages.bits(planned.model, lane.hyper))
+        # A tick's bytes are dealt equally to the clients that report.
+        each = (sum(both) / 8 / filled)[:, None]
+        who = np.where(is_there, timeline.clients, 0)
+        used = timeline.steps * energy[0][who] + each * energy[1][who]
+        total = np.concatenate([[0], np.cumsum(np.where(is_there, used, 0).sum(axis=1))])
+        found[number == i] = total[ends[first]]
+    return {"energy": found}
 
 
 def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:

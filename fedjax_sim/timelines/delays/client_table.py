@@ -11,6 +11,8 @@ Every column is optional, and other columns are ignored:
 - `drop_rate`: share of the client's finished updates that never reach the server, from 0 to 0.99.
 - `available`: windows of time in which the client can work, such as `0-480 1200-1440`. An empty
   cell is a client that always can.
+- `energy_step`, `energy_byte`: energy that a local step takes, and a byte that is sent or received,
+  in any unit, from 0; an empty cell is 0. Curves then have the coordinate `energy`.
 - `period`: time after which the windows repeat. An empty cell stands for the end of the last window
   of all clients.
 
@@ -91,6 +93,8 @@ class ClientTable:
       up: `f64[N]`, bits sent per unit of virtual time; None if messages take no time.
       down: `f64[N]`, bits received per unit of virtual time; None if messages take no time.
       drop_rate: `f64[N]`, share of updates that are lost; None if that is not from the table.
+      energy_step: `f64[N]`, energy of a local step; None if energy is not counted.
+      energy_byte: `f64[N]`, energy of a byte that is sent or received; None likewise.
       windows: When clients are available; None if that is not from the table.
     """
 
@@ -105,6 +109,8 @@ class ClientTable:
         up: Any = None,
         down: Any = None,
         drop_rate: Any = None,
+        energy_step: Any = None,
+        energy_byte: Any = None,
         available: Sequence[Windows] | None = None,
         period: Any = None,
     ):
@@ -117,6 +123,8 @@ class ClientTable:
           up: Bits per unit of time, `[N]`, above 0; inf for messages that take no time.
           down: The same for what the client receives.
           drop_rate: Shares of lost updates, `[N]`, from 0 to 0.99.
+          energy_step: Energy of a local step, `[N]`, at least 0.
+          energy_byte: Energy of a byte that is sent or received, `[N]`, at least 0.
           available: Windows of each client; none for a client that is always available.
           period: Time after which windows repeat, `[N]` or one number; None for the latest end.
 
@@ -124,6 +132,7 @@ class ClientTable:
           ConfigError: If a value is not allowed, or the columns differ in length.
         """
         columns = {"rate": rate, "up": up, "down": down, "drop_rate": drop_rate}
+        columns |= {"energy_step": energy_step, "energy_byte": energy_byte}
         sizes = {name: np.shape(column) for name, column in columns.items() if column is not None}
         if names:
             sizes["client"] = (len(names),)
@@ -156,13 +165,19 @@ class ClientTable:
         self.drop_rate = self._column(
             "drop_rate", drop_rate, "from 0 to 0.99", lambda x: (x >= 0) & (x <= 0.99)
         )
+        self.energy_step, self.energy_byte = (
+            self._column(name, columns[name], "a finite number of at least 0", _is_from_0)
+            for name in ("energy_step", "energy_byte")
+        )
         self.windows = None if available is None else self._windows(available, period)
         if available is None and period is not None:
             raise ConfigError("client_table period", "given", "left out without windows")
 
     def __str__(self) -> str:
         """Describe the table by its size and content."""
-        columns = (self.names, self.rate, self.spread, self.up, self.down, self.drop_rate)
+        columns: Any = (self.names, self.rate, self.spread, self.up, self.down, self.drop_rate)
+        if self.counts_energy:
+            columns = (*columns, self.energy_step, self.energy_byte)
         content = repr([np.asarray(x).tolist() for x in columns]) + repr(
             [x.tolist() for x in self.windows or ()]
         )
@@ -173,6 +188,11 @@ class ClientTable:
     def has_bandwidth(self) -> bool:
         """Whether messages take time."""
         return self.up is not None or self.down is not None
+
+    @property
+    def counts_energy(self) -> bool:
+        """Whether the table says what energy steps or bytes take."""
+        return self.energy_step is not None or self.energy_byte is not None
 
     @property
     def has_times(self) -> bool:
@@ -274,6 +294,8 @@ def read_client_table(path: str | Path) -> ClientTable:
         up=numbers("up"),
         down=numbers("down"),
         drop_rate=numbers("drop_rate"),
+        energy_step=numbers("energy_step"),
+        energy_byte=numbers("energy_byte"),
         available=available,
         period=numbers("period"),
     )
@@ -285,6 +307,8 @@ _NUMBERS = {
     "up": np.inf,
     "down": np.inf,
     "drop_rate": 0.0,
+    "energy_step": 0.0,
+    "energy_byte": 0.0,
     "period": np.nan,
 }
 """Columns of numbers, and what an empty cell stands for; None if a cell may not be empty."""

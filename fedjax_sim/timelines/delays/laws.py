@@ -447,6 +447,17 @@ class Clients(Checked):
         )
 
     @property
+    def energies(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Energy of a local step and of a byte of each client, `f64[N]`; None if not counted."""
+        table = self.delays.client_table
+        if table is None or not table.counts_energy:
+            return None
+        none = np.zeros(table.size)
+        return tuple(  # type: ignore[return-value]
+            none if each is None else each for each in (table.energy_step, table.energy_byte)
+        )
+
+    @property
     def times_per_update(self) -> int:
         """Number of running times that add up to the time of an update: K or 1."""
         return self.local_steps if self.delays.time_of == "step" else 1

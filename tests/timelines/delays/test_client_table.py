@@ -3,12 +3,14 @@
 import inspect
 import pickle
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.settings import check
 from fedjax_sim.timelines import (
@@ -226,3 +228,27 @@ def test_names_are_compared_a_few_times_each() -> None:
     assert Compared.compared < 20 * len(names)
     with pytest.raises(ConfigError, match="client in row 2001 is 'client 7', but must be a name"):
         ClientTable(names=[*names, Compared("client 7")])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "oort", "scaffold"])
+def test_energy_is_a_curve(name: str, regression: Callable, small: Callable) -> None:
+    """Steps and bytes of the clients that report; SCAFFOLD's messages are twice as long."""
+    step, byte = np.arange(1.0, 8.0), np.arange(7.0)[::-1] / 100
+    system = fedjax_sim.SYSTEMS[name]
+    hyper = small(system, client_table=ClientTable(energy_step=step, energy_byte=byte))
+    run = fedjax_sim.simulate(system, regression(), hyper, budget=fedjax_sim.Ticks(6), num_evals=3)
+    timeline = run.timelines[0]
+    bits = 2 * 96 * (2 if name == "scaffold" else 1)
+    each = timeline.steps * step[timeline.clients] + bits / 8 * byte[timeline.clients]
+    expected = np.concatenate([[0], np.cumsum(each.sum(axis=1))])[[0, 2, 4, 6]]
+    np.testing.assert_allclose(run.curves.energy, expected)
+
+
+def test_energy_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("client,energy_step,energy_byte\na,2.5,\nb,1,0.25\n")
+    table = read_client_table(path)
+    assert table.counts_energy and table.only_names
+    assert table.energy_step.tolist() == [2.5, 1.0] and table.energy_byte.tolist() == [0.0, 0.25]
+    with pytest.raises(ConfigError, match="energy_step in row 1"):
+        ClientTable([1.0], energy_step=[-1.0])
