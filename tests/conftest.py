@@ -139,7 +139,7 @@ def pytest_collection_finish() -> None:
     Tracing makes so many objects that it would spend an eighth of all time on that.
     """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(200_000, 20, 50)
     gc.enable()
 
 
