@@ -80,7 +80,7 @@ def test_a_loop_of_steps_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     jax.tree.map(equal_in(bound), kept, run.samples)
 
 
-@pytest.mark.of_each_kind(3, but=("langevin", "personal"))
+@pytest.mark.of_each_kind(3, but=("langevin", "personal", "periodic", "buffered"))
 def test_a_scan_is_the_run(bound: Bound, run: fedjax_sim.Run) -> None:
     """Over all events in one call, and in a scan of one's own that is compiled as a whole."""
     assert_like(run, bound, *bound.run(bound.init()))
