@@ -565,7 +565,8 @@ def test_groups_are_drawn_and_swept(call, tmp_path):
 def test_a_killed_run_resumes_with_the_same_bits(call, environment, tmp_path, capsys):
     """With a layout that is given, because processes here have other numbers of devices."""
     layout = "slots_at_once=2,lanes_at_once=false,client_devices=1,lane_devices=1"
-    words = ["run", "quafl", "fedavg", *SMALL, "--evals", "12", "--layout", layout, "--out"]
+    words = ["run", "quafl", "fedavg", *SMALL, "--model", "logistic", "--evals", "12"]
+    words += ["--layout", layout, "--out"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedjax_sim", *words, "broken", "--checkpoint-every", "0.001"],
         cwd=tmp_path,

@@ -12,6 +12,7 @@ under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,24 +50,38 @@ def definition_of(name: str, path: Path) -> tuple[str, Definition | ast.Constant
       The place, and the definition; for a constant the text that follows it, or an empty one.
     """
     found_here: Definition | ast.Constant | None = None
+    for found in in_module(path).get(name, []):
+        if isinstance(found, tuple):
+            other, file = found
+            return definition_of(other, file) if file != path else None
+        found_here = found  # The last one: overloads come first.
+    return found_here and (f"{path.relative_to(ROOT.parent)}: {name}", found_here)
+
+
+@functools.cache
+def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[str, Path]]]:
+    """List what stands behind each name of a module: constants, then definitions and imports.
+
+    An import is the name and the file that it is from.
+    """
+    entries: dict[str, list[Definition | ast.Constant | tuple[str, Path]]] = {}
     tree = ast.parse(path.read_text())
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if ast.unparse(target) == name:
-                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                found_here = after.value if is_text else ast.Constant("")
+            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            text = after.value if is_text else ast.Constant("")
+            entries.setdefault(ast.unparse(target), []).append(text)
     for node in ast.walk(tree):
-        if isinstance(node, Definition) and node.name == name:
-            found_here = node  # The last one: overloads come first.
+        if isinstance(node, Definition):
+            entries.setdefault(node.name, []).append(node)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedjax_sim"):
+            folder = ROOT.parent.joinpath(*str(node.module).split("."))
+            file = folder.with_suffix(".py")
+            found = file if file.exists() else folder / "__init__.py"
             for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    folder = ROOT.parent.joinpath(*str(node.module).split("."))
-                    file = folder.with_suffix(".py")
-                    found = file if file.exists() else folder / "__init__.py"
-                    return definition_of(alias.name, found) if found != path else None
-    return found_here and (f"{path.relative_to(ROOT.parent)}: {name}", found_here)
+                entries.setdefault(alias.asname or alias.name, []).append((alias.name, found))
+    return entries
 
 
 def public_definitions() -> dict[str, Definition | ast.Constant]:

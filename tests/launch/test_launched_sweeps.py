@@ -27,7 +27,7 @@ from tests.engine.test_division import assert_equal_runs
 from tests.kept_files import NUM_FLIPS, Touch, count_refusals, flipped
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
-FAVANO = fedjax_sim.SYSTEMS["favano"]
+FAVANO, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedavg"))
 
 
 def saved(folder: Path, resume: bool = False) -> dict[str, Any]:
@@ -99,24 +99,24 @@ def test_a_launched_sweep_returns_what_the_sweep_returns(
         return Quadratic.of(centers + seed, noise=0.1)
 
     with jax.enable_x64(True):
-        whole = fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **options)
-        run = launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
+        whole = fedjax_sim.sweep(FEDAVG, problem, small(FEDAVG), **options)
+        run = launch.sweep(FEDAVG, problem, small(FEDAVG), **options, **given)
         here: dict[str, Any] = given | {"launcher": Here(2), **saved(tmp_path, resume=True)}
-        again = launch.sweep(FAVANO, problem, small(FAVANO), **options, **here)
+        again = launch.sweep(FEDAVG, problem, small(FEDAVG), **options, **here)
         if is_longer:
             longer = options | {"budget": fedjax_sim.Ticks(10)}
-            further = launch.sweep(FAVANO, problem, small(FAVANO), **longer, **here)
+            further = launch.sweep(FEDAVG, problem, small(FEDAVG), **longer, **here)
             with pytest.raises(ConfigError, match="is 6, but must be at least 10, as in "):
-                launch.sweep(FAVANO, problem, small(FAVANO), **options, **here)
+                launch.sweep(FEDAVG, problem, small(FEDAVG), **options, **here)
             longer |= {"num_evals": 5}
-            assert_equal_runs(further, fedjax_sim.sweep(FAVANO, problem, small(FAVANO), **longer))
+            assert_equal_runs(further, fedjax_sim.sweep(FEDAVG, problem, small(FEDAVG), **longer))
     assert run.models.dtype == np.float64
     assert (run.samples[:, 0] == 0.5).all()
     assert run.curves.stopped_at.values.tolist() == [[-1, 1]] * 3
     assert_equal_runs(run, whole)
     assert_equal_runs(again, whole)
     with pytest.raises(ConfigError, match="new or empty, or else resumed"):
-        launch.sweep(FAVANO, problem, small(FAVANO), **options, **given)
+        launch.sweep(FEDAVG, problem, small(FEDAVG), **options, **given)
 
 
 def test_a_resumed_sweep_keeps_its_parts(small: Callable, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import jax
 import numpy as np
 import pytest
 
@@ -45,12 +44,11 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_schedules_of_systems(name: str, small: Callable) -> None:
+def test_schedules_of_systems(name: str, small: Callable, draw: Callable) -> None:
     """Counts, separations, and the most of a client before each tick."""
     system = fedjax_sim.SYSTEMS[name]
-    with jax.enable_x64(True):
-        drawn = system.timeline(jax.random.key(3), small(system), 40)
-    timeline = Timeline(*(np.asarray(leaf)[:40] for leaf in drawn))
+    drawn = draw(system.timeline, small(system), num_ticks=40, seeds=[3])
+    timeline = Timeline(*(leaf[0, :40] for leaf in drawn))
     found, (counts, separation) = participations_of(timeline, 7), loop(timeline, 7)
     assert found.counts.tolist() == counts
     assert found.separation.tolist() == separation

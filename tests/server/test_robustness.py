@@ -42,6 +42,7 @@ from fedjax_sim.server.rules import (
 from fedjax_sim.settings import ConfigError, check, fields
 from fedjax_sim.streams import stream
 from fedjax_sim.types import Work
+from tests.conftest import slow_but
 
 NUM, SLOTS, DIM, STEPS, RATE = 10, 7, 5, 3, 0.1
 CENTRES = np.random.default_rng(0).normal(size=(NUM, DIM)).astype("float32")
@@ -64,12 +65,11 @@ SYSTEMS = {
 GROUPS = ("hierarchical", "async_hierarchical")
 ONE_REPORT = ("fedasync", "gen_async")
 STALE = ("fedbuff", "fedstaleweight", "favano", "quafl", *ONE_REPORT, *GROUPS)
-QUICK = ("fedavg", "fedbuff")
-"""Systems of which the default tests run what slow tests run for all."""
-every_system = pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SYSTEMS],
-)
+
+
+def every_system_but(quick: str) -> pytest.MarkDecorator:
+    """Run a test for every system, of which one runs by default: rounds or arrivals are enough."""
+    return pytest.mark.parametrize("name", slow_but([quick], SYSTEMS))
 
 
 def settings_of(name: str, **more: Any) -> Any:
@@ -126,7 +126,7 @@ def models_of(found: fedjax_sim.Run) -> np.ndarray:
 # --- all systems, all rules ---
 
 
-@every_system
+@every_system_but("fedavg")
 def test_rules_are_the_mean_where_messages_are_equal(name: str) -> None:
     """Clients with one optimum and equal steps send equal messages in synchronous rounds."""
     if name in STALE:
@@ -140,7 +140,7 @@ def test_rules_are_the_mean_where_messages_are_equal(name: str) -> None:
     assert np.abs(plain).min() > 0.01
 
 
-@every_system
+@every_system_but("fedbuff")
 def test_nothing_that_is_not_finite_gets_through(name: str) -> None:
     """Under every rule, the mean included; lanes without attackers learn something else."""
     rules = rules_of_one_program(rules_for(name))
@@ -156,7 +156,7 @@ def test_nothing_that_is_not_finite_gets_through(name: str) -> None:
     assert (differs.max(axis=0) > 1e-3).all()
 
 
-@every_system
+@every_system_but("fedavg")
 def test_without_attackers_nothing_changes(name: str) -> None:
     """An attack that nobody makes, and an attack of 0 clients that is known, change no bit."""
     plain = models_of(run(name))
@@ -184,22 +184,55 @@ def test_layouts_agree(name: str) -> None:
         np.testing.assert_allclose(other, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_a_rule_alone_is_the_rule_among_others() -> None:
-    """With numbers of their own, and labels that name the rule chosen."""
-    rules = [Median(), Krum(assumed=1), Krum(assumed=2), Bucketing(inner=TrimmedMean(share=0.3))]
-    attack = settings_of("fedbuff", attack=SignFlip(scale=2.0), malicious=0.2)
-    together = run("fedbuff", hyper=attack, settings={"aggregator": rules_of_one_program(rules)})
-    assert list(together.curves.aggregator.values) == list(map(str, rules))
-    assert together.curves.attrs["programs_compiled"] <= 5
-    for rule, model in zip(rules, models_of(together), strict=True):
-        alone = models_of(run("fedbuff", hyper=attack.replace(aggregator=rule)))
-        np.testing.assert_allclose(alone[0], model, rtol=1e-5, atol=1e-6)
-    attacks = [Honest(), SignFlip(), SignFlip(scale=3.0)]
-    swept = run("fedbuff", hyper=attack, settings={"attack": attacks_of_one_program(attacks)})
-    assert list(swept.curves.attack.values) == list(map(str, attacks))
-    for kind, model in zip(attacks, models_of(swept), strict=True):
-        alone = models_of(run("fedbuff", hyper=attack.replace(attack=kind)))
-        np.testing.assert_allclose(alone[0], model, rtol=1e-5, atol=1e-6)
+TOGETHER = {
+    "aggregator": [
+        Median(),
+        Krum(assumed=1),
+        Krum(assumed=2),
+        Bucketing(inner=TrimmedMean(share=0.3)),
+    ],
+    "attack": [Honest(), SignFlip(), SignFlip(scale=3.0)],
+}
+"""Rules that share a program, and attacks."""
+
+
+@pytest.fixture(scope="module")
+def together() -> dict[str, fedjax_sim.Run]:
+    """Run the rules that share a program, and the attacks."""
+    values = {
+        "aggregator": rules_of_one_program(TOGETHER["aggregator"]),
+        "attack": attacks_of_one_program(TOGETHER["attack"]),
+    }
+    return {
+        field: run("fedbuff", hyper=attacked(), settings={field: choices})
+        for field, choices in values.items()
+    }
+
+
+def attacked() -> Any:
+    return settings_of("fedbuff", attack=SignFlip(scale=2.0), malicious=0.2)
+
+
+@pytest.mark.parametrize(
+    ("field", "place"),
+    [
+        *(("aggregator", i) for i in (2, 3)),
+        ("attack", 2),
+        # `test_event_loop` follows the median by hand; the others are of the same kinds.
+        *(pytest.param("aggregator", i, marks=pytest.mark.slow) for i in (0, 1)),
+        *(pytest.param("attack", i, marks=pytest.mark.slow) for i in (0, 1)),
+    ],
+)
+def test_a_rule_alone_is_the_rule_among_others(
+    together: dict[str, fedjax_sim.Run], field: str, place: int
+) -> None:
+    """With numbers of its own, and labels that name the rule or the attack chosen."""
+    found, kinds = together[field], TOGETHER[field]
+    assert list(found.curves[field].values) == list(map(str, kinds))
+    assert found.curves.attrs["programs_compiled"] <= 5
+    alone = models_of(run("fedbuff", hyper=attacked().replace(**{field: kinds[place]})))
+    np.testing.assert_allclose(alone[0], models_of(found)[place], rtol=1e-5, atol=1e-6)
+    assert np.abs(np.delete(models_of(found), place, axis=0) - alone).max(axis=1).min() > 1e-3
 
 
 # --- by hand ---
@@ -233,24 +266,22 @@ def by_hand(name: str, found: fedjax_sim.Run, rule: Callable, forgers: np.ndarra
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff", "favano", "quafl"])
-@pytest.mark.parametrize(
-    ("rule", "reference"),
-    [
-        (Mean(), partial(np.mean, axis=0)),
-        (Median(), partial(np.median, axis=0)),
-        (TrimmedMean(share=0.3), lambda x: np.sort(x, axis=0)[2:-2].mean(axis=0)),
-    ],
-    ids=("mean", "median", "trimmed_mean"),
-)
-def test_event_loop(name: str, rule: Any, reference: Callable) -> None:
-    """The server moves by the rule's centre of progress, malicious progress reversed."""
-    hyper = settings_of(name, aggregator=rule, attack=SignFlip(), malicious=0.3)
-    found = run(name, hyper=hyper, seeds=[3])
+def test_event_loop(name: str) -> None:
+    """The server moves by each rule's centre of progress, malicious progress reversed."""
+    references: dict[Any, Callable] = {
+        Mean(): partial(np.mean, axis=0),
+        Median(): partial(np.median, axis=0),
+        TrimmedMean(share=0.3): lambda x: np.sort(x, axis=0)[2:-2].mean(axis=0),
+    }
+    hyper = settings_of(name, attack=SignFlip(), malicious=0.3)
+    rules = rules_of_one_program(list(references))
+    found = run(name, hyper=hyper, seeds=[3], settings={"aggregator": rules})
     key = stream(jax.random.key(3), "learning")
     forgers = np.asarray(are_malicious(hyper.adversary, key, NUM, jnp.arange(NUM)))
     assert forgers.sum() == 3
-    expected = by_hand(name, found, reference, forgers)
-    np.testing.assert_allclose(models_of(found)[0], expected, rtol=1e-4, atol=1e-5)
+    for model, reference in zip(models_of(found), references.values(), strict=True):
+        expected = by_hand(name, found, reference, forgers)
+        np.testing.assert_allclose(model, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_fednova_gives_the_rule_scaled_messages() -> None:
@@ -290,17 +321,16 @@ def test_groups_have_rules_inside_and_between() -> None:
 
 def test_compressed_messages_are_forged_before_they_are_coded() -> None:
     """An attacker too sends two numbers of five; with feedback both sides keep an estimate."""
+    attacks = attacks_of_one_program([Honest(), SignFlip(scale=5.0)])
     for feedback in (False, True):
         hyper = settings_of(
-            "fedavg",
-            compression=TopK(kept=2),
-            error_feedback=feedback,
-            attack=SignFlip(scale=5.0),
-            malicious=1.0,
+            "fedavg", compression=TopK(kept=2), error_feedback=feedback, malicious=1.0
         )
-        found = run("fedavg", hyper=hyper, budget=Ticks(1), num_evals=1)
-        honest = run("fedavg", hyper=hyper.replace(attack=Honest()), budget=Ticks(1), num_evals=1)
-        np.testing.assert_allclose(models_of(found), -5 * models_of(honest), rtol=1e-5)
+        swept = {"attack": attacks}
+        found = run("fedavg", hyper=hyper, settings=swept, budget=Ticks(1), num_evals=1)
+        honest, forged = models_of(found)
+        np.testing.assert_allclose(forged, -5 * honest, rtol=1e-5)
+        assert np.abs(honest).max() > 0.01
 
 
 def test_privacy_bounds_what_attackers_send() -> None:
@@ -309,10 +339,10 @@ def test_privacy_bounds_what_attackers_send() -> None:
         "privacy": FixedClipping(clip=0.01, noise=0.0),
         "training.sampling": "with_replacement",
     }
-    for attack in (SignFlip(scale=1e6), NotFinite()):
-        hyper = settings_of("fedavg", attack=attack, malicious=0.5, **private)
-        found = models_of(run("fedavg", hyper=hyper, budget=Ticks(1), num_evals=1))
-        assert np.linalg.norm(found) <= 0.0101
+    attacks = {"attack": attacks_of_one_program([SignFlip(scale=1e6), NotFinite()])}
+    hyper = settings_of("fedavg", malicious=0.5, **private)
+    found = run("fedavg", hyper=hyper, settings=attacks, budget=Ticks(1), num_evals=1)
+    assert (np.linalg.norm(models_of(found), axis=1) <= 0.0101).all()
     both = settings_of("fedavg", aggregator=Median(), **private)
     with pytest.raises(ConfigError, match="aggregator is 'median', but must be mean with privacy"):
         run("fedavg", hyper=both)
@@ -480,19 +510,9 @@ def test_a_system_that_sums_by_itself_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("privacy", {"privacy": CorrelatedNoise(noise=2.0)}),
-        ("local_privacy", {"local_privacy": LocalGaussian(noise=2.0)}),
-        ("adversary.attack", {"attack": SignFlip(), "malicious": 0.5}),
-        ("messages.compression", {"compression": TopK(kept=2)}),
-        ("messages.downlink", {"downlink": TopK(kept=2)}),
-    ],
-)
-def test_a_system_that_does_not_ask_its_wire_is_refused(name: str, changes: dict) -> None:
-    """Nothing is counted, and no epsilon stated, of what a step leaves out."""
-    system = SYSTEMS["fedavg"]
+@pytest.fixture(scope="module")
+def asks_for_sums_alone() -> Any:
+    """Return a system that lets its wire sum what is reported, and nothing else."""
 
     def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
         wire = fedjax_sim.server.Wire(problem, hyper, plan)
@@ -510,12 +530,29 @@ def test_a_system_that_does_not_ask_its_wire_is_refused(name: str, changes: dict
 
         return wire.algorithm(init, step)
 
-    own = system._replace(algorithm=algorithm)
+    own = SYSTEMS["fedavg"]._replace(algorithm=algorithm)
     hyper = settings_of("fedavg", aggregator=Median())
     fedjax_sim.sweep(own, quadratic("fedavg"), hyper, budget=Ticks(2))
+    return own
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("privacy", {"privacy": CorrelatedNoise(noise=2.0)}),
+        ("local_privacy", {"local_privacy": LocalGaussian(noise=2.0)}),
+        ("adversary.attack", {"attack": SignFlip(), "malicious": 0.5}),
+        ("messages.compression", {"compression": TopK(kept=2)}),
+        ("messages.downlink", {"downlink": TopK(kept=2)}),
+    ],
+)
+def test_a_system_that_does_not_ask_its_wire_is_refused(
+    asks_for_sums_alone: Any, name: str, changes: dict
+) -> None:
+    """Nothing is counted, and no epsilon stated, of what a step leaves out."""
     left_out = settings_of("fedavg", **changes)
     with pytest.raises(ConfigError, match=f"{name} is .*: this system's step does not ask"):
-        fedjax_sim.sweep(own, quadratic("fedavg"), left_out, budget=Ticks(2))
+        fedjax_sim.sweep(asks_for_sums_alone, quadratic("fedavg"), left_out, budget=Ticks(2))
 
 
 def test_buckets_have_a_plain_rule() -> None:
