@@ -19,6 +19,8 @@ from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.engine.shares import listed
+from fedjax_sim.server.attacks import SignFlip
+from fedjax_sim.server.rules import Mean, Median
 from fedjax_sim.settings import full_name, value_of
 from fedjax_sim.types import Event, Facts
 
@@ -218,9 +220,43 @@ def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
         "budget": fedjax_sim.Ticks(41),
     }
     given = system, regression(), small(system)
-    drawing_program: Any = drawing._draw.quickly
     for checkpoint in (None, fedjax_sim.Checkpoints(tmp_path)):
         listed(*given, **grid).check_schedules(goes_on=checkpoint is not None)
-        programs = drawing_program._cache_size()
+        programs = set(drawing._programs)
+        assert programs
         fedjax_sim.sweep(*given, **grid, checkpoints=checkpoint)
-        assert drawing_program._cache_size() == programs
+        assert set(drawing._programs) == programs
+
+
+def test_settings_that_only_learning_reads_share_the_program_that_draws(
+    small: Callable, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other trees of settings, of other numbers of numbers; a timeline's own are other programs."""
+    monkeypatch.setattr(drawing, "_programs", {})
+    fedbuff = SYSTEMS["fedbuff"]
+
+    def drawn(**changes: Any) -> Any:
+        return drawing.draw_timelines(fedbuff, [3], [small(fedbuff, **changes)], 5)
+
+    plain = drawn()
+    for changes in ({"aggregator": Median()}, {"attack": SignFlip()}, {"lr": 0.2}):
+        jax.tree.map(np.testing.assert_array_equal, drawn(**changes), plain)
+    assert compiled.count("jit(_draw)") == 1
+    drawn(restart="fresh")
+    assert compiled.count("jit(_draw)") == 2
+
+
+def test_programs_with_callbacks_are_not_shared(small: Callable) -> None:
+    """Their texts do not say which function is called, which may depend on a setting."""
+    fedavg, called = SYSTEMS["fedavg"], []
+
+    def timeline(key: Any, hyper: Any, num_ticks: int) -> Any:
+        name = hyper.aggregator.name
+        jax.debug.callback(lambda: called.append(name))
+        return fedavg.timeline(key, hyper, num_ticks)
+
+    changed = fedavg._replace(timeline=timeline)
+    for rule in (Mean(), Median()):
+        drawing.draw_timelines(changed, [3], [small(fedavg, aggregator=rule)], 5)
+        jax.effects_barrier()
+    assert set(called) == {"mean", "median"}

@@ -75,6 +75,10 @@ MOST_REMEMBERED = 8
 them and to run."""
 
 
+MOST_PROGRAMS = 32
+"""Programs that draw which are kept, because other settings may have equal ones."""
+
+
 LEAST = (4, 128)
 """Schedules, and ticks of each, that are drawn at least if they have few slots and clients.
 
@@ -313,7 +317,8 @@ def draw_timelines(
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        draw = partial(_draw.quickly if is_small else _draw.well, system.timeline, rounded)
+        reads = _traced(system, hypers[0]).reads
+        draw = partial(_draw_with, system.timeline, rounded, is_quick=is_small, reads=reads)
         whole: list[np.ndarray] = []
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -394,11 +399,73 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
-@partial(RunsOnce, static_argnums=(0, 1))
+Drawn = tuple[Timeline, dict[str, tuple[Array, Array]]]
+"""Timelines, and the fractions in them that `check_whole` refuses."""
+
+
+def _draw_with(
+    timeline: Callable[[Key, Any, int], Timeline],
+    num_ticks: int,
+    seeds: np.ndarray,
+    hypers: Stacked,
+    *,
+    is_quick: bool,
+    reads: list[bool],
+) -> Drawn:
+    """Draw timelines with a program that all settings share which the timeline takes for equal.
+
+    Settings that differ in what learning alone reads, such as a rule of aggregation, are other
+    trees and are traced anew, but only the first of equal programs is lowered and compiled.
+    """
+    draw = _draw.quickly if is_quick else _draw.well
+    # What the timeline does not read is no input, so that there may be any number of it.
+    varying, shared = (
+        [leaf if is_read else None for leaf, is_read in zip(leaves, reads, strict=True)]
+        for leaves in (hypers.varying, hypers.shared)
+    )
+    leaves, structure = jax.tree.flatten(hypers.replace(varying=varying, shared=shared))
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        return draw(timeline, num_ticks, structure, seeds, leaves)
+    traced = draw.trace(timeline, num_ticks, structure, seeds, leaves)
+    results = jax.tree.structure(traced.out_info)
+    known = timeline, is_quick, _identity_of_program(traced.jaxpr), results
+    if known not in _programs:
+        # With what was traced, so that nothing else gets its number.
+        _programs[known] = traced.lower().compile(), traced.jaxpr
+        for old in list(_programs)[:-MOST_PROGRAMS]:
+            _programs.pop(old, None)
+    program, _ = _programs[known]
+    return program(seeds, leaves)
+
+
+_programs: dict[tuple, tuple[Callable[..., Drawn], ClosedJaxpr]] = {}
+
+
+@functools.lru_cache(maxsize=256)
+def _identity_of_program(program: ClosedJaxpr) -> tuple[str, int]:
+    """Return what tells programs of a timeline apart. Those with callbacks equal themselves alone.
+
+    Which function of Python a program calls back is not in its text.
+    """
+    return hash_traced(program), id(program) if "callback" in str(program) else 0
+
+
+@partial(RunsOnce, static_argnums=(0, 1, 2))
 def _draw(
-    timeline: Callable[[Key, Any, int], Timeline], num_ticks: int, seeds: Any, hypers: Stacked
-) -> tuple[Timeline, dict[str, tuple[Array, Array]]]:
-    """Draw timelines, and find the fractions that `check_whole` refuses."""
+    timeline: Callable[[Key, Any, int], Timeline],
+    num_ticks: int,
+    structure: Any,
+    seeds: Any,
+    leaves: list[Any],
+) -> Drawn:
+    """Draw timelines, and find the fractions."""
+    hypers = jax.tree.unflatten(structure, leaves)
+    # Nobody reads the others.
+    shared = [
+        np.ones(()) if here is None and everywhere is None else everywhere
+        for here, everywhere in zip(hypers.varying, hypers.shared, strict=True)
+    ]
+    hypers = hypers.replace(shared=shared)
 
     def lane(seed: Any, varying: list[Any]) -> Timeline:
         key = stream(jax.random.key(seed), "timeline")
