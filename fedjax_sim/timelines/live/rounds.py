@@ -187,6 +187,7 @@ def live_rounds(
     select: Callable[[Key, Choosing], Asked],
     *,
     num_used: Count,
+    most_steps: Count | None = None,
     first: Callable[[Any, Any], Any] = _nothing,
     learn: Callable[[Key, Shown], Any] = _same,
 ) -> Clock:
@@ -197,6 +198,8 @@ def live_rounds(
       select: From the lane's clock key and the round to whom the server asks, and what it remembers
         of that. Draw from `fold_in` of the key and `round.number`.
       num_used: Reports S that are used in a round: the first ones.
+      most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
+        None.
       first: From the settings and the clients drawn to what the choice remembers at first.
       learn: From the lane's clock key and what the round has shown to what it remembers then.
 
@@ -205,6 +208,8 @@ def live_rounds(
       or until its deadline, plus `clock.server_interact`. If nobody is asked it lasts until its
       deadline, without which the lane ends.
     """
+
+    most = hyper.local_steps if most_steps is None else most_steps
 
     def init(key: Key) -> Round:
         drawn = draw_clients(key, hyper)
@@ -223,7 +228,7 @@ def live_rounds(
             given = None if asked.steps is None else steps[None]
             ticks = number[None]
             work = draw_work_times(
-                key, who[None], hyper, given, ticks=ticks, speeds=devices.speeds
+                key, who[None], hyper, given, ticks=ticks, speeds=devices.speeds, most=most
             )[0]
         else:
             work = running_time(devices, who, number)

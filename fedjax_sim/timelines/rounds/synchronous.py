@@ -196,6 +196,7 @@ def draw_work_times(
     *,
     ticks: Array | None = None,
     speeds: Speeds | None = None,
+    most: int | None = None,
 ) -> Array:
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
@@ -204,6 +205,8 @@ def draw_work_times(
       steps: `i[T, S]`, local steps of each slot; None for `hyper.local_steps` everywhere.
       ticks: `i[T]`, numbers of the ticks; from 0 if None.
       speeds: Those of all clients, `f64[N]`; drawn if None.
+      most: The most local steps, if they are known: an accelerator then need not ask the host how
+        often to draw.
 
     Returns:
       Virtual times, `f64[T, S]`; of any value in empty slots.
@@ -234,7 +237,7 @@ def draw_work_times(
         return total + jnp.where(q < num_times, draw(jax.random.fold_in(key, q), 1), 0)
 
     nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
-    return jax.lax.fori_loop(0, num_times.max(), add, nothing)
+    return jax.lax.fori_loop(0, num_times.max() if most is None else most, add, nothing)
 
 
 def _trace_time(clients: Array, hyper: Any) -> Array:
