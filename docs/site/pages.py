@@ -117,7 +117,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     for path in sorted((ROOT / "experiments" / "figures").glob("*.png")):
         address = f"figures/{path.name}"
         files.append(File.generated(config, address, abs_src_path=str(path)))
-    for name in SYSTEMS:
+    for name in (name for name, system in SYSTEMS.items() if system.live is None):
         picture = png_of(schedule_figure(name))
         files.append(File.generated(config, f"images/schedule_{name}.png", content=picture))
     return files
@@ -372,11 +372,7 @@ def algorithm_page(name: str) -> str:
             "",
             "## Schedule",
             "",
-            f"![Who computes when, and how stale reports are](../images/schedule_{name}.png)",
-            "",
-            "The first actions of the server at the default settings, before anything is learnt;",
-            "see [Reading a timeline](../guides/reading_a_timeline.md).",
-            "",
+            *schedule_of(name),
             *picture_of(name),
             "## Settings",
             "",
@@ -392,6 +388,23 @@ def algorithm_page(name: str) -> str:
             "",
         ]
     )
+
+
+def schedule_of(name: str) -> list[str]:
+    """Show the schedule of a system's default settings, if it is known before learning."""
+    if SYSTEMS[name].live is not None:
+        return [
+            "Its schedule follows from what is learnt, see [live",
+            "clocks](../timelines.md#live-clocks).",
+            "",
+        ]
+    return [
+        f"![Who computes when, and how stale reports are](../images/schedule_{name}.png)",
+        "",
+        "The first actions of the server at the default settings, before anything is learnt;",
+        "see [Reading a timeline](../guides/reading_a_timeline.md).",
+        "",
+    ]
 
 
 def schedule_figure(name: str) -> "Figure":

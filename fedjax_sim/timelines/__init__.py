@@ -11,6 +11,8 @@ by what the server waits for:
 - `grouped`: for groups of clients behind local servers, all of them (`Groups`) or some
   (`GroupArrivals`).
 
+Where who takes part, and when, follows from what is learnt, the clock is a state instead: `live`.
+
 What clocks are made of:
 
 - `delays`: how long work and messages take, when clients are available and what is lost: laws
