@@ -126,7 +126,9 @@ def test_extras_are_described() -> None:
 
 def test_clocks_are_those_of_the_systems_named() -> None:
     """In the table of clocks, each system's settings are those of the row's clock, and no more."""
-    rows = re.findall(r"^\| `(\w+)` \|(.*)$", (DOCS / "timelines.md").read_text(), re.MULTILINE)
+    page = (DOCS / "timelines.md").read_text()
+    planned, live = page.split("## Which clock do I need?")
+    rows = re.findall(r"^\| `(\w+)` \|(.*)$", planned, re.MULTILINE)
     clocks = {getattr(timelines, name): systems for name, systems in rows}
     named = set()
     for clock, text in clocks.items():
@@ -135,6 +137,9 @@ def test_clocks_are_those_of_the_systems_named() -> None:
             assert next(base for base in bases if base in clocks) is clock, name
             named.add(clock)
     assert set(clocks) == named
+    # The table of live clocks names all systems that have one.
+    found = re.findall(r"systems/(\w+)\.py", live.partition("## How long work takes")[0])
+    assert set(found) == {name for name, system in SYSTEMS.items() if system.live is not None}
 
 
 def prose_of(text: str) -> str:
