@@ -18,7 +18,7 @@ KINDS = {
         "mimelite",
         "fedavgm",
     ),
-    "live": ("oort", "powerofchoice", "tifl", "fedcs", "adacomm", "pisces", "fedat", "safa"),
+    "live": ("oort", "pisces", "fedat", "safa"),
     "personal": ("ditto", "fedper"),
     "periodic": ("favano", "quafl"),
     "buffered": ("fedbuff", "fedasync", "fedstaleweight", "gen_async"),

@@ -110,6 +110,7 @@ def test_if_the_number_never_changes_it_is_fedavg() -> None:
     np.testing.assert_array_equal(ours.curves.local_steps, planned.curves.local_steps)
 
 
+@pytest.mark.slow
 def test_a_budget_of_time_ends_lanes() -> None:
     """The estimate of the number of ticks allows for rounds of one step."""
     hyper = settings(runtime_law="runtime_exp", interval=20.0)
@@ -122,6 +123,7 @@ def test_a_budget_of_time_ends_lanes() -> None:
         assert timeline.steps[0].max() == 12 and timeline.steps[-1].max() < 12
 
 
+@pytest.mark.slow
 def test_if_all_reports_are_lost_the_number_stays() -> None:
     hyper = settings(num_selected=1, drop_rate=0.9, interval=1.0)
     found = trace(adacomm.system, PROBLEM, hyper, ticks=30)

@@ -97,6 +97,7 @@ def test_it_is_the_event_loop_of_the_paper() -> None:
     assert max(t - tick.reports[0][1] for t, tick in enumerate(ticks)) > 3
 
 
+@pytest.mark.slow
 def test_with_one_tier_it_is_fedavg() -> None:
     """Everyone takes part: rounds, times and models of FedAvg."""
     shared = {"num_clients": 5, "num_selected": 5, "local_steps": 3, "batch_size": 1, "lr": 0.1}
@@ -130,6 +131,7 @@ def test_the_tier_of_fewest_updates_weighs_most() -> None:
     np.testing.assert_allclose(state.server, 0.2 * fast + 0.8 * slow, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_round_that_is_lost_changes_nothing_but_the_clock() -> None:
     hyper = settings(drop_rate=0.7, on_time=20.0, off_time=10.0)
     bound = fedjax_sim.bind(fedat.system, problem_of(NUM), hyper, budget=Ticks(NUM_TICKS))

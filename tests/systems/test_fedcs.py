@@ -120,6 +120,7 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
         np.testing.assert_array_equal(found.needed, found.steps.sum(axis=1))
 
 
+@pytest.mark.slow
 def test_with_a_deadline_for_everyone_it_is_fedavg() -> None:
     """The slowest client's time is the deadline, though rounding makes it a little shorter."""
     law = {"runtime_law": "runtime_constant", "num_selected": CLIENTS}
@@ -146,6 +147,7 @@ def test_no_client_slower_than_the_deadline_is_asked_and_time_ends_lanes() -> No
     assert np.diff(timeline.time, prepend=0).max() <= np.median(STEPS / SPEEDS) + 0.5001
 
 
+@pytest.mark.slow
 def test_clients_of_a_trace_expect_the_mean_of_their_rows() -> None:
     """Times alternate, so the slower half of the rows of those who are asked may be late."""
     client = np.repeat(np.arange(CLIENTS), 2)

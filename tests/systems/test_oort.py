@@ -122,6 +122,7 @@ def test_everyone_who_is_there_takes_part() -> None:
     np.testing.assert_allclose(run.curves.time, plain.curves.time, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rounds_get_shorter_and_reserves_are_left_out() -> None:
     """Against a uniform choice from the same clients; and with 6 asked of whom 4 are used."""
     problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=START)

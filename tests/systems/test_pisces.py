@@ -129,6 +129,7 @@ def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any]) -> None:
     assert any(version < t for t, tick in enumerate(ticks) for _, version, _ in tick.reports)
 
 
+@pytest.mark.slow
 def test_no_report_is_staler_than_the_bound_once_response_times_are_known() -> None:
     """The paper's Theorem: b, whatever the speeds, if no tick is cut short by its slots."""
     hyper = settings(staleness_bound=3.0, most_reports=9)
@@ -160,6 +161,7 @@ def test_with_all_at_work_and_no_pace_it_is_fedbuff() -> None:
     np.testing.assert_allclose(found.samples, known.samples, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_one_at_work_it_goes_on_from_the_newest_model() -> None:
     """No staleness, and without a discount always the client of the largest losses."""
     problem, hyper = problem_of(4), settings(num_clients=4, concurrency=1, **delays_of(4))
@@ -181,6 +183,7 @@ def test_with_one_at_work_it_goes_on_from_the_newest_model() -> None:
         np.testing.assert_allclose(run.samples[t + 1], model, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_clients_that_are_lost_or_away_are_replaced() -> None:
     """Reports go on, nobody is at work twice, and lost reports are in no tick."""
     hyper = settings(drop_rate=0.4, on_time=20.0, off_time=10.0)

@@ -69,6 +69,7 @@ def test_own_loop() -> None:
     )
 
 
+@pytest.mark.slow
 def test_candidates_by_their_examples() -> None:
     """Clients with twice as many examples are drawn about twice as often if few are drawn."""
 

@@ -127,6 +127,7 @@ def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any], happens: set
     assert max(staleness) == hyper.lag_tolerance - 1
 
 
+@pytest.mark.slow
 def test_with_everyone_picked_it_is_fedavg() -> None:
     """C = 1 without crashes: rounds, times and models of FedAvg."""
     shared = {"num_clients": 5, "num_selected": 5, "local_steps": 3, "batch_size": 1, "lr": 0.1}
@@ -141,6 +142,7 @@ def test_with_everyone_picked_it_is_fedavg() -> None:
     np.testing.assert_allclose(found.samples, known.samples, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_the_clock_and_the_algorithm_know_of_the_clients_agrees() -> None:
     """Both follow which version each client has: after breaks, crashes and empty rounds too."""
     hyper = settings(drop_rate=0.5, deadline=2.0, on_time=20.0, off_time=10.0)

@@ -132,6 +132,7 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(case: str) -> None:
         assert set(found.memory.current.tolist()) == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_one_tier_of_everyone_is_fedavg_after_profiling() -> None:
     hyper = settings(num_tiers=1, num_selected=CLIENTS)
     options: dict[str, Any] = {"budget": Ticks(15), "num_evals": 5}
@@ -145,6 +146,7 @@ def test_one_tier_of_everyone_is_fedavg_after_profiling() -> None:
     np.testing.assert_allclose(ours.curves.loss, planned.curves.loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_of_the_clients_test_examples() -> None:
     """On images the tiers' accuracies are means of what problems report for each client."""
     digits = datasets.load("digits")
@@ -171,6 +173,7 @@ def test_without_test_examples_it_is_the_loss_and_time_ends_lanes() -> None:
     assert set(found.ended[: last + 1]) == {""} and set(found.ended[last + 1 :]) == {"budget"}
 
 
+@pytest.mark.slow
 def test_clients_that_are_away_are_not_asked() -> None:
     """Every second one is away from time 100 to 200."""
     hours = [[(0.0, 100.0)] if i % 2 else [(0.0, 200.0)] for i in range(CLIENTS)]

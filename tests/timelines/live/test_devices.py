@@ -20,6 +20,7 @@ from fedjax_sim.timelines.live.devices import (
     times_of_work,
 )
 from fedjax_sim.types import Array
+from tests.conftest import slow_but
 
 N, NUMBER = 40, 60
 SPREADS = {"runtime_uniform": 0.5, "runtime_normal": 0.5, "runtime_shifted_exp": 0.5}
@@ -43,7 +44,7 @@ def live_devices(hyper: Any, seed: int = 0) -> Any:
     return devices_of(key, hyper, draw_clients(key, hyper))
 
 
-@pytest.mark.parametrize("time_of", ["step", "update"])
+@pytest.mark.parametrize("time_of", slow_but(["step"], ["step", "update"]))
 @pytest.mark.parametrize("law", RUNTIME_LAWS)
 def test_laws_of_running_times(law: str, time_of: str) -> None:
     """Two samples of other draws, by Kolmogorov and Smirnov; and a law that is not this one."""

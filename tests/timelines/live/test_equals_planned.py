@@ -46,7 +46,7 @@ def settings_of(case: str, small: Callable) -> Any:
     return small(SYSTEMS[name], **(own | law | changes))
 
 
-@pytest.mark.parametrize("case", slow_but(list(CASES)[:5], CASES))
+@pytest.mark.parametrize("case", slow_but([list(CASES)[i] for i in (1, 3, 4)], CASES))
 def test_schedules_and_models_are_equal(
     case: str, live: dict[str, System], regression: Callable, small: Callable
 ) -> None:
@@ -76,7 +76,7 @@ def test_schedules_and_models_are_equal(
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["fedbuff", "gen_async"], ["fedavg", "fedbuff", "fedasync", "gen_async"])
+    "name", slow_but(["fedbuff"], ["fedavg", "fedbuff", "fedasync", "gen_async"])
 )
 def test_a_schedule_taken_live_has_the_same_bits(
     name: str, regression: Callable, small: Callable
@@ -119,6 +119,7 @@ def test_a_schedule_that_ends_leaves_nothing_to_wait_for(
     assert "nobody ever reports" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_mean_staleness_is_that_of_tasks_in_flight(live: dict[str, System]) -> None:
     """(M - 1) / Z, whatever the speeds are, in a live clock's own 32 bits."""
     from fedjax_sim.problems import Quadratic
