@@ -96,8 +96,8 @@ class Kind(NamedTuple):
 
 
 LIKE_OORT = ("powerofchoice", "tifl", "fedcs", "adacomm")
-"""Systems that are FedAvg's algorithm on a live clock of rounds, as Oort is; their clocks have tests
-of their own."""
+"""Systems that are FedAvg on a live clock of rounds, as Oort is; their clocks have tests of their
+own."""
 LIKE_FEDAVGM = ("fedopt", "fedadagrad", "fedadam", "fedyogi")
 """Systems of FedAvgM's code with other optimizers on the server, which are not linear."""
 

@@ -259,7 +259,7 @@ def test_nobody_takes_part_and_nothing_is_counted(regression: Callable, small: C
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_packed", slow_but([True], [False, True]))
-@pytest.mark.parametrize("name", slow_but(["powerofchoice"], ["fedavg", "powerofchoice"]))
+@pytest.mark.parametrize("name", slow_but(["oort"], ["fedavg", "oort"]))
 def test_members_of_a_family_may_change_their_events(
     name: str, is_packed: bool, regression: Callable, small: Callable
 ) -> None:
