@@ -1,7 +1,7 @@
 """AdaComm (Wang and Joshi 2019, SysML, arXiv 1810.08313): local steps that follow the loss.
 
     x -> `state.server`    tau_0 -> `hyper.local_steps`     tau -> `steps`    l T_0 -> `due`
-    F(x) -> `loss`         T_0 -> `communication.interval`  gamma -> `communication.shrink`
+    F(x) -> `loss`      T_0 -> `communication.adapt_every`      gamma -> `communication.shrink`
 
 Rare averaging is cheap in time, and frequent averaging attains a lower loss. So clients do many
 local steps between two averages at first, and fewer as the loss falls. At the beginning of each
@@ -60,7 +60,7 @@ from fedjax_sim.types import EMPTY, Array, Hints, Key
 class Communication(Checked):
     """Settings of how many local steps there are between two averages."""
 
-    interval: float = real(
+    adapt_every: float = real(
         100.0,
         "Virtual time after which the number of local steps is chosen again, T_0.",
         above=0,
@@ -124,7 +124,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def first(hyper: Hyper, drawn: Any) -> Memory:
         unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
-        return Memory(jnp.int32(hyper.local_steps), unknown, Instant.at(settings.interval))
+        return Memory(jnp.int32(hyper.local_steps), unknown, Instant.at(settings.adapt_every))
 
     def select(key: Key, now: Choosing) -> Asked:
         round_key = jax.random.fold_in(stream(key, "choice"), now.round.number)
@@ -146,11 +146,11 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)
         # Without a report the loss is unknown: the next round with one decides.
         is_due = ~now.is_before(due) & ~jnp.isnan(loss)
-        passed = jnp.floor(now.since(due) / settings.interval) + 1
+        passed = jnp.floor(now.since(due) / settings.adapt_every) + 1
         return Memory(
             jnp.where(is_due, fewer, steps).astype("int32"),
             first_loss,
-            due.later(passed * settings.interval).where(is_due, due),
+            due.later(passed * settings.adapt_every).where(is_due, due),
         )
 
     return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)

@@ -9,7 +9,7 @@ All candidates get the model and send a loss, the chosen send a model, and a los
 evaluation.
 
 Deviation: the paper draws candidates in proportion to their examples, which is
-`selection="by_examples"`. By default they are uniform, as in other systems.
+`candidates="by_examples"`. By default they are uniform, as in other systems.
 
 Deviation: losses are those of a mini-batch of each candidate, the paper's variant cpow-d, and not
 of all its examples, because they cost one gradient then. They take no time unless `loss_time` says
@@ -47,7 +47,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
     num_chosen: int = count(3, "Candidates with the largest losses, which train, m.")
-    selection: str = choice(
+    candidates: str = choice(
         "uniform",
         ("uniform", "by_examples"),
         'Who is a candidate. "uniform": a uniform set of clients. "by_examples": chances in '
@@ -81,7 +81,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     def select(key: Key, now: Choosing) -> Asked:
         number, draws = now.round.number, stream(key, "cohorts")
         is_here = now.available()
-        if hyper.selection == "uniform":
+        if hyper.candidates == "uniform":
             order = shuffled_index(
                 shuffle_bits(draws), jnp.arange(hyper.num_clients), hyper.num_clients, number
             )

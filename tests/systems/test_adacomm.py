@@ -25,7 +25,7 @@ CONSTANT: dict[str, Any] = {"runtime_law": "runtime_constant", "client_table": C
 def settings(**changes: Any) -> adacomm.Hyper:
     """Return settings of clients whose steps take constant times."""
     given = {"num_clients": CLIENTS, "num_selected": CLIENTS, "local_steps": 12, "lr": RATE}
-    given |= {"batch_size": 1, "interval": 50.0, "server_interact": 2.0} | CONSTANT
+    given |= {"batch_size": 1, "adapt_every": 50.0, "server_interact": 2.0} | CONSTANT
     return adacomm.Hyper(**(given | changes))
 
 
@@ -44,7 +44,7 @@ def wanted_steps(now_loss: float, first_loss: float, most: int) -> int:
     "changes",
     [
         {"shrink": 0.9},
-        {"num_selected": 4, "pace": "speed", "interval": 5.0, "shrink": 1.0},
+        {"num_selected": 4, "pace": "speed", "adapt_every": 5.0, "shrink": 1.0},
         {"num_selected": 3, "num_asked": 5, "shrink": 1.0},
     ],
 )
@@ -53,7 +53,7 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
     found = trace(adacomm.system, PROBLEM, hyper, ticks=TICKS)
     settled = hyper.communication
     x, tau, now = np.full(3, 5.0), hyper.local_steps, 0.0
-    due, first_loss, by_loss, by_shrink = float(settled.interval), None, 0, 0
+    due, first_loss, by_loss, by_shrink = float(settled.adapt_every), None, 0, 0
     for r in range(TICKS):
         cohort = np.asarray(jax.random.permutation(choice_key(0, r), CLIENTS))[: hyper.num_asked]
         steps = dict.fromkeys(cohort.tolist(), tau)
@@ -85,7 +85,7 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
             by_loss, by_shrink = by_loss + (fewer < tau), by_shrink + (fewer >= tau)
             tau = fewer if fewer < tau else max(1, int(settled.shrink * tau + 1e-6))
             while due <= now:
-                due += float(settled.interval)
+                due += float(settled.adapt_every)
         assert found.memory.steps[r] == tau
         assert found.memory.first_loss[r] == pytest.approx(first_loss, rel=1e-5)
         ours = float(found.memory.due.value[r]) + float(found.memory.due.rest[r])
@@ -99,7 +99,7 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
 
 def test_if_the_number_never_changes_it_is_fedavg() -> None:
     """Everyone takes part, in rounds as long as those of the planned clock."""
-    hyper = settings(interval=1e6)
+    hyper = settings(adapt_every=1e6)
     options: dict[str, Any] = {"budget": Ticks(15), "num_evals": 5}
     ours = fedjax_sim.simulate(adacomm.system, PROBLEM, hyper, **options)
     given = {"num_clients": CLIENTS, "num_selected": CLIENTS, "local_steps": 12, "lr": RATE}
@@ -113,7 +113,7 @@ def test_if_the_number_never_changes_it_is_fedavg() -> None:
 @pytest.mark.slow
 def test_a_budget_of_time_ends_lanes() -> None:
     """The estimate of the number of ticks allows for rounds of one step."""
-    hyper = settings(runtime_law="runtime_exp", interval=20.0)
+    hyper = settings(runtime_law="runtime_exp", adapt_every=20.0)
     run = fedjax_sim.sweep(
         adacomm.system, PROBLEM, hyper, seeds=3, budget=Time(400.0), num_evals=20
     )
@@ -125,7 +125,7 @@ def test_a_budget_of_time_ends_lanes() -> None:
 
 @pytest.mark.slow
 def test_if_all_reports_are_lost_the_number_stays() -> None:
-    hyper = settings(num_selected=1, drop_rate=0.9, interval=1.0)
+    hyper = settings(num_selected=1, drop_rate=0.9, adapt_every=1.0)
     found = trace(adacomm.system, PROBLEM, hyper, ticks=30)
     is_empty = (found.clients < 0).all(axis=1)
     assert is_empty.sum() > 10
@@ -137,7 +137,7 @@ def test_if_all_reports_are_lost_the_number_stays() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"interval": 0.0}, "communication.interval is 0.0, but must be .*above 0"),
+        ({"adapt_every": 0.0}, "communication.adapt_every is 0.0, but must be .*above 0"),
         ({"shrink": 1.5}, "communication.shrink is 1.5, but must be .*at most 1"),
         ({"pace": "slow"}, "communication.pace is 'slow', but must be one of equal, speed"),
         ({"time_of": "update"}, "delays.time_of is 'update', but must be .*shorter"),
@@ -155,7 +155,7 @@ def test_a_trace_is_refused() -> None:
         "num_selected": 3,
         "batch_size": 1,
         "trace": rows,
-        "interval": 5.0,
+        "adapt_every": 5.0,
     }
     with pytest.raises(ConfigError, match=r"delays.trace .* fewer local steps"):
         fedjax_sim.simulate(adacomm.system, PROBLEM, adacomm.Hyper(**given), budget=Ticks(2))

@@ -80,7 +80,7 @@ def test_candidates_by_their_examples() -> None:
             return jnp.asarray([1, 1, 1, 1, 1, 2, 2, 2, 2], "int32")
 
     problem = Sized.of(CENTERS, curvature=CURVATURE, start=START)
-    hyper = hyper_of(selection="by_examples", num_selected=1, num_chosen=1)
+    hyper = hyper_of(candidates="by_examples", num_selected=1, num_chosen=1)
     options: dict[str, Any] = {"budget": fedjax_sim.Ticks(2000), "num_evals": 1}
     run = fedjax_sim.simulate(powerofchoice.system, problem, hyper, **options)
     counts = np.bincount(run.timelines[0].clients[:, 0], minlength=N)
