@@ -16,7 +16,9 @@ from tests.conftest import slow_but
 
 UNIT = 1024.0
 """Units of the second schedule in one of the first: a power of 2, so that products are exact."""
-WITH_A_TABLE = [s for s in fedjax_sim.SYSTEMS.values() if "delays.client_table" in fields(s.Hyper)]
+PLANNED = [system for system in fedjax_sim.SYSTEMS.values() if system.live is None]
+"""Systems whose schedules are drawn. Live ones have the same delays."""
+WITH_A_TABLE = [s for s in PLANNED if "delays.client_table" in fields(s.Hyper)]
 WITH_A_TRACE = [
     s for s in WITH_A_TABLE if "delays.trace" in fields(s.Hyper) and s.name != "gen_async"
 ]
