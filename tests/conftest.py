@@ -209,7 +209,7 @@ def coordinates(params: jax.Array) -> dict[str, jax.Array]:
 
 
 MEMORY_MAPS = Path("/proc/self/maps")
-MOST_MAPS = 30_000
+MOST_MAPS = 20_000
 """Memory maps from which on compiled programs are dropped; Linux allows 65,530 by default."""
 
 
