@@ -14,7 +14,7 @@ from fedjax_sim import Checkpoints, Keep, Layout, Ticks, Time, Watch
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, fedbuff, oort
 from fedjax_sim.timelines.live import Clock, Instant, Live, Received, Sizes, with_clock
-from fedjax_sim.types import EMPTY, Event, Key, System
+from fedjax_sim.types import EMPTY, Event, Hints, Key, System
 from tests.conftest import slow_but
 
 ALONE = Layout(4, False, 1)
@@ -56,7 +56,11 @@ def paced(
         return Clock(init, next_tick, after, in_use)
 
     return with_clock(
-        fedavg.system, Live(lambda hyper: sizes, clock), name="paced", can_repeat=can_repeat
+        fedavg.system,
+        Live(lambda hyper: sizes, clock),
+        name="paced",
+        can_repeat=can_repeat,
+        hints=Hints(lambda hyper, time: 20),
     )
 
 
@@ -320,8 +324,17 @@ def test_sentences(sweep: Callable, regression: Callable, small: Callable) -> No
         sweep(with_clock(fedavg.system, Live(lambda hyper: Sizes(3, 5), PACED.live.clock)))
 
 
-def test_an_estimate_of_the_ticks_is_enough(regression: Callable, small: Callable) -> None:
-    """Without `most_ticks`: four times what the system's hint says."""
+def test_an_estimate_of_the_ticks_is_enough(
+    regression: Callable, small: Callable, sweep: Callable
+) -> None:
+    """Without `most_ticks`: four times what the system's hint says, by which evaluations are."""
     hyper = small(oort.system, local_steps=5)
     run = fedjax_sim.simulate(oort.system, regression(), hyper, budget=Time(500.0), num_evals=20)
     assert run.curves.ended == "budget" and run.timelines[0].time[-1] >= 500
+    # Twenty ticks are estimated, and eighty allowed: every second is evaluated, or every fourth.
+    for num_evals, every in ((10, 2), (5, 4)):
+        options = {"settings": {"lr": [0.05]}, "seeds": [0], "num_evals": num_evals}
+        few = sweep(budget=Time(12.0, most_ticks=80), **options)
+        assert np.diff(few.curves.ticks)[0, 0, 0] == every
+    many = sweep(budget=Time(200.0, most_ticks=80), num_evals=5)
+    assert many.curves.sizes["eval"] > 10
