@@ -324,6 +324,7 @@ def test_mixtures_are_fitted_by_systems_of_expectation_maximisation(call, tmp_pa
     assert not any(name.startswith("pi_") for name in pictures)
 
 
+@pytest.mark.slow
 def test_a_second_run_takes_another_folder(call, tmp_path):
     call("run", "fedavg", *QUICK)
 

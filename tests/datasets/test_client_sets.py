@@ -286,6 +286,7 @@ def test_the_command_line_prints_what_to_fetch(capsys, monkeypatch) -> None:
         assert all(file in printed for file in row["raw files"].split(", "))
 
 
+@pytest.mark.slow
 def test_sequences_of_words_train_a_network(load, tmp_path) -> None:
     import jax
 

@@ -31,6 +31,7 @@ def run_example(name: str) -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
+@pytest.mark.slow
 def test_regression_on_a_dataframe() -> None:
     """Errors are labelled by the clinics' names, and learning makes them smaller."""
     scope = run_example("dataframe_regression")

@@ -163,6 +163,7 @@ def test_other_facts_give_the_results_of_a_fresh_call(
     assert_same(after, afresh(lambda: sweep(distances(), hyper(**settings), **options)))
 
 
+@pytest.mark.slow
 def test_other_rows_and_steps_of_an_asynchronous_schedule() -> None:
     """Schedules of equal shapes whose stores have other sizes, and the other way round."""
     system = fedjax_sim.SYSTEMS["fedbuff"]
@@ -280,6 +281,7 @@ def test_no_data_are_kept_alive() -> None:
     assert np.isfinite(loss_of(run)).all()
 
 
+@pytest.mark.slow
 def test_several_threads(asked: list[str]) -> None:
     """Calls at the same time return what they return one after another."""
     calls = [{}, {"lr": 0.1}, {"local_steps": 3}, {"drop_rate": 0.5}] * 2

@@ -93,6 +93,7 @@ def test_the_second_stage_runs_own_rates_on_both_inputs(accuracy: xr.DataArray) 
     assert list(table2_grid._chosen([], best)) == names
 
 
+@pytest.mark.slow
 def test_both_stages_run(tmp_path: Path) -> None:
     done = run("favano/table2_grid", "--smoke", "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -142,6 +142,7 @@ def test_a_part_says_what_it_is(parts: list[Path]) -> None:
     assert sorted(lanes) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_parts_that_do_not_belong_together_are_refused(
     parts: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

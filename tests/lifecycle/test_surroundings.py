@@ -88,6 +88,7 @@ def test_lists_and_logs_do_not_depend_on_the_language(
     assert ",‖,1\n" in (tmp_path / "log.csv").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(os, "getuid") or os.getuid() != 0 or shutil.which("setpriv") is None,
     reason="only root may become a user without an entry",

@@ -39,6 +39,7 @@ def test_all_guesses_right() -> None:
     assert found == pytest.approx(np.log(right / (1 - right)), abs=2e-6)
 
 
+@pytest.mark.slow
 def test_randomised_response_is_seldom_above_its_epsilon() -> None:
     """Of 2,000 audits of answers that are (1, 0)-private at most 5 % and 5 standard errors fail."""
     random = np.random.default_rng(0)

@@ -40,6 +40,7 @@ def test_half_of_the_images_are_mirrored() -> None:
     assert abs(mirrored.mean() - 0.5) < 4 * 0.5 / 4000**0.5
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_images() -> None:
     augment = Augmentation()
     first, again, other = (augment(jax.random.key(seed), IMAGES) for seed in (1, 1, 2))

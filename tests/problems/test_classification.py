@@ -83,6 +83,7 @@ def test_models_get_random_streams_in_local_steps_only() -> None:
     np.testing.assert_allclose(problem.evaluate(params)["loss"], np.log(10), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_prior_adds_a_ridge_to_the_loss_of_every_example(cancer: datasets.Dataset) -> None:
     """Its gradient is precision / n times the parameters: the prior's, divided by n examples."""
     part = iid(cancer.train_labels, num_clients=3, seed=0)

@@ -44,6 +44,7 @@ def test_gaussian_clients() -> None:
     np.testing.assert_allclose(found["loss"], counts @ by_hand / 6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_log_densities() -> None:
     """Minus the mean log-likelihood of a client's examples, and the prior's part of one example."""
     data = np.array([1.0, 2.0, 4.0, 8.0], "float32")
@@ -59,6 +60,7 @@ def test_log_densities() -> None:
     np.testing.assert_allclose(losses, [(0 + 9 + 49) / 6 + 3 / 8, 0.5 + 3 / 8], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_mixtures() -> None:
     """The mean of -log p over a client's examples, whatever its share; the objective has all."""
     data = np.array([[-2.0], [-1.5], [1.0], [2.0], [2.5]])

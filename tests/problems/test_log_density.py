@@ -74,6 +74,7 @@ def test_sums_means_and_the_priors_share() -> None:
             np.testing.assert_allclose(-NUM * ours, theirs, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_fald_of_one_step_is_blackjaxs_sgld() -> None:
     """The same trajectory from the same noise: one client, K = 1, all examples."""
     with jax.enable_x64(True):

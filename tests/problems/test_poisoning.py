@@ -14,6 +14,7 @@ from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import Backdoor, LabelFlip, poison
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
+from tests.conftest import slow_but
 
 NUM = 4
 KEY = jax.random.key(0)
@@ -79,7 +80,7 @@ def test_a_backdoor_is_in_a_share_of_the_examples(plain: Any) -> None:
     assert seen[0] <= seen[1] <= seen[2] <= seen[3]
 
 
-@pytest.mark.parametrize("is_held_out", [False, True])
+@pytest.mark.parametrize("is_held_out", slow_but([False], [False, True]))
 def test_success(digits: datasets.Dataset, plain: Any, is_held_out: bool) -> None:
     """The share of triggered examples of other classes that are named the target."""
     attack = Backdoor(target=3, per_class=True)
@@ -114,6 +115,7 @@ def test_success(digits: datasets.Dataset, plain: Any, is_held_out: bool) -> Non
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_backdoor_is_learnt(plain: Any) -> None:
     """Malicious clients raise the success, a list of problems shares a program, as seeds do."""
     attack = Backdoor(target=3, size=2)

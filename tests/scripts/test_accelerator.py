@@ -178,6 +178,7 @@ def test_tasks_prepare_side_by_side_and_are_measured_one_at_a_time(
     assert answers["0"]["prepared"] == 0.5
 
 
+@pytest.mark.slow
 def test_tasks_that_fail_take_none_of_the_others_with_them(
     side_by_side: ModuleType, tmp_path: Path
 ) -> None:
@@ -196,6 +197,7 @@ def test_tasks_that_fail_take_none_of_the_others_with_them(
     assert "to" in answers["good"]
 
 
+@pytest.mark.slow
 def test_what_is_not_timed_rests_while_others_are_measured(
     side_by_side: ModuleType, tmp_path: Path
 ) -> None:

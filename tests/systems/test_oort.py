@@ -108,6 +108,7 @@ def test_own_loop() -> None:
     assert run.curves.needed == TICKS * ASKED * (K + 1)
 
 
+@pytest.mark.slow
 def test_everyone_who_is_there_takes_part() -> None:
     """With as many as there are it is FedAvg with full participation, whatever the losses are."""
     problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=START)

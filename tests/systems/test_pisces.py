@@ -145,6 +145,7 @@ def test_no_report_is_staler_than_the_bound_once_response_times_are_known() -> N
     assert max(known) == 3 < max(others)
 
 
+@pytest.mark.slow
 def test_with_all_at_work_and_no_pace_it_is_fedbuff() -> None:
     """Nobody can be chosen, and every report is used at once: FedBuff's schedule and models."""
     shared = {"num_clients": 5, "local_steps": 3, "batch_size": 1, "lr": 0.1, **delays_of(5)}
