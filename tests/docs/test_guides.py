@@ -19,6 +19,7 @@ SLOW = (
     "from_other_simulators",
     "own_loop",
     "patterns",
+    "precision_and_determinism",
     "reading_a_timeline",
     "recorded_traces",
 )
