@@ -210,10 +210,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     verdicts = judge(inputs)
     title = f"{data.name}, {sizes.clients} clients, Dirichlet({sizes.alpha:g})"
-    figures = {
-        "curves.png": picture(found, target, title),
-        "rates.png": comparison.sensitivity_figure(tuned, title),
-    }
+    figures = {"curves.png": picture(found, target, title)}
     return Outcome(curves, figures, verdicts, facts, told(inputs, facts["chosen"]), inputs)
 
 
