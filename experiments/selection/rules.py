@@ -8,6 +8,9 @@ held-out images by the accuracy at its end, with seeds that are used for nothing
 Accuracy is read at 100 moments of equal distance, each time of the newest model that was evaluated,
 and averaged over the last five. The time to the target is the first moment at which that average
 reaches it. A run that does not reach it counts with the whole budget and its rounds (censored).
+
+Rounds to the target are those of the first evaluation that reaches it, without an average: one over
+time has more rounds of a system whose rounds are short.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +31,7 @@ from experiments.selection.verdicts import judged, told
 from fedjax_sim import datasets, models
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
+from fedjax_sim.reporting.targets import first_reach
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines.live import (
@@ -56,6 +60,8 @@ MOST_EVALS = 400
 SHARED: dict[str, Any] = {"local_steps": 10, "batch_size": 32, "rate_spread": 1.0}
 """Settings of all systems: log-normal speeds, exponential times of local steps."""
 NAMES = ("FedAvg", "Power-of-Choice", "Oort", "TiFL", "FedCS", "FedBuff", "Pisces", "FedAT")
+MEASURED = ("ends", "times", "first times", "rounds", "missed", "server steps")
+"""What is measured of each system; see `judge`."""
 RATES = (0.1, 0.3, 1.0)
 """The grid of the learning rate of local steps."""
 SERVER_RATES = (0.3, 1.0)
@@ -190,7 +196,7 @@ def run(arguments: Arguments) -> Outcome:
     # The target follows from tuning alone.
     target = OF_TARGET * float(tuned["FedAvg"].scores.mean("seed").max())
     inputs = {
-        **{name: {} for name in ("ends", "times", "rounds", "missed", "server steps")},
+        **{name: {} for name in MEASURED},
         "target": 100 * target,
         "budget": sizes.budget,
         "chance": 100 / data.num_classes,
@@ -198,9 +204,8 @@ def run(arguments: Arguments) -> Outcome:
         "reduced": sizes.words,
         "smoke": arguments.smoke,
     }
-    for name, each in found.items():
-        measured = measure(each, target)
-        for key, value in measured.items():
+    for name, each in curves.items():
+        for key, value in measure(each, sizes.budget, target).items():
             inputs[key][name] = value
     facts = {
         **{name: value for name, value in sizes.config().items() if name != "network"},
@@ -219,8 +224,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 
     Args:
       inputs: By system: "ends", a `Sample` of accuracies in percent at the end of the budget;
-        "times" and "rounds", one of virtual times and server steps to the target; "missed", how
-        many runs did not reach it.
+        "times", of virtual times to the target; "first times" and "rounds", of times and server
+        steps to the first evaluation that reaches it; "missed", how many runs did not reach it.
     """
     return judged(inputs)
 
@@ -281,17 +286,22 @@ def read(curves: xr.Dataset, budget: float) -> xr.Dataset:
     return xr.Dataset({"accuracy": accuracy, "ticks": along(curves.ticks)})
 
 
-def measure(found: xr.Dataset, target: float) -> dict[str, Any]:
-    """Return a system's part of the inputs of `judge`, from what was read of its runs."""
+def measure(curves: xr.Dataset, budget: float, target: float) -> dict[str, Any]:
+    """Return a system's part of the inputs of `judge`, from its curves."""
+    found = read(curves, budget)
     is_there = found.accuracy >= target
     reached = is_there.any("moment")
     place = is_there.argmax("moment").where(reached, MOMENTS).astype(int)
+    within = curves.assign(accuracy=curves.accuracy.where(curves.time <= budget))
+    first = {axis: first_reach(within, target, axis=axis).values for axis in ("time", "ticks")}
+    last = found.ticks.isel(moment=-1).values
     return {
         "ends": Sample.of(100 * found.accuracy.isel(moment=-1).values.astype(float)),
         "times": Sample.of(found.moment.values[place.values]),
-        "rounds": Sample.of(found.ticks.isel(moment=place).values.astype(float)),
+        "first times": Sample.of(np.minimum(first["time"], budget)),
+        "rounds": Sample.of(np.minimum(first["ticks"], last)),
         "missed": int((~reached).sum()),
-        "server steps": float(found.ticks.isel(moment=-1).mean()),
+        "server steps": float(last.mean()),
     }
 
 

@@ -37,10 +37,11 @@ class Measured:
 
     def __init__(self, inputs: Mapping[str, Any]):
         """Read it."""
-        self.ends, self.times, self.rounds = (
-            {name: Sample.read(each) for name, each in inputs[key].items()}
-            for key in ("ends", "times", "rounds")
-        )
+        self.samples = {
+            key: {name: Sample.read(each) for name, each in inputs[key].items()}
+            for key in ("ends", "times", "first times", "rounds")
+        }
+        self.ends, self.times = self.samples["ends"], self.samples["times"]
         self.missed: Mapping[str, int] = inputs["missed"]
         self.chance = float(inputs["chance"])
 
@@ -50,7 +51,7 @@ class Measured:
 
     def logarithms(self, base: str, other: str, of: str) -> np.ndarray:
         """Return the same of each seed."""
-        found: Mapping[str, Sample] = getattr(self, of)
+        found = self.samples[of]
         values = [np.asarray(found[name].values, float) for name in (base, other)]
         return np.log(np.maximum(values[0], 1)) - np.log(np.maximum(values[1], 1))
 
@@ -87,7 +88,7 @@ def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
         1: _faster(found, ("FedAvg", "Oort"), ratio=CLAIMS[1].criterion.ratio),
         2: _shorter_rounds(found),
         3: _fewer_rounds(found),
-        4: _gains_less(found, (*choosing, "rounds"), (*choosing, "times")),
+        4: _gains_less(found, (*choosing, "rounds"), (*choosing, "first times")),
         5: _faster(found, ("FedAvg", "TiFL")),
         6: _faster(found, ("FedAvg", "FedCS")),
         7: _end(found),
@@ -185,7 +186,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Mapping[str, float]]) -
                 against[0],
                 _cell(found.times[name], 0),
                 *against[1:],
-                _cell(found.rounds[name], 0),
+                _cell(found.samples["rounds"][name], 0),
                 found.missed[name],
                 f"{inputs['server steps'][name]:.0f}",
             ]

@@ -52,6 +52,7 @@ def inputs_of(outcome: str, missed: dict[str, int] | None = None) -> dict[str, A
         key: {name: sample(each[i]) for name, each in means.items()}
         for i, key in enumerate(("times", "rounds", "ends"))
     }
+    of["first times"] = of["times"]
     rest = {"dataset": "made up", "reduced": "", "smoke": False, "chance": 10.0, "target": 75.0}
     return {**of, **rest, "missed": dict.fromkeys(means, 0) | (missed or {})}
 
@@ -92,9 +93,11 @@ def test_curves_are_read_at_equal_distances() -> None:
     assert first.accuracy.values[[0, 29, 100]] == pytest.approx([0.1, 0.1, 0.7])
     assert first.accuracy.values[32] == pytest.approx((0.1 * 2 + 0.7 * 3) / 5)
     assert found.accuracy.values[1].max() == 0, "the run diverged"
-    measured = rules.measure(found, 0.6)
+    measured = rules.measure(curves, 100.0, 0.6)
     assert measured["missed"] == 1 and measured["times"].values == (34.0, 100.0)
-    assert measured["rounds"].values == (1.0, 9.0) and measured["ends"].values == (70.0, 0.0)
+    assert measured["rounds"].values == (1.0, 9.0)
+    assert measured["first times"].values == (30.0, 100.0)
+    assert measured["ends"].values == (70.0, 0.0)
 
 
 def test_all_systems_have_the_same_clients() -> None:
