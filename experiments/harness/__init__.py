@@ -5,8 +5,8 @@
 the lanes of one experiment, `claims` holds a paper's claims and the verdicts on them, `sizes` says
 how large a study is run, `schedules` draws the timelines of many lanes, `statistics` is the one
 standard by which verdicts are given, `comparison` chooses each method's settings on held-out data,
-`ledger` keeps results as data and writes them into the README and a page (`page`), and `tables`
-lays out what is printed.
+`images` has small ones for studies with many runs, `ledger` keeps results as data and writes them
+into the README and a page (`page`), and `tables` lays out what is printed.
 """
 
 from experiments.harness.claims import Claim, Claims, Criterion, Verdict, verdict_table

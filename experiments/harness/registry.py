@@ -22,6 +22,7 @@ PAPERS = (
     "fedstaleweight",
     "hierarchical",
     "robustness",
+    "selection",
 )
 """The packages, one per paper."""
 

@@ -39,6 +39,7 @@ NAMES = {
     "fedstaleweight": "FedStaleWeight",
     "hierarchical": "Hierarchical FL",
     "robustness": "Robust rules",
+    "selection": "Choosing clients",
 }
 """What the papers' systems are called."""
 

@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import xarray as xr
 
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict, comparison
 from experiments.harness.comparison import Tuned
+from experiments.harness.images import dirichlet_problems, pooled
 from experiments.robustness.pictures import pictures
 from experiments.robustness.verdicts import SHARES, judged, told
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import datasets, models
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
 from fedjax_sim.server.attacks import (
@@ -231,32 +231,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     return judged(inputs)
 
 
-def pooled(data: Dataset, side: int) -> Dataset:
-    """Average square blocks of pixels, so that images have `side` rows and columns."""
-
-    def pool(images: np.ndarray) -> np.ndarray:
-        number, rows, columns, channels = images.shape
-        blocks = images.reshape(number, side, rows // side, side, columns // side, channels)
-        return blocks.mean(axis=(2, 4)).round().astype(images.dtype)
-
-    return data._replace(train_images=pool(data.train_images), test_images=pool(data.test_images))
-
-
 def _problems(sizes: Any, data: Dataset, seeds: Sequence[int]) -> list[Classification]:
-    """Make the problem of each seed. Inputs have mean 0 and standard deviation 1 over all."""
-    shares = [
-        partition.dirichlet(
-            data.train_labels, num_clients=sizes.clients, seed=seed, alpha=sizes.alpha
-        )
-        for seed in seeds
-    ]
-    pixels = data.train_images / 255
-    return problems.make_classifications(
-        sizes.network(data.num_classes),
-        data,
-        shares,
-        mean=float(pixels.mean()),
-        std=float(pixels.std()),
+    """Make the problem of each seed."""
+    return dirichlet_problems(
+        sizes.network, data, num_clients=sizes.clients, alpha=sizes.alpha, seeds=seeds
     )
 
 

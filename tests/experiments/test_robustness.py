@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import Arguments
+from experiments.harness.images import pooled
 from experiments.robustness import attacks
 from fedjax_sim import datasets
 from fedjax_sim.settings import check, value_of
@@ -50,8 +51,8 @@ def test_rules_expect_what_krum_withstands() -> None:
 
 def test_pooled_images_are_means_of_blocks() -> None:
     digits = datasets.load("digits")
-    small = attacks.pooled(digits, 4)
+    small = pooled(digits, 4)
     assert small.train_images.shape[1:] == (4, 4, 1)
     block = digits.train_images[7, 2:4, 4:6].astype(float).mean()
     assert small.train_images[7, 1, 2, 0] == pytest.approx(block, abs=0.51)
-    np.testing.assert_array_equal(attacks.pooled(digits, 8).test_images, digits.test_images)
+    np.testing.assert_array_equal(pooled(digits, 8).test_images, digits.test_images)
