@@ -150,6 +150,8 @@ def live_fedbuff() -> System:
     ("system", "ended", "words"),
     [
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(np.inf))), "idle", "nobody"),
+        # It stays ended, although its clock would go on.
+        (paced(time=lambda t, time: time.where(t != 3, Instant.at(np.inf))), "idle", "nobody"),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
         (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
         (paced(steps=lambda t, steps: steps - 6 * (t == 3)), "steps", "more steps"),
