@@ -22,8 +22,8 @@ Readings. The paper gives no first T and no unit of the pacer's steps. As in Fed
 the quantile `preferred` of the times that clients have taken, and the pacer raises the quantile by
 `pacer_step`. Utilities are clipped at their quantile 0.95. The term for clients that were not asked
 for long, sqrt(0.1 log R / L), is added to utilities as they are, as printed; it then matters where
-these are below 1. FedScale's code scales them to [0, 1] first. The paper's list of clients that were
-chosen too often is left out.
+these are below 1. FedScale's code scales them to [0, 1] first. The paper's list of clients that
+were chosen too often is left out.
 """
 
 from typing import Any, NamedTuple

@@ -151,7 +151,7 @@ def live_fedbuff() -> System:
     [
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(np.inf))), "idle", "nobody"),
         # It stays ended, although its clock would go on.
-        (paced(time=lambda t, time: time.where(t != 3, Instant.at(np.inf))), "idle", "nobody"),
+        (paced(is_done=lambda t, is_done: t == 3), "done", ""),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
         (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
         (paced(steps=lambda t, steps: steps - 6 * (t == 3)), "steps", "more steps"),
