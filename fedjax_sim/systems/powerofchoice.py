@@ -4,9 +4,9 @@
     d -> `hyper.num_selected`    m -> `hyper.num_chosen`
 
 The server asks d candidates for the loss of its model and lets the m with the largest losses train.
-A round lasts as long as those m need: the clock is live. Learning is FedAvg's, with equal weights.
-All candidates get the model and send a loss, the chosen send a model, and a loss counts as one
-evaluation.
+A round lasts as long as those m need: the clock is live. Learning is FedAvg's, by default with
+equal weights, as in the paper. All candidates get the model and send a loss, the chosen send a
+model, and a loss counts as one evaluation.
 
 Deviation: the paper draws candidates in proportion to their examples, which is
 `candidates="by_examples"`. By default they are uniform, as in other systems.
@@ -101,7 +101,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         found = jnp.where(is_candidate, losses.mean, -jnp.inf)
         chosen = candidates[jax.lax.top_k(found, hyper.num_chosen)[1]]
         needed = is_candidate.sum(dtype="int32")
-        return Asked(chosen, executed=executed, needed=needed, takes=hyper.loss_time)
+        share = hyper.share(counts, chosen)
+        return Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
 
     return live_rounds(hyper, select, num_used=hyper.num_chosen)
 
@@ -119,7 +120,7 @@ def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Le
 
 
 def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
-    """Check that those who are chosen are enough for the rule; their weights are equal."""
+    """Check that those who are chosen are enough for the rule."""
     check_numbers(hyper, timeline, most=hyper.num_chosen)
 
 

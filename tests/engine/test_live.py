@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Checkpoints, Keep, Layout, Ticks, Time, Watch
+from fedjax_sim.server.rules import TrimmedMean
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, fedbuff, oort
 from fedjax_sim.timelines.live import Clock, Instant, Live, Received, Sizes, with_clock
@@ -305,6 +306,18 @@ def test_own_loops(sweep: Callable, regression: Callable, small: Callable) -> No
     assert ends[0] != ends[1]
     slope = jax.jvp(end, (0.05,), (1.0,))[1]
     assert np.isfinite(slope) and slope != 0
+
+
+def test_a_rule_that_a_tick_does_not_allow_is_named(
+    regression: Callable, small: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the program knows the ticks; the model is then not finite, and a line says why."""
+    hyper = small(
+        oort.system, weighting="examples", aggregator=TrimmedMean(share=0.26), local_steps=2
+    )
+    with pytest.warns(fedjax_sim.LaneWarning):
+        fedjax_sim.simulate(oort.system, regression(), hyper, budget=Ticks(3), num_evals=1)
+    assert "that weighs messages" in capsys.readouterr().err
 
 
 def test_sentences(sweep: Callable, regression: Callable, small: Callable) -> None:

@@ -88,6 +88,24 @@ def test_candidates_by_their_examples() -> None:
     assert np.square((counts - expected) / np.sqrt(expected)).sum() < 26  # chi-square, 0.1 %
 
 
+def test_weights_by_examples() -> None:
+    """The chosen count by their examples, if that is asked for."""
+
+    @struct.dataclass
+    class Sized(Quadratic):
+        @property
+        def counts(self) -> jax.Array:
+            return jnp.arange(1, N + 1, dtype="int32")
+
+    problem = Sized.of(CENTERS, curvature=CURVATURE, start=START)
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(5), "num_evals": 1}
+    hyper = hyper_of(weighting="examples")
+    timeline = fedjax_sim.simulate(powerofchoice.system, problem, hyper, **options).timelines[0]
+    share = timeline.clients + 1
+    expected = share / share.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(timeline.weight, expected, rtol=1e-6)
+
+
 def test_only_available_clients_are_asked() -> None:
     """One is away all the time but for a moment, so that others are asked in its place."""
     hours = [[(0.0, 0.001)]] + [[(0.0, 1000.0)]] * (N - 1)

@@ -308,6 +308,7 @@ def _part_of(planned: Planned, curves: Curves, options: Options) -> Returned:
     facts = facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)}
     facts |= _energy(planned, schedule, row, timelines)
     if is_live:
+        _say_what_a_rule_refuses(system, group, timelines)
         facts["ended"] = _endings(planned, schedule, happened["ended"])
     part = Returned(
         places=[lane.place for lane in group],
@@ -352,6 +353,19 @@ def _timeline_of(schedule: Schedule, lane: int, happened: Mapping[str, np.ndarra
     weight = weight.astype("float64")
     time = Instant(value, rest).to_float64()
     return Timeline(time, clients, steps, version, weight, version)
+
+
+def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[Timeline]) -> None:
+    """Say which live lane had a tick whose messages its settings do not allow, if any had.
+
+    Of a planned schedule this is known, and refused, before learning.
+    """
+    for lane, timeline in zip(group, timelines, strict=True):
+        try:
+            system.messages.check(lane.hyper, timeline)
+        except ConfigError as error:
+            say(f"a lane of {system.name} with seed {lane.seed} is not what was asked for: {error}")
+            return
 
 
 def _endings(planned: Planned, schedule: Schedule, ended: np.ndarray) -> np.ndarray:
