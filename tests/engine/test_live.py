@@ -330,6 +330,9 @@ def test_sentences(sweep: Callable, regression: Callable, small: Callable) -> No
     run = sweep(settings={"lr": [0.05]}, seeds=[0])
     with pytest.raises(ConfigError, match="live"):
         fedjax_sim.bind(PACED, regression(), small(fedavg.system), budget=run.timelines[0])
+    bound = fedjax_sim.bind(PACED, regression(), small(fedavg.system), budget=Ticks(3))
+    with pytest.raises(ConfigError, match="event is 'with other steps'"):
+        bound.step(bound.init(), bound.event(0)._replace(steps=1))
     wide = with_clock(fedavg.system, Live(lambda hyper: Sizes(9, 5), PACED.live.clock))
     with pytest.raises(ConfigError, match="slots of a live clock"):
         sweep(wide)

@@ -101,6 +101,9 @@ class LiveLane(NamedTuple):
         Returns:
           What it carries then, and the step's `Info`.
         """
+        if frame.facts.replaced:
+            allowed = "as it was bound: a live clock makes the event, which a step may change"
+            raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
         clock, sizes, time_key = self.clock, self.sizes, clock_key(key)
         time, received = clock.next(time_key, lived.clock, lived.state)
         _check_received(received, sizes)
