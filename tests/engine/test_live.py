@@ -127,6 +127,7 @@ def test_lanes_end_when_their_time_is_over(sweep: Callable) -> None:
     jax.tree.map(np.testing.assert_array_equal, alone.model(0), last)
 
 
+@pytest.mark.slow
 def test_servers_that_do_not_wait_act_within_their_time(
     live_fedbuff: System, regression: Callable, small: Callable
 ) -> None:
@@ -155,16 +156,36 @@ def live_fedbuff() -> System:
         (paced(is_done=lambda t, is_done: t == 3), "done", ""),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
         (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
-        (paced(steps=lambda t, steps: steps - 6 * (t == 3)), "steps", "more steps"),
-        (paced(clients=lambda t, who: who.at[0].set(jnp.where(t == 3, 7, who[0]))), "clients", ""),
+        pytest.param(
+            paced(steps=lambda t, steps: steps - 6 * (t == 3)),
+            "steps",
+            "more steps",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            paced(clients=lambda t, who: who.at[0].set(jnp.where(t == 3, 7, who[0]))),
+            "clients",
+            "",
+            marks=pytest.mark.slow,
+        ),
         (paced(clients=lambda t, who: jnp.where(t == 3, who[0], who)), "clients", "twice"),
-        (paced(version=lambda t, version: version - (t == 3)), "versions", "in use"),
+        pytest.param(
+            paced(version=lambda t, version: version - (t == 3)),
+            "versions",
+            "in use",
+            marks=pytest.mark.slow,
+        ),
         (
             paced(Sizes(4, 5, 2), version=lambda t, version: version - 3 * (t == 3)),
             "versions",
             "in use",
         ),
-        (paced(Sizes(4, 5, is_full=True), steps=lambda t, k: k - (t == 3)), "steps", "steps"),
+        pytest.param(
+            paced(Sizes(4, 5, is_full=True), steps=lambda t, k: k - (t == 3)),
+            "steps",
+            "steps",
+            marks=pytest.mark.slow,
+        ),
         (
             paced(Sizes(4, 5, is_full=True), clients=lambda t, i: jnp.where(t == 3, EMPTY, i)),
             "clients",
@@ -189,6 +210,7 @@ def test_a_lane_ends_instead_of_doing_what_was_not_planned(
     jax.tree.map(np.testing.assert_array_equal, run.models, right.models)
 
 
+@pytest.mark.slow
 def test_the_same_with_a_client_that_may_report_twice(sweep: Callable) -> None:
     system = paced(can_repeat=True, clients=lambda t, who: jnp.where(t == 3, who[0], who))
     run = sweep(system, budget=Ticks(6))

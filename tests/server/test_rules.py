@@ -339,6 +339,7 @@ ONE_OF_A_KIND = [
     not in (
         *("sign_majority", "krum:assumed=0", "multi_krum:assumed=1"),
         *("bulyan:assumed=0", "bulyan:assumed=2", "bucketing:inner=mean"),
+        *("norm_bound:bound=2.5", "sign_majority:scale=vector"),
     )
 ]
 
