@@ -281,6 +281,21 @@ def test_a_longer_run_has_the_bits_of_one_from_the_start(
     same_curves(on, whole)
 
 
+def test_a_longer_run_keeps_the_rows_of_old_models(
+    live_fedbuff: System, regression: Callable, small: Callable, tmp_path: Path
+) -> None:
+    """A live lane carries which version is in which row; no schedule says so."""
+    hyper = small(fedbuff.system, restart="replaced", concurrency=6, buffer_size=2)
+    given: Any = (live_fedbuff, regression(), hyper)
+    options: dict[str, Any] = {"layout": Layout(2, False, 1), "num_evals": 2}
+    saved = Checkpoints(tmp_path / "run", every=0.0, resume=True)
+    fedjax_sim.simulate(*given, budget=Ticks(10), checkpoints=saved, **options)
+    on = fedjax_sim.simulate(*given, budget=Ticks(20), checkpoints=saved, **options)
+    whole = fedjax_sim.simulate(*given, budget=Ticks(20), **options | {"num_evals": 4})
+    assert whole.curves.staleness_max > 2
+    same_curves(on, whole)
+
+
 def test_watchers_learn_the_time(sweep: Callable) -> None:
     seen: list[Any] = []
     logged: list[Any] = []

@@ -200,6 +200,9 @@ def _go_on(
         reason = "its program depends on how long it runs"
     carried = jax.tree.leaves(new.carries())
     axes = store_axes(system, group[0].problem, group[0].hyper, len(carried))
+    if system.live is not None:
+        # A live lane carries which version is in which row of its store.
+        axes = [None] * len(carried)
 
     @functools.cache
     def rows_at(done: int) -> np.ndarray | None:
