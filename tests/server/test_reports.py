@@ -397,7 +397,6 @@ SUMMED: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "progress for an optimizer": ("fedadam", {}, 1),
     "progress by its length": ("fednova", {}, 2),
-    "progress of those chosen": ("powerofchoice", {"num_chosen": 2}, 1),
 }
 
 

@@ -57,10 +57,13 @@ ALL = [
 ]
 """Every rule, with bounds that no message here is longer than."""
 WEIGHED = [rule for rule in ALL if rule.weighs]
+OTHER_CLOCKS = ("tifl", "fedcs", "safa", "pisces", "fedat")
+"""Live systems that do not hear all clients of a cohort. SAFA has no rules, and the messages of the
+others go through the wires of FedAvg, FedBuff and Oort."""
 SYSTEMS = {
     name: system
     for name, system in fedjax_sim.SYSTEMS.items()
-    if issubclass(system.Hyper, Robust) and name != "fedper"
+    if issubclass(system.Hyper, Robust) and name not in ("fedper", *OTHER_CLOCKS)
 }
 GROUPS = ("hierarchical", "async_hierarchical")
 ONE_REPORT = ("fedasync", "gen_async")

@@ -167,9 +167,11 @@ def test_permuting_clients_with_their_data_permutes_rows_and_nothing_else(
 
     state, _ = bind(problem(np.arange(7)), events=events, **kind.quiet).run(jax.random.key(KEY))
     other, _ = bind(problem(old_name), events=renamed, **kind.quiet).run(jax.random.key(KEY))
-    np.testing.assert_array_equal(server_of(state), server_of(other))
+    # SAFA's server sums what it has of all clients, in the order of their numbers.
+    exact = 1e-6 if system.name == "safa" else 0
+    np.testing.assert_allclose(server_of(state), server_of(other), rtol=exact)
     if hasattr(state, "versions"):
-        np.testing.assert_array_equal(state.versions[:2], other.versions[:2])
+        np.testing.assert_allclose(state.versions[:2], other.versions[:2], rtol=exact)
     for mine, theirs in zip(kept_per_client(state), kept_per_client(other), strict=True):
         np.testing.assert_array_equal(mine, theirs[new_name])
         assert not np.array_equal(mine, theirs)
