@@ -14,6 +14,7 @@ from fedjax_sim import Event, Plan, System
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
+from fedjax_sim.settings import names_of
 from fedjax_sim.types import LatentProblem
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, Bound, events_of
 from tests.systems.kinds import systems_of
@@ -148,13 +149,15 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
     if system.name == "gen_async":
         # Its server takes every gradient when it arrives.
         del changed["server_interact"]
+    if system.live is not None:
+        changed = {name: value for name, value in changed.items() if name in names_of(system.Hyper)}
     metrics = ("loss", "client_variance")
     if system.name == "langevin":
         quiet = {"temperature": 0.0}
         return Kind(regression, "step_size", changed, metrics, {}, quiet, True, 1 / EXAMPLES)
     make = partial(regression, is_split=True) if system.name == "fedper" else regression
-    # Oort looks at a loss of each client that trains.
-    others = {"ditto": (2, 0), "mimelite": (1, 1), "oort": (1, 1)}
+    # Oort and Pisces look at a loss of each client that trains.
+    others = {"ditto": (2, 0), "mimelite": (1, 1), "oort": (1, 1), "pisces": (1, 1)}
     quiet: dict[str, Any] = {}
     evaluations, is_planned = others.get(system.name, (1, 0)), system.live is None
     metrics = metrics if is_planned else ("loss", "loss")

@@ -169,11 +169,13 @@ def test_layouts_agree(system: System, grid: Grid, kind: Kind, swept: Callable, 
     np.testing.assert_array_equal(other.curves.needed, grid.run.curves.needed)
     if system.fit.learns is not LatentProblem:
         per_step, per_report = kind.evaluations
-        # Every slot of every tick, where it matters.
-        reports = grid.run.timelines[0].clients.size
+        filled = [(timeline.clients >= 0).sum() for timeline in grid.run.timelines]
+        reports = np.reshape(filled, grid.run.curves.needed.shape)
         expected = per_step * grid.run.curves.local_steps[..., -1] + per_report * reports
         np.testing.assert_array_equal(other.curves.needed, expected)
-    if LAYOUTS[name].slots_at_once == 1 and not LAYOUTS[name].lanes_at_once:
+    # Pisces has empty slots, whose losses are computed too.
+    is_exact = LAYOUTS[name].slots_at_once == 1 and not LAYOUTS[name].lanes_at_once
+    if is_exact and system.name != "pisces":
         np.testing.assert_array_equal(other.curves.executed, other.curves.needed)
     else:
         assert (other.curves.executed >= other.curves.needed).all()
