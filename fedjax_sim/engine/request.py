@@ -338,8 +338,8 @@ def check_call(
 def _check_without_privacy(system: System, hyper: Any) -> None:
     """Refuse noise with a live clock: who takes part then follows from clients' data.
 
-    Accountants count participation in schedules that do not, and what a choice gives away by itself
-    is in no account.
+    Accountants count how often clients take part, and assume that this does not depend on their
+    data. A choice by losses also gives something away, which no accountant counts.
     """
     known = names_of(type(hyper))
     for name in ("privacy", "local_privacy"):

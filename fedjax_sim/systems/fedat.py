@@ -4,11 +4,11 @@
     T_tier_m -> `state.updates`  S -> `hyper.num_selected`   lambda -> `hyper.proximal`
     n_k / N_c over S -> `event.weight`
 
-Clients are sorted by response latency into M tiers of equal size, the fastest first. Each tier has
-synchronous rounds of its own: S of its clients start from the global model and minimise their loss
-plus lambda / 2 ||w_k - w||^2, and their mean is the tier's new model. Tiers do not wait for each
-other. When a tier reports, the server replaces its model of that tier and averages the models of
-all tiers,
+Clients are sorted by response latency into M tiers of equal size, the fastest first. Each tier
+runs synchronous rounds: S of its clients start from the global model and minimise their loss plus
+lambda / 2 ||w_k - w||^2, and their mean is the tier's new model. Tiers do not wait for each other.
+When a tier reports, the server replaces its model of that tier and averages the models of all
+tiers,
 
     w <- sum_m (T_tier_(M+1-m) / T) w_tier_m
 

@@ -23,7 +23,8 @@ the quantile `preferred` of the times that clients have taken, and the pacer rai
 `pacer_step`. Utilities are clipped at their quantile 0.95. The term for clients that were not asked
 for long, sqrt(0.1 log R / L), is added to utilities as they are, as printed; it then matters where
 these are below 1. FedScale's code scales them to [0, 1] first. The paper's list of clients that
-were chosen too often is left out.
+were chosen too often is left out. A client that was asked and did not report, because it was late
+or its update was lost, counts as never asked.
 """
 
 from typing import Any, NamedTuple

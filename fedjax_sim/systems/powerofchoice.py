@@ -6,7 +6,8 @@
 The server asks d candidates for the loss of its model and lets the m with the largest losses train.
 A round lasts as long as those m need: the clock is live. Learning is FedAvg's, by default with
 equal weights, as in the paper. All candidates get the model and send a loss, the chosen send a
-model, and a loss counts as one evaluation.
+model, and a loss counts as one evaluation. Where fewer than d clients are available, the bits of d
+are counted all the same.
 
 Deviation: the paper draws candidates in proportion to their examples, which is
 `candidates="by_examples"`. By default they are uniform, as in other systems.

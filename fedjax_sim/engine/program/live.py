@@ -219,7 +219,7 @@ class LiveLane(NamedTuple):
             def step(state: Any) -> tuple[Any, Any]:
                 state, info = learn(state, event)
                 if isinstance(changed := getattr(info, "event", ()), Event):
-                    # Each trace has a number of its own.
+                    # Facts hold the number of the trace, and the two branches are traced apart.
                     known = changed.within(facts=changed.facts._replace(trace=0))
                     info = info._replace(event=known)
                 return state, info

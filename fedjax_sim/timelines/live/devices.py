@@ -136,3 +136,13 @@ def _place(devices: Devices, client: Array, now: Instant) -> Array:
     # The remainder of a float is exact, whatever the time is.
     within = jax.lax.rem(jnp.broadcast_to(now.value, period.shape), period)
     return (within + (phase + now.rest)) % period
+
+
+def remember_nothing(hyper: Any, drawn: Drawn) -> Any:
+    """Return what a choice without memory remembers at first: nothing."""
+    return ()
+
+
+def keep_memory(key: Key, shown: Any) -> Any:
+    """Learn nothing from a tick: return what the choice remembers from before."""
+    return shown.memory

@@ -22,6 +22,8 @@ from fedjax_sim.timelines.live.devices import (
     are_available,
     devices_of,
     draw_clients,
+    keep_memory,
+    remember_nothing,
     running_time,
     times_of_work,
 )
@@ -173,14 +175,6 @@ class Shown(NamedTuple):
         return self.round.memory
 
 
-def _nothing(hyper: Any, drawn: Drawn) -> Any:
-    return ()
-
-
-def _same(key: Key, shown: Shown) -> Any:
-    return shown.memory
-
-
 @checked
 def live_rounds(
     hyper: Any,
@@ -188,8 +182,8 @@ def live_rounds(
     *,
     num_used: Count,
     most_steps: Count | None = None,
-    first: Callable[[Any, Any], Any] = _nothing,
-    learn: Callable[[Key, Shown], Any] = _same,
+    first: Callable[[Any, Any], Any] = remember_nothing,
+    learn: Callable[[Key, Shown], Any] = keep_memory,
 ) -> Clock:
     """Make a clock of rounds whose clients are chosen as each round begins.
 

@@ -24,6 +24,8 @@ from fedjax_sim.timelines.live.devices import (
     are_available,
     devices_of,
     draw_clients,
+    keep_memory,
+    remember_nothing,
     running_time,
     times_of_work,
 )
@@ -277,14 +279,6 @@ def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
     return jnp.full(clients.shape, 1 / len(clients))
 
 
-def _nothing(hyper: Any, drawn: Drawn) -> Any:
-    return ()
-
-
-def _same(key: Key, landed: Landed) -> Any:
-    return landed.memory
-
-
 @checked
 def live_tasks(
     hyper: Any,
@@ -293,8 +287,8 @@ def live_tasks(
     num_used: Count,
     choose: Callable[[Key, Replacing], Array] = uniformly,
     weigh: Callable[[Any, Array, Array], Array] = _equally,
-    first: Callable[[Any, Any], Any] = _nothing,
-    learn: Callable[[Key, Landed], Any] = _same,
+    first: Callable[[Any, Any], Any] = remember_nothing,
+    learn: Callable[[Key, Landed], Any] = keep_memory,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
 
