@@ -32,6 +32,18 @@ def stream(key: Key, name: str) -> Key:
     return jax.random.fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
+def clock_key(key: Key) -> Key:
+    """Derive the random key of a lane's live clock.
+
+    Args:
+      key: The lane's learning key.
+
+    Returns:
+      The clock's key.
+    """
+    return stream(key, "clock")
+
+
 def shuffle_bits(key: Key) -> Array:
     """Draw the random bits that `shuffled_index` needs.
 

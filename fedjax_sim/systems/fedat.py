@@ -39,7 +39,7 @@ from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
 from fedjax_sim.settings import ConfigError, choice, count, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
@@ -223,8 +223,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"))
 
     def tier_of(key: Key, client: Array) -> Array:
-        clock_key = stream(key, "clock")  # that of the live clock, which has the same tiers
-        devices = devices_of(clock_key, hyper, draw_clients(clock_key, hyper))
+        own = clock_key(key)  # that of the live clock, which has the same tiers
+        devices = devices_of(own, hyper, draw_clients(own, hyper))
         return tiers_of(devices)[jnp.maximum(client, 0)]
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:

@@ -8,11 +8,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks, Time
-from fedjax_sim.engine.program.live import clock_key
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedavg, fedcs
 from fedjax_sim.timelines import ClientTable, Trace
 from fedjax_sim.timelines.delays import Speeds, draw_runtimes

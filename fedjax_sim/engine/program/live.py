@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import clock_key
 from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
@@ -272,11 +272,6 @@ def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
 def rows_of(sizes: Sizes) -> int:
     """Count the rows of the store: those in use, one for the new version, and a scratch row."""
     return sizes.versions + 2
-
-
-def clock_key(key: Key) -> Key:
-    """Return the random key of a lane's live clock, by that of learning."""
-    return stream(key, "clock")
 
 
 def happened_of(lived: Lived, event: Event) -> dict[str, Array]:

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.engine.program.live import clock_key
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.server import staleness_weights
 from fedjax_sim.settings import is_known
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import clock_key, shuffle_bits, shuffled_index, stream
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
     Asked,
