@@ -1,17 +1,27 @@
-"""Which kind of machine a program is being traced for.
+"""Which kind of machine a program is being traced for, and what is written differently for it.
 
 The same mathematics is written down differently for a CPU and for an accelerator: a loop that a CPU
 runs in its cache is a train of kernel launches on a GPU. The engine states the machine while it
 traces; anything traced outside it is for JAX's default backend.
+
+A GPU launches one kernel for all choices between arrays of one shape, and one kernel for every
+write into a part of an array. So small arrays are written to by choices there (`put`), and stand
+together where a loop carries them (`pack`).
 """
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
+
+TreeT = TypeVar("TreeT")
+"""A pytree of arrays."""
 
 
 @contextlib.contextmanager
@@ -31,3 +41,158 @@ def tracing_for(platform: str) -> Iterator[None]:
 def is_for_cpu() -> bool:
     """Tell whether the program that is being traced will run on a CPU."""
     return (_TARGET.get() or jax.default_backend()) == "cpu"
+
+
+def put(tree: TreeT, place: jax.Array, new: Any) -> TreeT:
+    """Replace one row of each array.
+
+    Args:
+      tree: jax.Arrays of equally many rows, leaves `[M, ...]`.
+      place: `i32[]`, which row, from 0; one that does not exist replaces nothing.
+      new: The rows, leaves `[...]`, in the tree's structure.
+
+    Returns:
+      The arrays.
+    """
+
+    def replace(leaf: jax.Array, row: Any) -> jax.Array:
+        row = jnp.asarray(row, leaf.dtype)
+        if is_for_cpu():
+            return leaf.at[place].set(row, mode="drop")
+        is_place = (jnp.arange(len(leaf)) == place).reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.where(is_place, row[None], leaf)
+
+    return jax.tree.map(replace, tree, new)
+
+
+def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
+    """Replace several rows of each array.
+
+    Args:
+      tree: jax.Arrays of equally many rows, leaves `[N, ...]`.
+      places: `i32[S]`, different rows, from 0; those that do not exist replace nothing.
+      new: The rows, leaves `[S, ...]` or `[...]`, in the tree's structure.
+
+    Returns:
+      The arrays.
+    """
+    num = len(jax.tree.leaves(tree)[0])
+    is_place = places[:, None] == jnp.arange(num)[None]
+    is_new, source = is_place.any(axis=0), is_place.argmax(axis=0)
+
+    def replace(leaf: jax.Array, rows: Any) -> jax.Array:
+        rows = jnp.asarray(rows, leaf.dtype)
+        if is_for_cpu():
+            return leaf.at[places].set(rows, mode="drop")
+        rows = jnp.broadcast_to(rows, (len(places), *leaf.shape[1:]))
+        return jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), rows[source], leaf)
+
+    return jax.tree.map(replace, tree, new)
+
+
+def repeat(number: int, body: Callable[[Any], TreeT], begin: TreeT) -> TreeT:
+    """Do something a number of times with small arrays.
+
+    Args:
+      number: How often.
+      body: From arrays to arrays of equal shapes and types.
+      begin: The first arrays.
+
+    Returns:
+      The last ones.
+    """
+    if is_for_cpu():
+        return jax.lax.fori_loop(0, number, lambda _, tree: body(tree), begin)
+    vectors, unpack = pack(begin)
+    vectors = jax.lax.fori_loop(0, number, lambda _, packed: pack(body(unpack(packed)))[0], vectors)
+    return unpack(vectors)
+
+
+def repeat_while(
+    goes_on: Callable[[Any], jax.Array], body: Callable[[Any], TreeT], begin: TreeT
+) -> TreeT:
+    """Do something with small arrays as long as a condition holds.
+
+    Args:
+      goes_on: From the arrays to whether to go on: `bool[]`.
+      body: As in `repeat`.
+      begin: The first arrays.
+
+    Returns:
+      The last ones.
+    """
+    if is_for_cpu():
+        return jax.lax.while_loop(goes_on, body, begin)
+    vectors, unpack = pack(begin)
+
+    def again(packed: list[jax.Array]) -> list[jax.Array]:
+        return pack(body(unpack(packed)))[0]
+
+    return unpack(jax.lax.while_loop(lambda packed: goes_on(unpack(packed)), again, vectors))
+
+
+def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
+    """Do `jax.lax.scan`, where each step returns small arrays besides what it carries.
+
+    Args:
+      step: From what is carried and an input to what is carried then and what is returned.
+      carry: What is carried at first.
+      inputs: The inputs, leaves `[number of steps, ...]`.
+
+    Returns:
+      What is carried at last, and what the steps returned, leaves `[number of steps, ...]`.
+    """
+    if is_for_cpu():
+        return jax.lax.scan(step, carry, inputs)
+    unpack: list[Callable[[Any], Any]] = []
+
+    def packed(carry: Any, given: Any) -> tuple[Any, Any]:
+        carry, returned = step(carry, given)
+        vectors, of_vectors = pack(returned)
+        unpack.append(of_vectors)
+        return carry, vectors
+
+    carry, vectors = jax.lax.scan(packed, carry, inputs)
+    return carry, unpack[-1](vectors)
+
+
+def pack(tree: TreeT) -> tuple[list[jax.Array], Callable[[list[jax.Array]], TreeT]]:
+    """Put small arrays next to each other: one vector for each type, which keeps derivatives.
+
+    Args:
+      tree: A pytree of arrays.
+
+    Returns:
+      The vectors; whole numbers and truth values of up to 32 bits share one. And a function from
+      these, which may have further axes before their own, to the tree.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    forms = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+    kinds = [_kind_of(leaf.dtype) for leaf in leaves]
+    parts: dict[Any, list[jax.Array]] = {kind: [] for kind in kinds}
+    for leaf, kind in zip(leaves, kinds, strict=True):
+        parts[kind].append(_cast(leaf.ravel(), kind))
+
+    def unpack(packed: list[jax.Array]) -> TreeT:
+        vectors = dict(zip(parts, packed, strict=True))
+        begins = dict.fromkeys(parts, 0)
+        found = []
+        for form, kind in zip(forms, kinds, strict=True):
+            begin, end = begins[kind], begins[kind] + math.prod(form.shape)
+            part = jax.lax.slice_in_dim(vectors[kind], begin, end, axis=-1)
+            found.append(_cast(part.reshape(*part.shape[:-1], *form.shape), form.dtype))
+            begins[kind] = end
+        return jax.tree.unflatten(structure, found)
+
+    return [jnp.concatenate(each) for each in parts.values()], unpack
+
+
+def _kind_of(kind: Any) -> Any:
+    """Return the type of the vector in which numbers of a type stand."""
+    is_whole = jnp.issubdtype(kind, jnp.signedinteger) and kind.itemsize <= 4
+    return jnp.dtype("int32") if is_whole or jnp.issubdtype(kind, bool) else kind
+
+
+def _cast(leaf: jax.Array, kind: Any) -> jax.Array:
+    return leaf if leaf.dtype == kind else leaf.astype(kind)

@@ -22,6 +22,7 @@ from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Key, Model, Params
 
 CLIENT_TESTS = 200
@@ -114,12 +115,13 @@ class Classification(Supervised):
         order = jnp.argsort(self.test_labels).astype("int32")
         sorted_labels = self.test_labels[order]
         places = jnp.arange(CLIENT_TESTS)
+        method = "scan" if is_for_cpu() else "scan_unrolled"  # one launch
 
         def of_client(client: Array) -> dict[str, Array]:
             own = self.index[client, places * self.counts[client] // CLIENT_TESTS]
             labels = self.data[1][own]
-            first = jnp.searchsorted(sorted_labels, labels)
-            number = jnp.searchsorted(sorted_labels, labels, side="right") - first
+            first = jnp.searchsorted(sorted_labels, labels, method=method)
+            number = jnp.searchsorted(sorted_labels, labels, "right", method=method) - first
             # A label that no test example has does not count.
             rows = order[first + (client * CLIENT_TESTS + places) % jnp.maximum(number, 1)]
             is_tested = (number > 0).any()

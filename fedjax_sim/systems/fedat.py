@@ -41,6 +41,7 @@ from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_message
 from fedjax_sim.settings import ConfigError, choice, count, real, struct
 from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedbuff
+from fedjax_sim.targets import put
 from fedjax_sim.timelines import Clients
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import (
@@ -120,6 +121,7 @@ class Tiers(NamedTuple):
       tick: `i32[]`, reports of tiers so far.
       rounds: `i32[M]`, rounds that each tier has begun.
       turns: `i32[N]`, how often each client was given work.
+      tier: `i32[N]`, each client's tier.
       work: The round that each tier is in, `[M, S]`.
       ends: When these rounds end, instants `[M]`.
       drawn: The clients' speeds and hours.
@@ -128,6 +130,7 @@ class Tiers(NamedTuple):
     tick: Array
     rounds: Array
     turns: Array
+    tier: Array
     work: Flights
     ends: Instant
     drawn: Drawn
@@ -141,7 +144,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         key: Key, devices: Devices, carried: Tiers, tier: Array, now: Instant, version: Array
     ) -> Tiers:
         """Let clients of a tier that are drawn uniformly begin to work; those available, if any."""
-        everyone, is_member = jnp.arange(num), tiers_of(devices) == tier
+        everyone, is_member = jnp.arange(num), carried.tier == tier
         is_here = is_member & are_available(devices, everyone, now)
         may = jnp.where(is_here.any(), is_here, is_member)
         tier_key = jax.random.fold_in(stream(key, "tier clients"), tier)
@@ -154,7 +157,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         last = jnp.where(is_there, work.ends.value, -jnp.inf).max()
         rest = jnp.where(is_there & (work.ends.value == last), work.ends.rest, -jnp.inf).max()
         return carried._replace(
-            rounds=carried.rounds.at[tier].add(1),
+            rounds=put(carried.rounds, tier, carried.rounds[tier] + 1),
             turns=carried.turns.at[clients].add(is_there),
             work=carried.work.put(tier, work),
             ends=carried.ends.put(tier, Instant(last, rest)),
@@ -166,7 +169,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         one = Flights.none(hyper.num_selected, drawn.speeds.rate)
         work = replicate(one, hyper.num_tiers)
         rounds, ends = jnp.zeros(hyper.num_tiers, "int32"), work.ends.take((slice(None), 0))
-        carried = Tiers(zero, rounds, jnp.zeros(num, "int32"), work, ends, drawn)
+        turns = jnp.zeros(num, "int32")
+        carried = Tiers(zero, rounds, turns, tiers_of(devices), work, ends, drawn)
         for tier in range(hyper.num_tiers):
             carried = begin_round(key, devices, carried, jnp.int32(tier), Instant.at(0.0), zero)
         return carried
@@ -203,6 +207,7 @@ class State(NamedTuple):
       memo: What both sides remember of messages.
       tiers: The newest model of each tier, leaves `[M, ...]`.
       updates: `i32[M]`, how often each tier has reported.
+      tier: `i32[N]`, each client's tier.
     """
 
     server: Params
@@ -210,6 +215,7 @@ class State(NamedTuple):
     memo: Memo
     tiers: Params
     updates: Array
+    tier: Array
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
@@ -220,12 +226,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))
         tiers = replicate(first.server, hyper.num_tiers)
-        return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"))
-
-    def tier_of(key: Key, client: Array) -> Array:
         own = clock_key(key)  # that of the live clock, which has the same tiers
-        devices = devices_of(own, hyper, draw_clients(own, hyper))
-        return tiers_of(devices)[jnp.maximum(client, 0)]
+        tier = tiers_of(devices_of(own, hyper, draw_clients(own, hyper)))
+        return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"), tier)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         start = stale_models(state, event)  # w when the tier's round began, in all slots
@@ -234,14 +237,15 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         place = (event.clients != EMPTY).argmax()
         common = jax.tree.map(lambda leaf: leaf[place], start)
         model = wire.mean(key, event, common, reports)
-        tier = tier_of(key, event.clients[place])
+        tier = state.tier[jnp.maximum(event.clients[place], 0)]
         tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
-        updates = state.updates.at[tier].add(1)
+        updates = put(state.updates, tier, state.updates[tier] + 1)
         share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T
         server = weighted_sum(share, tiers)
         after, before = (server, tiers, updates), (state.server, state.tiers, state.updates)
         server, tiers, updates = keep_if_empty(event, after, before)
-        return State(*wire.next_version(key, event, state, memo, server), tiers, updates), work
+        newest = wire.next_version(key, event, state, memo, server)
+        return State(*newest, tiers, updates, state.tier), work
 
     return wire.algorithm(init, step)
 

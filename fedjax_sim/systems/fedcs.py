@@ -38,6 +38,7 @@ from fedjax_sim.server import Reports, RoundState, report_messages
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
+from fedjax_sim.targets import put_all
 from fedjax_sim.timelines.delays.devices import Devices
 from fedjax_sim.timelines.live import (
     Asked,
@@ -190,10 +191,9 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         is_in = reporters != EMPTY
         asked, who = (jnp.where(x == EMPTY, num_clients, x) for x in (memory.asked, reporters))
         # Who was asked has taken at least as long as the server waited, unless the report is in.
-        taken = memory.taken.at[asked].set(
-            jnp.fmax(memory.taken[memory.asked], memory.deadline), mode="drop"
-        )
-        memory = memory._replace(taken=taken.at[who].set(shown.taken, mode="drop"))
+        least = jnp.fmax(memory.taken[memory.asked], memory.deadline)
+        taken = put_all(put_all(memory.taken, asked, least), who, shown.taken)
+        memory = memory._replace(taken=taken)
         if settings.follows == "times":
             return memory
         mean = jnp.where(is_in, shown.seen.mean, 0).sum() / jnp.maximum(is_in.sum(), 1)

@@ -37,6 +37,7 @@ from fedjax_sim.server import Reports, report_messages
 from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
+from fedjax_sim.targets import put, put_all
 from fedjax_sim.timelines.live import (
     Asked,
     Choosing,
@@ -164,24 +165,17 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         is_there = event.clients != EMPTY
         who = jnp.where(is_there, event.clients, hyper.num_clients)
         found = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
-
-        def noted(leaf: Array, new: Any) -> Array:
-            return leaf.at[who].set(new, mode="drop")
-
-        recent = memory.recent.at[(number - 1) % (2 * window)].set(
-            jnp.where(is_there, found, 0).sum().astype(memory.recent.dtype)
+        utility, last, taken = put_all(
+            (memory.utility, memory.last, memory.taken), who, (found, number, shown.taken)
         )
+        total = jnp.where(is_there, found, 0).sum()
+        recent = put(memory.recent, (number - 1) % (2 * window), total)
         ordered = jnp.roll(recent, -(number % (2 * window)))
         is_due = (number % window == 0) & (number >= 2 * window)
         falls = ordered[:window].sum() > ordered[window:].sum()
         step = jnp.where(is_due & falls, choice.pacer_step, 0)
-        return Memory(
-            noted(memory.utility, found.astype(memory.utility.dtype)),
-            noted(memory.last, number),
-            noted(memory.taken, shown.taken),
-            jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype),
-            recent,
-        )
+        preferred = jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype)
+        return Memory(utility, last, taken, preferred, recent)
 
     return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
 

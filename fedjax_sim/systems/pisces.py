@@ -47,6 +47,7 @@ from fedjax_sim.server import Reports, report_messages, stale_models
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedbuff
+from fedjax_sim.targets import put, put_all, repeat_while
 from fedjax_sim.timelines import Clients
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import (
@@ -252,25 +253,22 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             place = pace.flights.first()
             done = pace.flights.take(place)
             lost = is_lost(devices, done.client, done.number)
-            slot = jnp.where(lost, num_slots, buffer.filled)
-            slots = jax.tree.map(
-                lambda leaf, new: leaf.at[slot].set(new, mode="drop"), buffer.slots, done
-            )
-            latency = pace.known.latency.at[done.client].set(done.ends.since(done.begins))
-            free = pace.flights._replace(client=pace.flights.client.at[place].set(EMPTY))
+            slots = buffer.slots.put(jnp.where(lost, num_slots, buffer.filled), done)
+            latency = put(pace.known.latency, done.client, done.ends.since(done.begins))
+            free = pace.flights._replace(client=put(pace.flights.client, place, EMPTY))
             pace = pace._replace(known=pace.known._replace(latency=latency), flights=free)
             client = best_client(key, devices, pace, done.ends)
             work = begin_work(devices, client, pace.turns[client], done.ends, pace.tick)
             pace = pace._replace(
                 event=pace.event + 1,
-                turns=pace.turns.at[client].add(1),
+                turns=put(pace.turns, client, pace.turns[client] + 1),
                 flights=pace.flights.put(place, work),
             )
             return pace, Buffer(done.ends, slots, buffer.filled + ~lost)
 
         empty = Flights.none(num_slots, carried.known.latency)
         given = carried, Buffer(carried.acted, empty, jnp.int32(0))
-        pace, (now, slots, filled) = found = jax.lax.while_loop(waits, arrive, given)
+        pace, (now, slots, filled) = found = repeat_while(waits, arrive, given)
         never = Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
         acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
         is_there = jnp.arange(num_slots) < filled
@@ -285,21 +283,25 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def after(key: Key, pace: Pace, event: Event, state: Any, seen: Any) -> Pace:
         quality = counts[jnp.maximum(event.clients, 0)] * seen.root_mean_square
-        quality = quality.astype(pace.known.quality.dtype)
-        staleness = event.tick - event.version
+        staleness, window = event.tick - event.version, hyper.choice.window
+        # A client may have reported several times: by the slots, the later ones later.
+        known, slots = pace.known, jnp.arange(num_slots)
+        is_same = event.clients[:, None] == event.clients[None]
+        before = (is_same & (slots[:, None] > slots[None])).sum(axis=1)
+        later = (is_same & (slots[:, None] < slots[None])).sum(axis=1)
 
-        def note(slot: Array, known: Known) -> Known:
-            client = event.clients[slot]
-            who = jnp.where(client == EMPTY, hyper.num_clients, client)
-            place = known.reports[client] % hyper.choice.window
-            return known._replace(
-                quality=known.quality.at[who].set(quality[slot], mode="drop"),
-                staleness=known.staleness.at[who, place].set(staleness[slot], mode="drop"),
-                reports=known.reports.at[who].add(1, mode="drop"),
-            )
+        def among_last(number: int) -> Array:
+            """Return the clients of reports that are among their last ones: `i32[S]`."""
+            is_last = (event.clients != EMPTY) & (later < number)
+            return jnp.where(is_last, event.clients, hyper.num_clients)
 
-        # One after another, because a client may have reported twice.
-        return pace._replace(known=jax.lax.fori_loop(0, num_slots, note, pace.known))
+        place = (known.reports[event.clients] + before) % window
+        known = known._replace(
+            quality=put_all(known.quality, among_last(1), quality),
+            staleness=known.staleness.at[among_last(window), place].set(staleness, mode="drop"),
+            reports=known.reports.at[among_last(num_slots)].add(1, mode="drop"),
+        )
+        return pace._replace(known=known)
 
     return Clock(init, next_tick, after, lambda pace: pace.flights.versions())
 

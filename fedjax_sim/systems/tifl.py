@@ -38,6 +38,7 @@ from fedjax_sim.server import Reports, report_messages
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, reals, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
+from fedjax_sim.targets import put
 from fedjax_sim.timelines.live import (
     Asked,
     Choosing,
@@ -201,7 +202,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         current = jax.random.categorical(tier_key, jnp.where(is_open, logits, -jnp.inf))
         memory = memory._replace(current=current.astype("int32"))
         if is_adaptive:
-            memory = memory._replace(credits=credits.at[current].add(-1))
+            memory = memory._replace(credits=put(credits, current, credits[current] - 1))
         # Clients of it, uniformly.
         lot = jax.random.uniform(client_key, (num_clients,), float)
         lot, found = jax.lax.top_k(

@@ -44,12 +44,13 @@ from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
+from experiments.selection import rules
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.types import LatentProblem, System
 
 SCRIPTS = Path(__file__).parents[1]
 RESULTS = SCRIPTS / "benchmark_results.json"
@@ -117,6 +118,7 @@ class Workload(NamedTuple):
       changes: Settings other than the defaults.
       seeds: Number of seeds.
       settings: Swept settings.
+      live: The system on a live clock, whose program is compiled instead.
     """
 
     what: str
@@ -125,6 +127,7 @@ class Workload(NamedTuple):
     changes: Mapping[str, Any] = MappingProxyType({})
     seeds: int = 4
     settings: Mapping[str, Sequence[float]] = MappingProxyType({})
+    live: System | None = None
 
 
 def images(hidden: int) -> Callable[[Any], Any]:
@@ -200,13 +203,18 @@ WORKLOADS = {
         settings={"lr": [0.1, 0.2, 0.3, 0.4]},
     ),
     **{
+        f"{name}-live": Workload(f"{name} on a live clock", name, images(8), live=live)
+        for name, live in (("fedavg", rules.WAITING), ("fedbuff", rules.BUFFERED))
+    },
+    **{
         name: Workload("default settings, mixture of Gaussians, four seeds", name, mixture)
         if system.fit.learns is LatentProblem
         else Workload("default settings, perceptron 784-8-10, four seeds", name, images(8))
         for name, system in fedjax_sim.SYSTEMS.items()
     },
 }
-"""The programs by name: six of other sizes, and every system with its default settings."""
+"""The programs by name: six of other sizes, two systems on live clocks, and every system with its
+default settings."""
 
 
 def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
@@ -220,6 +228,7 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
         work = WORKLOADS[name]
         system = fedjax_sim.SYSTEMS[work.system]
         hyper = system.paper(**work.changes)
+        system = work.live or system
         (lowered[name],) = listed(
             system,
             work.problem(hyper),

@@ -18,11 +18,15 @@ from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import clock_key
-from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.targets import is_for_cpu, put
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
 """Numbers of the reasons for which a lane ends."""
+
+
+FEW_SLOTS = 128
+"""Slots up to which it is quicker to compare all pairs than to sort."""
 
 
 class Lived(NamedTuple):
@@ -124,8 +128,7 @@ class LiveLane(NamedTuple):
             # Every row is in use if more versions are than the clock has declared.
             is_known = is_held.any(axis=1) & ~is_used.all()
         # Whether the lane goes on.
-        order = jnp.sort(jnp.where(is_there, clients, self.num_clients + jnp.arange(sizes.slots)))
-        is_twice = (order[1:] == order[:-1]).any() & (not self.system.can_repeat)
+        is_twice = not self.system.can_repeat and _has_twice(clients, is_there, self.num_clients)
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
         is_client &= is_there | (not sizes.is_full)
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
@@ -159,7 +162,7 @@ class LiveLane(NamedTuple):
             steps=steps,
             version=version,
             weight=jnp.where(is_there, received.weight, 0).astype(frame.weight.dtype),
-            offset=_offsets(lived.delivered, clients, steps),
+            offset=self._offsets(lived.delivered, clients, steps),
             read=jnp.where(is_there, read, jnp.int32(rows_of(sizes) - 1)),
             write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
             facts=_facts(frame.facts, sizes, is_full=is_full),
@@ -187,12 +190,19 @@ class LiveLane(NamedTuple):
             _where(goes_on, time, lived.clock),
             received.time.where(goes_on, lived.now),
             tick + goes_on,
-            lived.held.at[jnp.where(goes_on, write, len(lived.held))].set(tick + 1, mode="drop"),
+            put(lived.held, jnp.where(goes_on, write, len(lived.held)), tick + 1),
             lived.delivered.at[counted].add(event.steps, mode="drop"),
             lived.until,
             ended,
         )
         return after, info
+
+    def _offsets(self, delivered: Array, clients: Array, steps: Array) -> Array:
+        """Count the local steps that each slot's client delivered before: `i32[S]`."""
+        found = delivered[jnp.maximum(clients, 0)]
+        if not self.system.can_repeat:
+            return found
+        return found + jnp.where(_is_earlier(clients), steps[None], 0).sum(axis=1, dtype="int32")
 
     def _learn(
         self,
@@ -301,12 +311,19 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
     return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
 
 
-def _offsets(delivered: Array, clients: Array, steps: Array) -> Array:
-    """Count the local steps that each slot's client delivered before: `i32[S]`."""
+def _is_earlier(clients: Array) -> Array:
+    """Tell which other slots before a slot have the same client: `bool[S, S]`."""
     places = jnp.arange(len(clients))
-    is_earlier = (clients[:, None] == clients[None]) & (places[:, None] > places[None])
-    before = jnp.where(is_earlier, steps[None], 0).sum(axis=1, dtype="int32")
-    return delivered[jnp.maximum(clients, 0)] + before
+    return (clients[:, None] == clients[None]) & (places[:, None] > places[None])
+
+
+def _has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
+    """Tell whether two slots that are filled have the same client: `bool[]`."""
+    own = jnp.where(is_there, clients, num_clients + jnp.arange(len(clients)))
+    if len(clients) <= FEW_SLOTS:
+        return _is_earlier(own).any()
+    order = jnp.sort(own)
+    return (order[1:] == order[:-1]).any()
 
 
 def _check_received(received: Received, sizes: Sizes) -> None:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from fedjax_sim import targets
 from fedjax_sim.batching import map_families, map_lanes
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
@@ -534,7 +535,7 @@ def _advance(
             return _observe(program, lane, carry, held, counted)
 
         def evaluation(carry: _Carry, number: Array) -> Any:
-            carry, (counts, happened) = jax.lax.scan(tick, carry, ticks_of(number, 0, per_eval))
+            carry, (counts, happened) = targets.scan(tick, carry, ticks_of(number, 0, per_eval))
             return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
 
         if not program.block:
@@ -545,7 +546,7 @@ def _advance(
         def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
             carry, totals = both
             ticks = ticks_of(jnp.int32(0), i * program.block, program.block)
-            carry, (counts, happened) = jax.lax.scan(tick, carry, ticks)
+            carry, (counts, happened) = targets.scan(tick, carry, ticks)
             sums = {
                 name: jax.tree.map(jnp.add, totals[name], count)
                 for name, count in _summed(counts).items()

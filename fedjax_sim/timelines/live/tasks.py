@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
+from fedjax_sim.targets import put, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import TRIES
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
 from fedjax_sim.timelines.live.devices import (
@@ -80,13 +81,13 @@ class Flights(NamedTuple):
         return is_first.argmax().astype("int32")
 
     def put(self, place: Array, other: "Flights") -> "Flights":
-        """Replace the work in some places.
+        """Replace the work in one place.
 
         Args:
-          place: `i32[...]`.
+          place: `i32[]`; a place that does not exist replaces nothing.
           other: Work, leaves `[...]`.
         """
-        return jax.tree.map(lambda leaf, new: leaf.at[place].set(new), self, other)
+        return put(self, place, other)
 
     def take(self, place: Array) -> "Flights":
         """Look up the work in some places.
@@ -342,20 +343,18 @@ def live_tasks(
             at = tasks.place[other]
             tasks = tasks._replace(
                 event=tasks.event + 1,
-                order=tasks.order.at[at].set(done.client).at[place].set(other),
-                place=tasks.place.at[done.client].set(at).at[other].set(place),
-                turns=tasks.turns.at[other].add(1),
+                order=put(put(tasks.order, at, done.client), place, other),
+                place=put(put(tasks.place, done.client, at), other, place),
+                turns=put(tasks.turns, other, number + 1),
                 flights=tasks.flights.put(place, new),
             )
-            slot = jnp.where(lost, num_used, filled)
-            slots = jax.tree.map(lambda leaf, new: leaf.at[slot].set(new, mode="drop"), slots, done)
-            return tasks, slots, filled + ~lost
+            return tasks, slots.put(jnp.where(lost, num_used, filled), done), filled + ~lost
 
         given = carried, slots, jnp.int32(0)
         if devices.loss is None:
-            found = jax.lax.fori_loop(0, num_used, lambda _, given: land(given), given)
+            found = repeat(num_used, land, given)
         else:
-            found = jax.lax.while_loop(lambda given: given[2] < num_used, land, given)
+            found = repeat_while(lambda given: given[2] < num_used, land, given)
         tasks, slots, _ = found
         tasks = tasks._replace(
             number=carried.number + 1,

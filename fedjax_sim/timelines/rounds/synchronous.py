@@ -8,6 +8,7 @@ slots of a tick, that is reports that the server uses, `K` local steps of a clie
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from fedjax_sim.checking import Above0, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
 from fedjax_sim.streams import stream
+from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays import Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
@@ -236,6 +238,12 @@ def draw_work_times(
     def add(q: Array, total: Array) -> Array:
         return total + jnp.where(q < num_times, draw(jax.random.fold_in(key, q), 1), 0)
 
+    if most is not None and not is_for_cpu():
+        # All at once, which is one launch instead of several a step.
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(most))
+        each = jax.vmap(lambda step_key: draw(step_key, 1))(keys)
+        is_taken = jnp.arange(most)[:, None, None] < num_times[None]
+        return jnp.where(is_taken, each, 0).sum(axis=0)
     nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
     return jax.lax.fori_loop(0, num_times.max() if most is None else most, add, nothing)
 

@@ -1,0 +1,81 @@
+"""Live clocks as they are written for an accelerator make the schedules that they make on a CPU.
+
+Programs are compiled for the CPU here, from what is traced for a GPU. With 64 bits rounding changes
+no choice.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import targets
+from fedjax_sim.engine.program import opened
+from fedjax_sim.types import System
+from tests.conftest import slow_but
+from tests.timelines.live.conftest import LIVE
+
+TICKS = 30
+LAW = {"runtime_law": "runtime_exp", "rate_spread": 0.75}
+TASKS = {"restart": "replaced", "concurrency": 5, "buffer_size": 3}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("fedavg", {"num_asked": 6, "drop_rate": 0.25, "deadline": 80.0}),
+    "fedbuff": ("fedbuff", TASKS),
+    "fedbuff with losses": ("fedbuff", TASKS | {"drop_rate": 0.25}),
+    "fedbuff with breaks": ("fedbuff", TASKS | {"off_time": 50.0, "on_time": 70.0}),
+    **{name: (name, {}) for name in ("oort", "tifl", "fedcs", "adacomm", "powerofchoice")},
+    **{name: (name, {}) for name in ("pisces", "fedat", "safa")},
+    "fedcs by the loss": ("fedcs", {"follows": "loss", "window": 3}),
+}
+
+
+@pytest.fixture
+def traced_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A function after whose call all programs are traced for a GPU."""
+
+    def change() -> None:
+        jax.clear_caches()
+        monkeypatch.setattr(opened, "tracing_for", lambda _: targets.tracing_for("gpu"))
+
+    yield change
+    jax.clear_caches()
+
+
+def run(system: System, problem: Any, hyper: Any) -> Any:
+    with jax.enable_x64(True):
+        bound = fedjax_sim.bind(system, problem, hyper, seed=3, budget=fedjax_sim.Ticks(TICKS))
+        state, infos = bound.run(bound.init())
+        times = np.asarray(state.now.to_float64())
+    return times, infos, bound.model(state)
+
+
+@pytest.mark.parametrize("case", slow_but(["fedbuff", "pisces"], CASES))
+def test_live_clocks_of_accelerators(
+    case: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
+) -> None:
+    name, changes = CASES[case]
+    planned, problem = fedjax_sim.SYSTEMS[name], regression()
+    system, hyper = LIVE.get(name, planned), small(planned, **(LAW | changes))
+    expected = run(system, problem, hyper)
+    traced_for_a_gpu()
+    time, infos, model = run(system, problem, hyper)
+    np.testing.assert_allclose(time, expected[0], rtol=1e-12)
+    of_cpu, event = expected[1].event, infos.event
+    np.testing.assert_array_equal(event.clients, of_cpu.clients)
+    np.testing.assert_array_equal(event.steps, of_cpu.steps)
+    is_there = np.asarray(event.clients) >= 0
+    np.testing.assert_array_equal(event.version[is_there], of_cpu.version[is_there])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), model, expected[2])
+    assert is_there.any(axis=1).mean() > 0.8
+
+
+def test_the_other_form_is_traced(traced_for_a_gpu: Callable) -> None:
+    # Otherwise the test above compares a program with itself.
+    with opened.Machine("cpu").tracing():
+        assert targets.is_for_cpu()
+    traced_for_a_gpu()
+    with opened.Machine("cpu").tracing():
+        assert not targets.is_for_cpu()
