@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from fedjax_sim.systems import SYSTEMS
     from fedjax_sim.types import (
         Algorithm,
+        Energy,
         Event,
         Keep,
         Layout,
@@ -90,6 +91,7 @@ __all__ = [
     "CollapsedWarning",
     "ConfigError",
     "DivergedWarning",
+    "Energy",
     "Event",
     "Keep",
     "LaneWarning",
@@ -164,7 +166,7 @@ _HOMES = {
     "fedjax_sim.settings": ("ConfigError",),
     "fedjax_sim.systems": ("SYSTEMS",),
     "fedjax_sim.types": (
-        *("Algorithm", "Event", "Keep", "Layout", "Plan", "Problem", "System"),
+        *("Algorithm", "Energy", "Event", "Keep", "Layout", "Plan", "Problem", "System"),
         *("Ticks", "Time", "Timeline"),
     ),
 }

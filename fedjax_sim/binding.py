@@ -25,6 +25,7 @@ from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
     AnyProblem,
     Budget,
+    Energy,
     HyperT,
     InfoT,
     Layout,
@@ -65,7 +66,7 @@ def bind(
     Args:
       hyper: The system's settings; its defaults if None.
       seed: The seed of the schedule and of learning, from 0 to 2^31 - 1.
-      budget: How long the schedule lasts, `Ticks` or `Time` as in `sweep`; or a schedule of one's
+      budget: How long the schedule lasts, as in `sweep`; or a schedule of one's
         own or of an earlier run, such as `run.timelines[0]`, leaves `[T, ...]`. Settings of the
         clock, and of the weights that it gives to slots, have no effect then.
       layout: `slots_at_once` and `packed` say how the slots of a tick are laid out; what is None is
@@ -139,9 +140,9 @@ def bind_together(
     Raises:
       ConfigError: If an input is not allowed, or the programs would not be the same.
     """
-    timelines = None if isinstance(budget, Ticks | Time) else budget
+    timelines = None if isinstance(budget, Ticks | Time | Energy) else budget
     if timelines is not None and system.live is not None:
-        allowed = f"Ticks or Time for {system.name}, whose clock is live; or use replayed"
+        allowed = f"Ticks, Time or Energy for {system.name}, whose clock is live; or use replayed"
         raise ConfigError("budget", "a schedule", allowed)
     shared = {"problems": problems, "hypers": hypers, "seeds": seeds, "timelines": timelines}
     lists = {name: _listed(value) for name, value in shared.items()}
@@ -150,7 +151,7 @@ def bind_together(
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     # Nothing is drawn for schedules of the caller's own.
-    drawn_for = budget if isinstance(budget, Ticks | Time) else Ticks(1)
+    drawn_for = budget if timelines is None else Ticks(1)
     options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     for i in range(num):

@@ -111,8 +111,49 @@ class Time:
         return "time_budget", self.time_budget
 
 
-Budget = Ticks | Time
+@checked
+@dataclasses.dataclass(frozen=True)
+class Energy:
+    """A run that lasts as long as its clients' energy, which their `client_table` counts.
+
+    Attributes:
+      energy_budget: What the work that the server receives may take, with its messages, of all
+        clients together, in the table's unit. A tick that would exceed it does not happen.
+      most_ticks: For live systems: a lane that has had so many ends before its energy is used. It
+        must be given.
+    """
+
+    energy_budget: Above0
+    most_ticks: Count | None = None
+
+    @property
+    def named(self) -> tuple[str, float]:
+        """Name and value of the length."""
+        return "energy_budget", self.energy_budget
+
+
+Budget = Ticks | Time | Energy
 """How long a run lasts."""
+BUDGETS: Mapping[str, type[Ticks | Time | Energy]] = {
+    "num_ticks": Ticks,
+    "time_budget": Time,
+    "energy_budget": Energy,
+}
+"""The kinds of budgets, by the name of the length."""
+
+
+def budget_of(known: Mapping[str, Any]) -> Budget:
+    """Make a budget from names and values, such as those that a file keeps.
+
+    Args:
+      known: One of the names of `BUDGETS` with a value that is not None, and perhaps `most_ticks`.
+
+    Returns:
+      The budget.
+    """
+    name = next(name for name in BUDGETS if known.get(name) is not None)
+    most = {} if name == "num_ticks" else {"most_ticks": known.get("most_ticks")}
+    return BUDGETS[name](known[name], **most)
 
 
 @checked

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
+from fedjax_sim.engine.planning.energy import meters_of
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.prepare import plan_group, schedules_of
 from fedjax_sim.engine.request import Options, grid_of, list_lanes
@@ -159,7 +160,10 @@ class Listed(NamedTuple):
         for group in groups_of(self.lanes):
             firsts, row = schedules_of(self.system, group)
             drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-            timelines, ticks = request_timelines(self.system, *drawn, self.options.budget)
+            meters = meters_of(self.system, [group[i] for i in firsts], self.options.budget)
+            timelines, ticks = request_timelines(
+                self.system, *drawn, self.options.budget, meters=meters
+            )
             examples = int(self.system.hints.step_examples(group[0].hyper))
             for number, end in enumerate(ticks):
                 is_present = timelines.clients[number, :end] != EMPTY
@@ -204,7 +208,9 @@ class Listed(NamedTuple):
         for group in groups_of(self.lanes):
             firsts, _ = schedules_of(self.system, group)
             drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-            count_ticks(self.system, *drawn, self.options.budget, goes_on=goes_on)
+            budget = self.options.budget
+            meters = meters_of(self.system, [group[i] for i in firsts], budget)
+            count_ticks(self.system, *drawn, budget, goes_on=goes_on, meters=meters)
 
 
 def listed(

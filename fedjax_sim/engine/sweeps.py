@@ -135,7 +135,8 @@ def sweep(
       hyper: The system's settings; its defaults if None.
       seeds: Number of seeds, counted from 0, or a list of different seeds from 0 to 2^31 - 1.
       settings: Swept settings: names of fields of `hyper` and the values that each takes.
-      budget: How long each run lasts: `Ticks` for server actions, or `Time` for virtual time.
+      budget: How long each run lasts: `Ticks` for server actions, `Time` for virtual time, or
+        `Energy` of the clients.
       num_evals: Largest number of evaluations, after equal numbers of ticks, in addition to the
         initial one. A live system in a budget of time, whose ticks are estimated, may have up to
         four times as many, or fewer.

@@ -92,7 +92,7 @@ def sweep(
     from fedjax_sim.lifecycle import read_record, write_record
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
     from fedjax_sim.settings import ConfigError
-    from fedjax_sim.types import Ticks, Time
+    from fedjax_sim.types import budget_of
 
     # What cannot be done in several processes.
     launcher.check()
@@ -118,11 +118,10 @@ def sweep(
     # The budget, and all checks that `sweep` makes, before any process starts.
     first: Budget | None = None
     if known is not None:
-        ticks = known.get("num_ticks")
-        first = Ticks(ticks) if ticks else Time(known["time_budget"], known.get("most_ticks"))
+        first = budget_of(known)
     asked = budget or first
     if asked is None:
-        raise ConfigError("budget", None, "a Ticks or a Time, unless a sweep is resumed")
+        raise ConfigError("budget", None, "a Ticks, a Time or an Energy, unless a sweep is resumed")
     given: Any = {name: value for name, value in options.items() if name != "start"}
     checked_options = Options(asked, **given)
     if not has_default_clients(system, hyper, grid):

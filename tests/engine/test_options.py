@@ -27,7 +27,7 @@ TICKS = fedjax_sim.Ticks(2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"budget": 2}, "budget is 2, but must be a Ticks or a Time"),
+        ({"budget": 2}, "budget is 2, but must be a Ticks, a Time or an Energy"),
         ({"budget": None}, "budget is None"),
         ({"seeds": []}, "seeds is"),
         ({"seeds": 0}, "seeds is 0, but must be a whole number of at least 1 or a list, each"),

@@ -231,7 +231,7 @@ def test_what_cannot_be_launched_is_refused(small: Callable, tmp_path: Path) -> 
         (lambda seed: lock, {"parts": 1}, "something that can be carried to another process"),
         (None, {"parts": 3, "seeds": 2}, "number of parts is 3, but must be from 1 to 2"),
         (None, saved(tmp_path, resume=True), "one with an unfinished sweep"),
-        (None, {"budget": None}, "budget is None, but must be a Ticks or a Time, unless"),
+        (None, {"budget": None}, "must be a Ticks, a Time or an Energy, unless"),
         (None, {"watch": fedjax_sim.Watch(progress="file")}, "progress is 'file', but must be tru"),
         (
             None,

@@ -1,7 +1,7 @@
 """Phase one: draw timelines that are long enough for every budget.
 
-A budget is a stretch of virtual time or a number of ticks. Timelines are drawn on the CPU, whatever
-learns later: they need sorts in 64 bits and little arithmetic.
+A budget is a stretch of virtual time, a number of ticks, or an energy. Timelines are drawn on the
+CPU, whatever learns later: they need sorts in 64 bits and little arithmetic.
 
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
@@ -25,10 +25,16 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import EMPTY, Array, Budget, Key, System, Ticks, Timeline
+from fedjax_sim.types import EMPTY, Array, Budget, Energy, Key, System, Ticks, Time, Timeline
+
+Meters = Sequence[Callable[[Timeline], np.ndarray]] | None
+"""From the timelines of lanes to the energy of each tick, `f64[T]`; None if it does not matter."""
 
 MAX_TICKS = 2**24
 """Longest schedule of a lane."""
+
+FIRST_OF_ENERGY = 256
+"""Ticks that are drawn first where a budget is one of energy."""
 
 
 BYTES_OF_A_SLOT = 520
@@ -106,6 +112,7 @@ def request_timelines(
     budget: Budget,
     *,
     goes_on: bool = False,
+    meters: Meters = None,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget.
 
@@ -115,6 +122,7 @@ def request_timelines(
       budget: How long a run lasts.
       goes_on: Whether a longer run may go on from the end: more ticks are drawn then, which show
         what it will need.
+      meters: Functions from each timeline to the energy of its ticks, where the budget is one.
 
     Returns:
       The timelines, leaves `[D, T, ...]`, and the ticks that belong to each, `i64[D]`.
@@ -133,6 +141,9 @@ def request_timelines(
         draw = partial(draw_timelines, system, seeds, hypers)
         if isinstance(budget, Ticks):
             timelines, ticks = lengthen_to_ticks(draw, budget.num_ticks, first=first)
+        elif isinstance(budget, Energy):
+            assert meters is not None
+            timelines, ticks = lengthen_to_energy(draw, budget.energy_budget, meters, first=first)
         else:
             last, overshoot = budget.time_budget, system.overshoot
             timelines, ticks = lengthen_to_time(draw, last, first=first, overshoot=overshoot)
@@ -154,8 +165,8 @@ def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
     """Return the budget of the timelines that are drawn: a live system's have all ticks at most.
 
     Raises:
-      ConfigError: If a stretch of time has a number of ticks and the system is planned, or they are
-        too many.
+      ConfigError: If a stretch of time or an energy has a number of ticks and the system is
+        planned, or they are too many; or if an energy of a live system has none.
     """
     if isinstance(budget, Ticks):
         return budget
@@ -164,12 +175,15 @@ def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
             allowed = f"None for {system.name}, whose ticks are counted before learning"
             raise ConfigError("most_ticks", budget.most_ticks, allowed)
         return budget
-    within = system.hints.ticks_within
-    most = budget.most_ticks or MOST_OF_ESTIMATE * max(
-        1, *(int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
-    )
+    if (most := budget.most_ticks) is None:
+        if isinstance(budget, Energy):
+            allowed = f"given for {system.name}, whose ticks are not known before learning"
+            raise ConfigError("most_ticks", None, allowed)
+        within = system.hints.ticks_within
+        estimates = (int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
+        most = MOST_OF_ESTIMATE * max(1, *estimates)
     if most > MAX_TICKS:
-        raise _too_long(budget.time_budget)
+        raise _too_long(budget)
     return Ticks(most)
 
 
@@ -186,10 +200,12 @@ def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:
     """
     if isinstance(budget, Ticks):
         return budget.num_ticks
+    if isinstance(budget, Energy):
+        return FIRST_OF_ENERGY
     within = system.hints.ticks_within
     expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
     if expected > MAX_TICKS:
-        raise _too_long(budget.time_budget)
+        raise _too_long(budget)
     return int(min(16 + 1.1 * expected, MAX_TICKS))
 
 
@@ -257,6 +273,7 @@ def count_ticks(
     budget: Budget,
     *,
     goes_on: bool = False,
+    meters: Meters = None,
 ) -> np.ndarray:
     """Count the ticks that belong to the budget of every schedule, and keep no schedule.
 
@@ -267,6 +284,7 @@ def count_ticks(
       hypers: D settings of equal static parts.
       budget: As in `request_timelines`.
       goes_on: As in `request_timelines`.
+      meters: As in `request_timelines`.
 
     Returns:
       `i64[D]`.
@@ -279,7 +297,9 @@ def count_ticks(
     at_once = max(1, int(min(len(seeds), free // max(1, size.bytes_each))))
     drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
     request = partial(request_timelines, system, budget=budget, goes_on=goes_on)
-    return np.concatenate([request(seeds[few], hypers[few])[1] for few in drawn])
+    return np.concatenate(
+        [request(seeds[few], hypers[few], meters=meters and meters[few])[1] for few in drawn]
+    )
 
 
 def draw_timelines(
@@ -625,23 +645,69 @@ def lengthen_to_time(
     while asked <= MAX_TICKS:
         timelines = draw(asked)
         counts = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
-        known = [count for count in counts if count is not None]
-        if len(known) == len(counts):
+        if (known := _all_known(counts)) is not None:
             if min(known) == 0:
                 acts = float(timelines.time[:, 0].max())
                 allowed = f"at least {acts:g}, when the server first acts"
                 raise ConfigError("time_budget", budget, allowed)
-            return timelines, np.asarray(known)
+            return timelines, known
         asked *= 2
-    raise _too_long(budget)
+    raise _too_long(Time(budget))
 
 
-def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int | None:
-    """Count the ticks that belong to a budget of virtual time.
+def lengthen_to_energy(
+    draw: Callable[[int], Timeline],
+    budget: float,
+    meters: Sequence[Callable[[Timeline], np.ndarray]],
+    *,
+    first: int,
+) -> tuple[Timeline, np.ndarray]:
+    """Draw longer and longer timelines until all lanes have used their energy.
 
     Args:
-      time: `f64[T]`, times of the ticks.
-      budget: Virtual time.
+      draw: From a number of ticks to leaves `[L, T, ...]`.
+      budget: The energy.
+      meters: From each lane's timeline to the energy of its ticks, `f64[T]`.
+      first: Number of ticks to draw first.
+
+    Returns:
+      The timelines, and `i64[L]`, the ticks of each lane.
+
+    Raises:
+      ConfigError: If the first tick takes more, or too many ticks must be drawn.
+    """
+    asked = first
+    while asked <= MAX_TICKS:
+        timelines = draw(asked)
+        used, counts = [], []
+        for lane, meter in enumerate(meters):
+            timeline = Timeline(*(leaf[lane] for leaf in timelines))
+            # A trace has ended where times are infinite, and more is to be drawn where they are
+            # not known.
+            each = np.where(np.isposinf(timeline.time), np.inf, meter(timeline))
+            used.append(np.where(np.isnan(timeline.time), np.nan, np.cumsum(each)))
+            counts.append(ticks_in_budget(used[-1], budget))
+        if (known := _all_known(counts)) is not None:
+            if min(known) == 0:
+                allowed = f"at least {max(each[0] for each in used):g}, which the first tick takes"
+                raise ConfigError("energy_budget", budget, allowed)
+            return timelines, known
+        asked *= 2
+    raise _too_long(Energy(budget))
+
+
+def _all_known(counts: Sequence[int | None]) -> np.ndarray | None:
+    """Return the counts, if all are known."""
+    known = [count for count in counts if count is not None]
+    return np.asarray(known) if len(known) == len(counts) else None
+
+
+def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False) -> int | None:
+    """Count the ticks that belong to a budget of virtual time, or of energy.
+
+    Args:
+      time: `f64[T]`, times of the ticks, or the energy that was used after each.
+      budget: Virtual time, or energy.
       overshoot: Whether a tick belongs to the budget if it begins before the budget's end, so that
         the last one runs past it; otherwise it must act within the budget.
 
@@ -658,6 +724,5 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool) -> int 
     return None if count == len(time) or unknown[count] else count
 
 
-def _too_long(time_budget: float) -> ConfigError:
-    allowed = f"short enough for fewer than {MAX_TICKS} ticks"
-    return ConfigError("time_budget", time_budget, allowed)
+def _too_long(budget: Budget) -> ConfigError:
+    return ConfigError(*budget.named, f"short enough for fewer than {MAX_TICKS} ticks")

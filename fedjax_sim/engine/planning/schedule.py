@@ -56,6 +56,25 @@ class Ticks(NamedTuple):
     write: Leaf
 
 
+class Ends(NamedTuple):
+    """When live lanes are over, whatever their clocks say; infinite where nothing limits them.
+
+    Attributes:
+      time: The virtual time, leaves `[1]`, or `[]` of a lane.
+      energy: What the work received and its messages may take, likewise.
+      message: `f32[1]`, bytes of a message to a client and back; 0 if energy is not limited.
+    """
+
+    time: Instant
+    energy: Instant
+    message: Leaf
+
+    @classmethod
+    def never(cls) -> "Ends":
+        """Return that nothing limits a lane."""
+        return cls(Instant.at(np.inf), Instant.at(np.inf), jnp.float32(0))
+
+
 class Tables(NamedTuple):
     """The part of the schedules that some evaluations read.
 
@@ -63,12 +82,12 @@ class Tables(NamedTuple):
       ticks: The ticks, leaves `[D, V, E, ...]`.
       held: Versions that clients hold, leaves `[D, V, ...]`; None unless `client_variance` is
         measured.
-      until: When the time of live lanes is over, leaves `[1]`; None if schedules are planned.
+      until: When live lanes are over, leaves `[1]`; None if schedules are planned.
     """
 
     ticks: Ticks
     held: HeldVersions | None
-    until: Instant | None = None
+    until: Ends | None = None
 
 
 class Schedule(NamedTuple):
@@ -94,7 +113,7 @@ class Schedule(NamedTuple):
     local_steps: np.ndarray
     messages: np.ndarray
     held: HeldVersions | None = None
-    until: Instant | None = None
+    until: Ends | None = None
 
     @property
     def events(self) -> Event:

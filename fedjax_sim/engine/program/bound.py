@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.machine.compiling import RunsOnce
-from fedjax_sim.engine.planning.schedule import Ticks, event_at
+from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, fields, value_of
@@ -25,7 +25,6 @@ from fedjax_sim.types import (
     Facts,
     HyperT,
     InfoT,
-    Instant,
     Key,
     Params,
     Plan,
@@ -110,7 +109,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         start: Params | None,
         ticks: Ticks,
         time: np.ndarray,
-        until: Instant | None,
+        until: Ends | None,
         static: Static,
     ) -> None:
         """Put a program together; `fedjax_sim.bind` does.
@@ -121,7 +120,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           start: The model that it starts from; None to draw it.
           ticks: The ticks, of one schedule and one evaluation.
           time: `f64[T]`, their virtual times.
-          until: When the time of a live system is over; None if the schedule is planned.
+          until: When a live system is over; None if the schedule is planned.
           static: What is part of the program.
         """
         self.problem, self.hyper, self.key, self.start = problem, hyper, key, start

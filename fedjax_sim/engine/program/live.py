@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.planning.schedule import Ends
 from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.settings import ConfigError
@@ -40,7 +41,8 @@ class Lived(NamedTuple):
       held: `i32[R]`, the version in each row of the store, without the scratch row; negative where
         there is none.
       delivered: `i32[N]`, local steps that each client has delivered.
-      until: When the lane's time is over, infinite if it is not limited.
+      used: Energy of the work received and of its messages.
+      until: When the lane is over in any case.
       ended: `i32[]`, why the lane did nothing at the last tick, the number of one of `ENDINGS`;
         `RUNS` if it did something.
     """
@@ -51,7 +53,8 @@ class Lived(NamedTuple):
     tick: Array
     held: Array
     delivered: Array
-    until: Instant
+    used: Instant
+    until: Ends
     ended: Array
 
 
@@ -63,6 +66,8 @@ class LiveLane(NamedTuple):
       clock: The clock.
       sizes: What it never exceeds.
       num_clients: Clients, N.
+      energies: Energy of a local step and of a byte of each client, `f64[N]`, on the host; None if
+        it is not counted.
       is_batched: Whether lanes are computed together.
     """
 
@@ -70,6 +75,7 @@ class LiveLane(NamedTuple):
     clock: Clock
     sizes: Sizes
     num_clients: int
+    energies: tuple[np.ndarray, np.ndarray] | None
     is_batched: bool
 
     def init(self, key: Key, state: Any) -> Lived:
@@ -87,7 +93,8 @@ class LiveLane(NamedTuple):
             jnp.int32(0),
             held,
             jnp.zeros(self.num_clients, "int32"),
-            Instant.at(np.inf),
+            Instant.at(0.0),
+            Ends.never(),
             jnp.int32(RUNS),
         )
 
@@ -134,9 +141,10 @@ class LiveLane(NamedTuple):
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
         is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
         if self.system.overshoot:
-            is_over = ~lived.now.is_before(lived.until)
+            is_over = ~lived.now.is_before(lived.until.time)
         else:
-            is_over = lived.until.is_before(received.time)
+            is_over = lived.until.time.is_before(received.time)
+        is_over |= lived.until.energy.is_before(self._used(lived, clients, steps))
         ended = jnp.int32(RUNS)
         for reason, holds in (
             (CLIENTS, is_twice | ~is_client.all()),
@@ -192,10 +200,19 @@ class LiveLane(NamedTuple):
             tick + goes_on,
             put(lived.held, jnp.where(goes_on, write, len(lived.held)), tick + 1),
             lived.delivered.at[counted].add(event.steps, mode="drop"),
+            self._used(lived, event.clients, event.steps).where(goes_on, lived.used),
             lived.until,
             ended,
         )
         return after, info
+
+    def _used(self, lived: Lived, clients: Array, steps: Array) -> Instant:
+        """Add the energy of the slots of a tick, with their messages, to what was used before."""
+        if self.energies is None:
+            return lived.used
+        of_step, of_byte = (jnp.asarray(each, float)[clients] for each in self.energies)
+        each = steps * of_step + lived.until.message * of_byte
+        return lived.used.later(jnp.where(clients != EMPTY, each, 0).sum())
 
     def _offsets(self, delivered: Array, clients: Array, steps: Array) -> Array:
         """Count the local steps that each slot's client delivered before: `i32[S]`."""
@@ -257,7 +274,8 @@ def open_live(system: System, problem: Any, hyper: Any, plan: Plan) -> LiveLane 
         allowed = "given if, and only if, sizes say how many versions are in use"
         raise ConfigError("in_use of the clock", clock.in_use, allowed)
     is_batched = plan.lanes_at_once or plan.family_size > 1
-    return LiveLane(system, clock, sizes, problem.counts.shape[0], is_batched)
+    energies = getattr(hyper, "energies", None)
+    return LiveLane(system, clock, sizes, problem.counts.shape[0], energies, is_batched)
 
 
 def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:

@@ -15,6 +15,7 @@ from fedjax_sim.engine.planning.drawing import (
     request_timelines,
     settings_read,
 )
+from fedjax_sim.engine.planning.energy import meters_of
 from fedjax_sim.engine.planning.lanes import (
     Lane,
     Lanes,
@@ -27,7 +28,7 @@ from fedjax_sim.engine.planning.lanes import (
     stack_settings,
 )
 from fedjax_sim.engine.planning.placement import Placement, choose
-from fedjax_sim.engine.planning.schedule import Schedule, lay_out, pad_evaluations
+from fedjax_sim.engine.planning.schedule import Ends, Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.live import rows_of, sizes_of
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.program.user_code import number_of_code
@@ -37,6 +38,7 @@ from fedjax_sim.settings import ConfigError, alternatives_in
 from fedjax_sim.types import (
     EMPTY,
     Budget,
+    Energy,
     Facts,
     Instant,
     LatentProblem,
@@ -45,6 +47,7 @@ from fedjax_sim.types import (
     Plan,
     Sizes,
     System,
+    Ticks,
     Time,
     Timeline,
 )
@@ -159,6 +162,7 @@ def plan_group(
         [hypers[i] for i in firsts],
         options.budget,
         goes_on=options.folder is not None,
+        meters=meters_of(system, [group[i] for i in firsts], options.budget),
     )
     _check_messages(system, group, timelines, ticks, row)
     if per_eval is None and system.live is not None and isinstance(options.budget, Time):
@@ -175,7 +179,8 @@ def plan_group(
         goes_on=options.folder is not None and live is None,
     )
     if live is not None:
-        schedule = schedule._replace(until=_end_of(system, options.budget), rows=rows_of(live))
+        ends = _ends_of(system, hypers, group[0].problem, options.budget)
+        schedule = schedule._replace(until=ends, rows=rows_of(live))
     # The lanes in the order of their families, with the problem's numbers in the model's
     # type.
     order, members = families_of(group, row)
@@ -217,8 +222,8 @@ def plan_group(
     num_evals, per_eval = schedule.shape[1:]
     is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
     is_stepwise = is_saved or options.watch.is_needed
-    # The time of live lanes may be over long before their ticks are.
-    is_stepwise |= live is not None and isinstance(options.budget, Time)
+    # The time or energy of live lanes may be over long before their ticks are.
+    is_stepwise |= live is not None and not isinstance(options.budget, Ticks)
     chunk = min(asked or (1 if is_stepwise else num_evals), num_evals)
     facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations <= SMALL * num_examples
@@ -253,12 +258,27 @@ def _ticks_between(system: System, hypers: Sequence[Any], options: Options, most
     return max(1, -(-min(within, most) // num), -(-most // (MOST_OF_ESTIMATE * num)))
 
 
-def _end_of(system: System, budget: Budget) -> Instant:
-    """Return when the time of live lanes is over, on the host: leaves `[1]`."""
+def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) -> Ends:
+    """Return when live lanes are over, on the host: leaves `[1]`.
+
+    Raises:
+      ConfigError: If the budget is one of energy and messages of lanes have different bits.
+    """
     time = budget.time_budget if isinstance(budget, Time) else np.inf
     # As in `ticks_in_budget`, a tick at the very end belongs to it.
-    end = Instant.at(np.array([time if system.overshoot else time * (1 + 1e-12)]))
-    return jax.tree.map(np.asarray, end)
+    time = time if system.overshoot else time * (1 + 1e-12)
+    energy, message = np.inf, 0.0
+    if isinstance(budget, Energy):
+        energy = budget.energy_budget * (1 + 1e-12)
+        model = jax.eval_shape(lambda: problem.init(jax.random.key(0)))
+        different, _ = distinct_objects(hypers)
+        bits = {sum(system.messages.bits(model, hyper)) for hyper in different}
+        if len(bits) > 1:
+            allowed = "a budget of live lanes whose messages have equal bits"
+            raise ConfigError("energy_budget", budget.energy_budget, allowed)
+        message = bits.pop() / 8
+    both = (Instant.at(np.array([each])) for each in (time, energy))
+    return jax.tree.map(np.asarray, Ends(*both, np.array([message], "float32")))
 
 
 def _check_messages(

@@ -58,13 +58,12 @@ from fedjax_sim.lifecycle import (
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
 from fedjax_sim.settings import ConfigError, fields, value_of
-from fedjax_sim.types import Budget, System, Ticks, Time, Timeline
+from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of
 
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
 
 
-BUDGETS: dict[str, type[Time | Ticks]] = {"time_budget": Time, "num_ticks": Ticks}
 """Entries of a configuration that a longer run changes."""
 
 
@@ -234,9 +233,9 @@ class Checkpoint:
         if theirs == ours:
             self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
             return None
-        for name, kind in BUDGETS.items():
+        for name in BUDGETS:
             if None not in (theirs[name], ours[name]) and ours[name] > theirs[name]:
-                return Ticks(theirs[name]) if kind is Ticks else Time(theirs[name], most)
+                return budget_of(theirs | {"most_ticks": most})
         self._compare(known["asked"], self._asked)
         return None
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.contract import check_values
+from fedjax_sim.engine.planning.energy import energy_of_ticks
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
 from fedjax_sim.engine.program.prepare import Planned, plan_group, told_of
@@ -43,7 +44,7 @@ from fedjax_sim.types import (
     Layout,
     Messages,
     System,
-    Time,
+    Ticks,
     Timeline,
 )
 
@@ -387,9 +388,9 @@ def _endings(planned: Planned, schedule: Schedule, ended: np.ndarray) -> np.ndar
     for number in sorted(set(found.tolist())):
         lanes = [lane for lane, code in zip(planned.group, found, strict=True) if code == number]
         words = ENDED_BECAUSE.get(ENDINGS[number])
-        if ENDINGS[number] == "ticks" and isinstance(budget, Time):
-            most = int(planned.ticks.max())
-            words = f"had most_ticks = {most} ticks before its time budget was over"
+        if ENDINGS[number] == "ticks" and not isinstance(budget, Ticks):
+            most, kind = int(planned.ticks.max()), budget.named[0].removesuffix("_budget")
+            words = f"had most_ticks = {most} ticks before its {kind} budget was over"
         if words:
             number_of = f"{len(lanes)} of {len(planned.group)} lanes"
             first = f"seed {lanes[0].seed}"
@@ -486,7 +487,7 @@ def _count_bits(
 def _energy(
     planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
 ) -> dict[str, np.ndarray]:
-    """Count the energy of the work that was received and of its messages, before each evaluation.
+    """Count the energy that was used before each evaluation, see `energy_of_ticks`.
 
     Args:
       planned: The lanes.
@@ -497,9 +498,8 @@ def _energy(
     Returns:
       "energy", `f64[L, V + 1]`, nan in lanes whose table does not say; nothing if none does.
     """
-    group, messages = planned.group, planned.program.system.messages
-    energies = [getattr(lane.hyper, "energies", None) for lane in group]
-    if not any(energies):
+    group, system = planned.group, planned.program.system
+    if all(getattr(lane.hyper, "energies", None) is None for lane in group):
         return {}
     ends = schedule.ticks[row]
     found = np.full(ends.shape, np.nan)
@@ -507,20 +507,10 @@ def _energy(
     _, of_hyper = distinct_objects([lane.hyper for lane in group])
     firsts, number = distinct_rows(of_hyper, of_problem, row)
     for i, first in enumerate(firsts.tolist()):
-        if (energy := energies[first]) is None:
-            continue
-        lane, timeline = group[first], timelines[first]
-        is_there = timeline.clients != EMPTY
-        filled = np.maximum(is_there.sum(axis=1), 1)
-        both = messages.per_tick and messages.per_tick(lane.problem, lane.hyper, timeline)
-        if both is None:
-            both = tuple(bits * filled for bits in messages.bits(planned.model, lane.hyper))
-        # A tick's bytes are dealt equally to the clients that report.
-        each = (sum(both) / 8 / filled)[:, None]
-        who = np.where(is_there, timeline.clients, 0)
-        used = timeline.steps * energy[0][who] + each * energy[1][who]
-        total = np.concatenate([[0], np.cumsum(np.where(is_there, used, 0).sum(axis=1))])
-        found[number == i] = total[ends[first]]
+        lane, model = group[first], planned.model
+        used = energy_of_ticks(system, lane.problem, lane.hyper, model, timelines[first])
+        if used is not None:
+            found[number == i] = np.concatenate([[0], np.cumsum(used)])[ends[first]]
     return {"energy": found}
 
 

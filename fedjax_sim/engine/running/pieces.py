@@ -22,6 +22,7 @@ import numpy as np
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_bytes
 from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
+from fedjax_sim.engine.planning.energy import meters_of
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned, schedules_of
 from fedjax_sim.engine.request import Checkpoints, Options
@@ -189,8 +190,10 @@ class _Pieces:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
         if num < len(self._whole) and not self._longest:
             firsts, _ = schedules_of(self._system, self._whole)
-            drawn = [self._whole[i].seed for i in firsts], [self._whole[i].hyper for i in firsts]
-            ticks = count_ticks(self._system, *drawn, self._options.budget)
+            lanes, budget = [self._whole[i] for i in firsts], self._options.budget
+            drawn = [lane.seed for lane in lanes], [lane.hyper for lane in lanes]
+            meters = meters_of(self._system, lanes, budget)
+            ticks = count_ticks(self._system, *drawn, budget, meters=meters)
             self._longest = int(ticks.max())
         return self._longest
 
