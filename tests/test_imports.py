@@ -35,7 +35,7 @@ ALLOWED = {
     "trees": "types",
     "streams": "types targets",
     "batching": "types checking",
-    "timelines": "types settings checking streams",
+    "timelines": "types settings checking targets streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
     "clients": "types settings checking targets trees streams batching privacy",
@@ -51,7 +51,7 @@ ALLOWED = {
         "compression "
         "diagnostics"
     ),
-    "systems": "types settings trees streams batching timelines compression clients server",
+    "systems": "types settings targets trees streams batching timelines compression clients server",
     "results": "types events lifecycle settings checking diagnostics",
     "engine": (
         "types events lifecycle settings checking targets trees streams linear batching "
