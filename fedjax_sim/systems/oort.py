@@ -198,9 +198,14 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
     return jnp.where(is_known, (utility + doubt) * slowed, 0)
 
 
+def sizes(hyper: Hyper) -> Sizes:
+    """State that every slot is filled if nobody can be missing."""
+    return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody)
+
+
 system = with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    Live(sizes, clock),
     name="oort",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

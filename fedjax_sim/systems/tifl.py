@@ -35,7 +35,17 @@ import numpy as np
 
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.server import Reports, report_messages
-from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, reals, struct
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    choice,
+    count,
+    group,
+    is_known,
+    real,
+    reals,
+    struct,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put
@@ -303,9 +313,15 @@ def change_probs(accuracy: Array) -> Array:
     return (num - rank) / (num * (num + 1) / 2)
 
 
+def sizes(hyper: Hyper) -> Sizes:
+    """State that every slot is filled if nobody can be missing, or was left out of all tiers."""
+    is_full = hyper.misses_nobody and is_known(hyper.choice.time_limit, 0)
+    return Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full)
+
+
 system = with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    Live(sizes, clock),
     name="tifl",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

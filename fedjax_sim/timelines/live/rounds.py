@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, choice, count, group, struct
+from fedjax_sim.settings import ConfigError, choice, count, group, is_known, struct
 from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live.devices import (
@@ -73,6 +73,15 @@ class LiveCohorts(Clients):
     def num_asked(self) -> int:
         """Number of clients that are asked in a round, A."""
         return self.clock.num_asked or self.num_selected
+
+    @property
+    def misses_nobody(self) -> bool:
+        """Whether everyone who is asked reports: nothing is lost or late, and nobody is away."""
+        table, delays = self.delays.client_table, self.delays
+        if table is not None and not (table.windows is None and table.drop_rate is None):
+            return False
+        limits = delays.off_time, delays.drop_rate, self.clock.deadline
+        return all(is_known(limit, 0) for limit in limits)
 
     def share(self, counts: Array, clients: Array) -> Array:
         """Return what reports of clients `i32[A]` weigh, `f[A]`, by everyone's examples `i32[N]`.
