@@ -1,0 +1,35 @@
+"""Rounds of live systems are full where nobody can be missing, and only there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fedjax_sim
+from fedjax_sim.timelines.delays.client_table import ClientTable
+from tests.conftest import slow_but
+
+HOURS = [[(0.0, 5.0)]] * 7
+RATES = {"server_interact": 0.5, "rate_fast": 1.0, "rate_slow": 0.5}
+CASES: dict[str, tuple[dict[str, Any], bool]] = {
+    "nobody is missing": ({}, True),
+    "speeds of a table": ({"client_table": ClientTable([1.0] * 7), "server_interact": 0.5}, True),
+    "losses": ({"drop_rate": 0.4}, False),
+    "losses of a table": ({"client_table": ClientTable(drop_rate=[0.4] * 7)}, False),
+    "breaks": ({"on_time": 3.0, "off_time": 4.0}, False),
+    "hours": ({"client_table": ClientTable(available=HOURS, period=9.0), **RATES}, False),
+    "a deadline": ({"deadline": 2.0}, False),
+}
+
+
+@pytest.mark.parametrize("name", ["oort", "tifl"])
+@pytest.mark.parametrize("case", slow_but(["nobody is missing", "losses"], CASES))
+def test_full_rounds(case: str, name: str, regression: Callable, small: Callable) -> None:
+    changes, is_full = CASES[case]
+    system = fedjax_sim.SYSTEMS[name]
+    own = {"num_selected": 2, "num_tiers": 2} if name == "tifl" else {}
+    hyper = small(system, runtime_law="runtime_exp", **own, **changes)
+    assert system.live.sizes(hyper).is_full == is_full
+    run = fedjax_sim.simulate(system, regression(), hyper, budget=fedjax_sim.Ticks(25))
+    assert run.curves.ended == "ticks"
+    assert (run.timelines[0].clients >= 0).all() == is_full
