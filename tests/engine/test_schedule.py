@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.engine.planning.drawing import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
+from fedjax_sim.engine.planning.budgets import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
 from fedjax_sim.engine.planning.schedule import (
     _steps_before_of_all,
     lay_out,

@@ -14,7 +14,7 @@ from experiments.harness import Arguments, Sample, draw
 from experiments.hierarchical import clock, fig3, fig4_5, fig7, fig10, fig11, fig13, setup
 from experiments.hierarchical.claims import CLAIMS
 from fedjax_sim import datasets
-from fedjax_sim.engine.planning.drawing import ticks_in_budget
+from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.models import LogisticRegression
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import hierarchical

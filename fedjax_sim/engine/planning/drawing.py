@@ -1,7 +1,6 @@
 """Phase one: draw timelines that are long enough for every budget.
 
-A budget is a stretch of virtual time, a number of ticks, or an energy. Timelines are drawn on the
-CPU, whatever learns later: they need sorts in 64 bits and little arithmetic.
+They are drawn on the CPU, whatever learns later: they need sorts in 64 bits and little arithmetic.
 
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
@@ -20,22 +19,20 @@ from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
+from fedjax_sim.engine.planning.budgets import (
+    MAX_TICKS,
+    Meters,
+    as_planned,
+    lengthen,
+    ticks_to_draw,
+    with_further,
+)
 from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import EMPTY, Array, Budget, Energy, Key, System, Ticks, Time, Timeline
-
-Meters = Sequence[Callable[[Timeline], np.ndarray]] | None
-"""From the timelines of lanes to the energy of each tick, `f64[T]`; None if it does not matter."""
-
-MAX_TICKS = 2**24
-"""Longest schedule of a lane."""
-
-FIRST_OF_ENERGY = 256
-"""Ticks that are drawn first where a budget is one of energy."""
-
+from fedjax_sim.types import EMPTY, Array, Budget, Key, System, Timeline
 
 BYTES_OF_A_SLOT = 520
 """Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""
@@ -96,15 +93,6 @@ CLIENTS_AS_A_SLOT = 8
 """Clients whose part in drawing a tick, such as a draw of its cohort, counts as that of a slot."""
 
 
-MOST_OF_ESTIMATE = 4
-"""How many times the estimated ticks a live lane has at most, if nobody says."""
-
-
-FURTHER = (32, 1.5)
-"""Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
-own."""
-
-
 def request_timelines(
     system: System,
     seeds: Sequence[int],
@@ -136,20 +124,13 @@ def request_timelines(
     first = ticks_to_draw(system, hypers, budget)
     if goes_on:
         # Drawn at once: a second number of ticks would be a second program.
-        first = min(_with_further(first), MAX_TICKS)
+        first = min(with_further(first), MAX_TICKS)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
-        if isinstance(budget, Ticks):
-            timelines, ticks = lengthen_to_ticks(draw, budget.num_ticks, first=first)
-        elif isinstance(budget, Energy):
-            assert meters is not None
-            timelines, ticks = lengthen_to_energy(draw, budget.energy_budget, meters, first=first)
-        else:
-            last, overshoot = budget.time_budget, system.overshoot
-            timelines, ticks = lengthen_to_time(draw, last, first=first, overshoot=overshoot)
+        timelines, ticks = lengthen(draw, budget, first=first, system=system, meters=meters)
         if not goes_on:
             return timelines, ticks
-        wanted = _with_further(int(ticks.max()))
+        wanted = with_further(int(ticks.max()))
         if timelines.time.shape[1] < wanted:
             timelines = draw(wanted)
         return Timeline(*(leaf[:, :wanted] for leaf in timelines)), ticks
@@ -159,54 +140,6 @@ def request_timelines(
         field, value = asked.named
         allowed = f"few enough for the schedule of {system.name} to fit in memory"
         raise OutOfMemoryError(field, value, allowed) from None
-
-
-def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
-    """Return the budget of the timelines that are drawn: a live system's have all ticks at most.
-
-    Raises:
-      ConfigError: If a stretch of time or an energy has a number of ticks and the system is
-        planned, or they are too many; or if an energy of a live system has none.
-    """
-    if isinstance(budget, Ticks):
-        return budget
-    if system.live is None:
-        if budget.most_ticks is not None:
-            allowed = f"None for {system.name}, whose ticks are counted before learning"
-            raise ConfigError("most_ticks", budget.most_ticks, allowed)
-        return budget
-    if (most := budget.most_ticks) is None:
-        if isinstance(budget, Energy):
-            allowed = f"given for {system.name}, whose ticks are not known before learning"
-            raise ConfigError("most_ticks", None, allowed)
-        within = system.hints.ticks_within
-        estimates = (int(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
-        most = MOST_OF_ESTIMATE * max(1, *estimates)
-    if most > MAX_TICKS:
-        raise _too_long(budget)
-    return Ticks(most)
-
-
-def _with_further(ticks: int) -> int:
-    """Add the ticks that are drawn for a run from which a longer one may go on."""
-    return FURTHER[0] + int(FURTHER[1] * ticks)
-
-
-def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:
-    """Estimate how many ticks cover the budget of every lane.
-
-    Raises:
-      ConfigError: If they are too many for any machine.
-    """
-    if isinstance(budget, Ticks):
-        return budget.num_ticks
-    if isinstance(budget, Energy):
-        return FIRST_OF_ENERGY
-    within = system.hints.ticks_within
-    expected = max(float(np.max(within(hyper, budget.time_budget))) for hyper in hypers)
-    if expected > MAX_TICKS:
-        raise _too_long(budget)
-    return int(min(16 + 1.1 * expected, MAX_TICKS))
 
 
 class PlanSize(NamedTuple):
@@ -592,137 +525,3 @@ def _trace(
     others = [var for place, var in enumerate(program.outvars) if place != weight]
     reads, places = reads_of(program.outvars), reads_of(others)
     return _Traced(reads, places, drawn.clients.shape[1], closed)
-
-
-def lengthen_to_ticks(
-    draw: Callable[[int], Timeline], num_ticks: int, *, first: int = 0
-) -> tuple[Timeline, np.ndarray]:
-    """Draw longer and longer timelines until `num_ticks` ticks of all lanes are known.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      num_ticks: Ticks of every lane.
-      first: Number of ticks to draw first, if more than `num_ticks`.
-
-    Returns:
-      The timelines, and `i64[L]`, the ticks of each lane.
-
-    Raises:
-      ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
-    """
-    asked = max(num_ticks, first)
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        missing = np.isinf(timelines.time[:, :num_ticks])
-        if missing.any():
-            known = int(np.argmax(missing.any(axis=0)))
-            allowed = f"at most the {known} ticks that the trace holds"
-            raise ConfigError("num_ticks", num_ticks, allowed)
-        if not np.isnan(timelines.time[:, :num_ticks]).any():
-            return timelines, np.full(len(timelines.time), num_ticks)
-        asked *= 2
-    raise ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
-
-
-def lengthen_to_time(
-    draw: Callable[[int], Timeline], budget: float, *, first: int, overshoot: bool
-) -> tuple[Timeline, np.ndarray]:
-    """Draw longer and longer timelines until all lanes cover a budget of virtual time.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      budget: Virtual time.
-      first: Number of ticks to draw first.
-      overshoot: As in `System`.
-
-    Returns:
-      The timelines, and `i64[L]`, the ticks of each lane.
-
-    Raises:
-      ConfigError: If the budget ends before the first tick, or too many ticks must be drawn.
-    """
-    asked = first
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        counts = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
-        if (known := _all_known(counts)) is not None:
-            if min(known) == 0:
-                acts = float(timelines.time[:, 0].max())
-                allowed = f"at least {acts:g}, when the server first acts"
-                raise ConfigError("time_budget", budget, allowed)
-            return timelines, known
-        asked *= 2
-    raise _too_long(Time(budget))
-
-
-def lengthen_to_energy(
-    draw: Callable[[int], Timeline],
-    budget: float,
-    meters: Sequence[Callable[[Timeline], np.ndarray]],
-    *,
-    first: int,
-) -> tuple[Timeline, np.ndarray]:
-    """Draw longer and longer timelines until all lanes have used their energy.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      budget: The energy.
-      meters: From each lane's timeline to the energy of its ticks, `f64[T]`.
-      first: Number of ticks to draw first.
-
-    Returns:
-      The timelines, and `i64[L]`, the ticks of each lane.
-
-    Raises:
-      ConfigError: If the first tick takes more, or too many ticks must be drawn.
-    """
-    asked = first
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        used, counts = [], []
-        for lane, meter in enumerate(meters):
-            timeline = Timeline(*(leaf[lane] for leaf in timelines))
-            # A trace has ended where times are infinite, and more is to be drawn where they are
-            # not known.
-            each = np.where(np.isposinf(timeline.time), np.inf, meter(timeline))
-            used.append(np.where(np.isnan(timeline.time), np.nan, np.cumsum(each)))
-            counts.append(ticks_in_budget(used[-1], budget))
-        if (known := _all_known(counts)) is not None:
-            if min(known) == 0:
-                allowed = f"at least {max(each[0] for each in used):g}, which the first tick takes"
-                raise ConfigError("energy_budget", budget, allowed)
-            return timelines, known
-        asked *= 2
-    raise _too_long(Energy(budget))
-
-
-def _all_known(counts: Sequence[int | None]) -> np.ndarray | None:
-    """Return the counts, if all are known."""
-    known = [count for count in counts if count is not None]
-    return np.asarray(known) if len(known) == len(counts) else None
-
-
-def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False) -> int | None:
-    """Count the ticks that belong to a budget of virtual time, or of energy.
-
-    Args:
-      time: `f64[T]`, times of the ticks, or the energy that was used after each.
-      budget: Virtual time, or energy.
-      overshoot: Whether a tick belongs to the budget if it begins before the budget's end, so that
-        the last one runs past it; otherwise it must act within the budget.
-
-    Returns:
-      The count; None if more ticks must be drawn to know it.
-    """
-    begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
-    with np.errstate(invalid="ignore"):
-        # A tick that acts at the budget's end belongs to it, whatever the last bit of its time.
-        is_early = begins < budget if overshoot else begins <= budget * (1 + 1e-12)
-        inside = is_early & ~np.isposinf(time)
-    unknown = np.isnan(time) | np.isnan(begins)
-    count = int(np.argmin(inside)) if not inside.all() else len(time)
-    return None if count == len(time) or unknown[count] else count
-
-
-def _too_long(budget: Budget) -> ConfigError:
-    return ConfigError(*budget.named, f"short enough for fewer than {MAX_TICKS} ticks")

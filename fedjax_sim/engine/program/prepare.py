@@ -10,11 +10,8 @@ import jax
 import numpy as np
 
 from fedjax_sim.engine.planning import step_cost
-from fedjax_sim.engine.planning.drawing import (
-    MOST_OF_ESTIMATE,
-    request_timelines,
-    settings_read,
-)
+from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE
+from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
 from fedjax_sim.engine.planning.energy import meters_of
 from fedjax_sim.engine.planning.lanes import (
     Lane,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_sim.engine.planning.drawing import ticks_in_budget
+from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.server import EdgeTraining
 from fedjax_sim.settings import ConfigError, check, parse
 from fedjax_sim.streams import stream

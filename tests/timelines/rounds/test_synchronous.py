@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_sim.engine.planning.drawing import ticks_in_budget
+from fedjax_sim.engine.planning.budgets import ticks_in_budget
 from fedjax_sim.timelines import (
     CohortRounds,
     WeightedRounds,
