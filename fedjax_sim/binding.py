@@ -151,7 +151,7 @@ def bind_together(
         if len(values) not in (1, num):
             raise ConfigError(f"number of {name}", len(values), f"1 or {num}, as of the others")
     # Nothing is drawn for schedules of the caller's own.
-    drawn_for = budget if timelines is None else Ticks(1)
+    drawn_for = budget if isinstance(budget, Ticks | Time | Energy) else Ticks(1)
     options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
     for i in range(num):

@@ -99,6 +99,19 @@ def test_what_is_refused(regression: Callable, small: Callable) -> None:
         Energy(-1.0)
 
 
+def test_live_lanes_have_messages_of_equal_bits(regression: Callable, small: Callable) -> None:
+    system, problem, hyper = given("oort", regression, small)
+    odd = system.messages._replace(bits=lambda model, hyper: (int(1000 * hyper.lr), 8))
+    with pytest.raises(ConfigError, match="messages have equal bits"):
+        fedjax_sim.sweep(
+            system._replace(messages=odd),
+            problem,
+            hyper,
+            settings={"lr": [0.1, 0.2]},
+            budget=Energy(90.0, most_ticks=5),
+        )
+
+
 def test_lanes_that_need_more_ticks_are_named(
     regression: Callable, small: Callable, capsys: pytest.CaptureFixture
 ) -> None:

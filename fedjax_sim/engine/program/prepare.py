@@ -274,8 +274,8 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
             allowed = "a budget of live lanes whose messages have equal bits"
             raise ConfigError("energy_budget", budget.energy_budget, allowed)
         message = bits.pop() / 8
-    both = (Instant.at(np.array([each])) for each in (time, energy))
-    return jax.tree.map(np.asarray, Ends(*both, np.array([message], "float32")))
+    time_end, energy_end = (Instant.at(np.array([each])) for each in (time, energy))
+    return jax.tree.map(np.asarray, Ends(time_end, energy_end, np.array([message], "float32")))
 
 
 def _check_messages(

@@ -1,0 +1,340 @@
+"""What a group of lanes returns: curves, the schedules that happened, and what follows from these.
+
+Dimension letters: those of `fedjax_sim.types`; `L` lanes, `D` schedules, `V` evaluations, `E` ticks
+between two evaluations.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.engine.contract import check_values
+from fedjax_sim.engine.planning.energy import energy_of_ticks
+from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
+from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
+from fedjax_sim.engine.program.prepare import Planned, told_of
+from fedjax_sim.engine.request import Options
+from fedjax_sim.events import HAPPENED
+from fedjax_sim.events.clocks import ENDINGS, Instant
+from fedjax_sim.lifecycle import say
+from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
+from fedjax_sim.results.metric_names import COORDINATES
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import (
+    EMPTY,
+    GuessableProblem,
+    Messages,
+    System,
+    Ticks,
+    Timeline,
+)
+
+ENDED_BECAUSE = {
+    "idle": "came to a time from which on nobody ever reports",
+    "time": "has a clock that went back",
+    "steps": "has a clock that asked for more steps than its sizes say",
+    "versions": "has a clock with more versions in use than its sizes say",
+    "clients": "has a clock that named a client that does not exist, or one twice in a tick",
+}
+"""Endings of live lanes that are no ordinary ones, in words."""
+
+BITS = COORDINATES[3:]
+"""Up to the server and down to clients."""
+
+
+def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
+    """Add the curves that follow from schedules and settings to those of a replay."""
+    group, schedule, row = planned.group, planned.schedule, planned.row
+    system, told = planned.program.system, planned.told
+    is_live = planned.program.plan.live is not None
+    infos = {name: value[:, : schedule.shape[1]] for name, value in curves.infos.items()}
+    happened = {
+        name.removeprefix(HAPPENED): infos.pop(name) for name in list(infos) if HAPPENED in name
+    }
+    lived = lived_so_far(planned, happened) if is_live else None
+    if lived is not None:
+        schedule, row = lived, np.arange(len(group))
+        told = told_of(system, [lane.hyper for lane in group], schedule.ticks, row)
+    num_evals = schedule.shape[1]
+    metrics, samples = jax.tree.map(
+        lambda value: value[:, : num_evals + 1], (curves.metrics, curves.samples)
+    )
+    infos = {name: value[:, :num_evals] for name, value in infos.items()}
+    # Each lane's schedule, cut to its ticks.
+    if lived is not None:
+        timelines = [_timeline_of(lived, lane, happened) for lane in range(len(group))]
+    else:
+        timelines = _cut(planned)
+        # Where steps changed who took part, the schedule becomes the one that happened.
+        if happened:
+            schedule, row = as_happened(schedule.take(row), **happened), np.arange(len(group))
+            timelines = [
+                _changed(timeline, *(leaf[i] for leaf in happened.values()))
+                for i, timeline in enumerate(timelines)
+            ]
+    for lane, timeline in zip(group, timelines if happened else (), strict=False):
+        num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
+        each = Timeline(*(leaf[None] for leaf in timeline))
+        check_values(system, each, len(timeline.time), num_clients)
+    # Bits follow from the messages of the schedule.
+    bits = _count_bits(planned, schedule, row, timelines)
+    facts = facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)}
+    facts |= _energy(planned, schedule, row, timelines)
+    if is_live:
+        _say_what_a_rule_refuses(system, group, timelines)
+        facts["ended"] = _endings(planned, schedule, happened["ended"])
+    part = Returned(
+        places=[lane.place for lane in group],
+        curves=Curves(metrics, infos, curves.models, samples),
+        facts=facts,
+        timelines=timelines,
+        told=_stacked(told, schedule.ticks.shape[1]),
+    )
+    if options.watch.on_evaluation is None:
+        return part
+    assert curves.stopped_at is not None
+    return end_stopped_lanes(part, curves.stopped_at)
+
+
+def _cut(planned: Planned) -> list[Timeline]:
+    """Cut each lane's timeline to its ticks."""
+    ends = planned.ticks.tolist()
+    known = (leaf[:, : max(ends)] for leaf in planned.timelines)
+    cut = [Timeline._make(leaves) for leaves in zip(*known, strict=True)]
+    if min(ends) < max(ends):
+        cut = [
+            Timeline(*(leaf[:end] for leaf in each)) for each, end in zip(cut, ends, strict=True)
+        ]
+    return [cut[i] for i in planned.row.tolist()]
+
+
+def lived_so_far(planned: Planned, happened: Mapping[str, np.ndarray]) -> Schedule:
+    """Make the schedules of live lanes from what happened so far, `[L, V, E, ...]` by name."""
+    known: Any = dict(happened)
+    known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
+    return as_lived(planned.schedule.take(planned.row), **known)
+
+
+def _timeline_of(schedule: Schedule, lane: int, happened: Mapping[str, np.ndarray]) -> Timeline:
+    """Return the timeline of a live lane: what its clients hold is what they worked from."""
+    end = int(schedule.ticks[lane, -1])
+    value, rest, *slots = (
+        happened[name][lane].reshape(-1, *happened[name].shape[3:])[:end]
+        for name in ("time", "rest", "clients", "steps", "version", "weight")
+    )
+    clients, steps, version, weight = slots
+    weight = weight.astype("float64")
+    time = Instant(value, rest).to_float64()
+    return Timeline(time, clients, steps, version, weight, version)
+
+
+def _changed(
+    timeline: Timeline, clients: np.ndarray, steps: np.ndarray, weight: np.ndarray
+) -> Timeline:
+    """Put who took part into a lane's timeline. clients, steps, weight: `[V, E, S]`."""
+    clients, steps, weight = (
+        leaf.reshape(-1, leaf.shape[-1])[: len(timeline.time)] for leaf in (clients, steps, weight)
+    )
+    return timeline._replace(clients=clients, steps=steps, weight=weight.astype("float64"))
+
+
+def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[Timeline]) -> None:
+    """Say which live lane had a tick whose messages its settings do not allow, if any had.
+
+    Of a planned schedule this is known, and refused, before learning.
+    """
+    for lane, timeline in zip(group, timelines, strict=True):
+        try:
+            system.messages.check(lane.hyper, timeline)
+        except ConfigError as error:
+            say(f"a lane of {system.name} with seed {lane.seed} is not what was asked for: {error}")
+            return
+
+
+def _endings(planned: Planned, schedule: Schedule, ended: np.ndarray) -> np.ndarray:
+    """Return why live lanes ended, by the numbers of `ENDINGS`, and say so if it was a fault.
+
+    Args:
+      planned: The lanes.
+      schedule: What happened in them.
+      ended: `i32[L, V, E]`.
+    """
+    last = schedule.ticks[:, -1]
+    flat = ended.reshape(len(ended), -1)
+    at = np.minimum(last, flat.shape[1] - 1)
+    found = np.where(last < flat.shape[1], flat[np.arange(len(flat)), at], ENDINGS.index("ticks"))
+    name, budget = planned.program.system.name, planned.budget
+    for number in sorted(set(found.tolist())):
+        lanes = [lane for lane, code in zip(planned.group, found, strict=True) if code == number]
+        words = ENDED_BECAUSE.get(ENDINGS[number])
+        if ENDINGS[number] == "ticks" and not isinstance(budget, Ticks):
+            most, kind = int(planned.ticks.max()), budget.named[0].removesuffix("_budget")
+            words = f"had most_ticks = {most} ticks before its {kind} budget was over"
+        if words:
+            number_of = f"{len(lanes)} of {len(planned.group)} lanes"
+            first = f"seed {lanes[0].seed}"
+            if lanes[0].point:
+                first += "".join(f", {key}={value}" for key, value in lanes[0].point.items())
+            say(f"{number_of} of {name} ended early, the first with {first}: it {words}.")
+    return found.astype(np.int64)
+
+
+def _stacked(told: list[dict[str, np.ndarray]], length: int) -> dict[str, np.ndarray]:
+    """Stack the lanes' facts, NaN where a lane has none: `f64[L, length]` by name."""
+    nothing = np.full(length, np.nan)
+    distinct, number = distinct_objects(told)
+    return {
+        name: np.stack([lane.get(name, nothing) for lane in distinct])[number]
+        for name in sorted({name for lane in distinct for name in lane})
+    }
+
+
+def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarray:
+    """Find out which lanes are at chance, and since when, as in `collapsed_at`."""
+    found = np.empty(len(group), np.int64)
+    problems, number = distinct_objects([lane.problem for lane in group])
+    for i, problem in enumerate(problems):
+        lanes = np.flatnonzero(number == i)
+        chance = problem.chance() if isinstance(problem, GuessableProblem) else {}
+        found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
+    return found
+
+
+def _count_bits(
+    planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
+) -> dict[str, np.ndarray]:
+    """Count the bits sent before each evaluation, by coordinate: `i64[L, V + 1]` each.
+
+    What depends on settings alone is counted once for lanes that share them, and so is what depends
+    on the timeline for those that share it too.
+
+    Args:
+      planned: The lanes.
+      schedule: Their schedules.
+      row: `i64[L]`, the number of each lane's schedule.
+      timelines: The timeline of each lane.
+    """
+    messages, model = planned.program.system.messages, planned.model
+    hypers, of_hyper = distinct_objects([lane.hyper for lane in planned.group])
+    per_message = np.array([messages.bits(model, hyper) for hyper in hypers])[of_hyper]
+    counted = schedule.messages[row]
+    found = {name: counted * each[:, None] for name, each in zip(BITS, per_message.T, strict=True)}
+    sends_no_more = messages.further is Messages._field_defaults["further"]
+    if messages.per_tick is None and sends_no_more:
+        return found
+    _, of_problem = distinct_objects([lane.problem for lane in planned.group])
+    firsts, number = distinct_rows(of_hyper, of_problem, row)
+    by_tick: dict[str, dict[int, np.ndarray]] = {}
+    for i, first in enumerate(firsts.tolist()):
+        lane = planned.group[first]
+        given = lane.problem, lane.hyper, timelines[first]
+        each = messages.per_tick and messages.per_tick(*given)
+        further = {} if sends_no_more else messages.further(*given)
+        if each is not None or further:
+            named = dict(zip(BITS, each or (), strict=False))
+            for name, bits in {**named, **further}.items():
+                by_tick.setdefault(name, {})[i] = bits
+    for name, known in by_tick.items():
+        totals = found.get(name, np.zeros_like(counted))[firsts]
+        for i, bits in known.items():
+            total = np.concatenate([[0], np.cumsum(bits, dtype=np.int64)])
+            totals[i] = total[schedule.ticks[row[firsts[i]]]]
+        found[name] = totals[number]
+    return found
+
+
+def _energy(
+    planned: Planned, schedule: Schedule, row: np.ndarray, timelines: list[Timeline]
+) -> dict[str, np.ndarray]:
+    """Count the energy that was used before each evaluation, see `energy_of_ticks`.
+
+    Args:
+      planned: The lanes.
+      schedule: Their schedules.
+      row: `i64[L]`, the number of each lane's schedule.
+      timelines: The timeline of each lane.
+
+    Returns:
+      "energy", `f64[L, V + 1]`, nan in lanes whose table does not say; nothing if none does.
+    """
+    group, system = planned.group, planned.program.system
+    if all(getattr(lane.hyper, "energies", None) is None for lane in group):
+        return {}
+    ends = schedule.ticks[row]
+    found = np.full(ends.shape, np.nan)
+    _, of_problem = distinct_objects([lane.problem for lane in group])
+    _, of_hyper = distinct_objects([lane.hyper for lane in group])
+    firsts, number = distinct_rows(of_hyper, of_problem, row)
+    for i, first in enumerate(firsts.tolist()):
+        lane, model = group[first], planned.model
+        used = energy_of_ticks(system, lane.problem, lane.hyper, model, timelines[first])
+        if used is not None:
+            found[number == i] = np.concatenate([[0], np.cumsum(used)])[ends[first]]
+    return {"energy": found}
+
+
+def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
+    """Cut schedules, and repeat the last facts.
+
+    Args:
+      part: What lanes returned. Their metrics, samples and infos end where the lanes do already.
+      stopped_at: `i64[L]`, the evaluation at which a lane was stopped, or `NEVER`.
+    """
+    num_lanes, num_evals = part.facts["ticks"].shape
+    last = np.where(stopped_at == NEVER, num_evals - 1, stopped_at)
+    known = np.minimum(np.arange(num_evals), last[:, None])
+    lanes = np.arange(num_lanes)
+
+    def hold(values: np.ndarray) -> np.ndarray:
+        return values[lanes[:, None], known] if values.ndim > 1 else values.copy()
+
+    facts = {name: hold(values) for name, values in part.facts.items()}
+    timelines = list(part.timelines)
+    shared: dict[tuple[int, int], Timeline] = {}
+    for i in np.flatnonzero(stopped_at != NEVER):
+        end = int(facts["ticks"][i, -1])
+        cut = shared.setdefault(
+            (id(part.timelines[i]), end), Timeline(*(leaf[:end] for leaf in part.timelines[i]))
+        )
+        timelines[i] = cut
+        staleness = (np.arange(end)[:, None] - cut.version)[cut.clients != EMPTY]
+        facts["staleness_mean"][i] = staleness.mean() if staleness.size else np.nan
+        facts["staleness_max"][i] = staleness.max(initial=0)
+    facts["stopped_at"] = stopped_at.copy()
+    told = {name: hold(values) for name, values in part.told.items()}
+    return part._replace(facts=facts, timelines=timelines, told=told)
+
+
+def facts_of(
+    schedule: Schedule, row: np.ndarray, bits: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Collect each lane's time, ticks, bits and staleness from its schedule.
+
+    Args:
+      schedule: The schedules.
+      row: `i64[L]`, the number of each lane's schedule.
+      bits: Bits sent before each evaluation by coordinate, `i64[L, V + 1]` each: uplink_bits,
+        downlink_bits, and what else the system counts.
+    """
+    mean, largest = _staleness(schedule)
+    facts = {name: getattr(schedule, name)[row] for name in COORDINATES[:3]}
+    return {**facts, **bits, "staleness_mean": mean[row], "staleness_max": largest[row]}
+
+
+def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the mean and the largest staleness of the work that each schedule received.
+
+    Staleness is in server versions. Returns `f64[D]`, nan where nothing was received, and
+    `i64[D]`.
+    """
+    stored = schedule.stored
+    staleness = np.where(stored.clients != EMPTY, stored.staleness, 0)
+    repeated = np.prod(schedule.shape[1:]) // np.prod(staleness.shape[1:3])
+    total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
+    largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)
+    num = schedule.shape[0]
+    messages = schedule.messages[:, -1]
+    mean = np.where(messages > 0, total / np.maximum(messages, 1), np.nan)
+    return mean, np.broadcast_to(largest, num)
