@@ -3,6 +3,7 @@
     python scripts/benchmark.py            most of them, into scripts/benchmark_results.json
     python scripts/benchmark.py NAME...    these
     python scripts/benchmark.py programs   counts what programs launch on devices that are not here
+    python scripts/benchmark.py rounding   runs a claim with products of fewer bits
     python scripts/benchmark.py launchers  one study whole and in parts, started in every way
     python scripts/benchmark.py peers      other simulators, each in its own environment
     python scripts/benchmark.py accelerator   measures an accelerator, in under nine minutes
@@ -20,7 +21,8 @@ import platform
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "benchmark_results.json"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "scripts" / "benchmark_results.json"
 BENCHMARKS = {
     "fedavg": ("engine", "FedAvg against a hand-written vmapped scan of the same work"),
     "favano": ("engine", "FAVANO, the layout that is chosen against the masked wide one"),
@@ -44,6 +46,7 @@ COMMANDS = {
     "programs": "counts what programs launch on devices that are not here; see programs --help",
     "accelerator": "measures an accelerator, in under nine minutes; see accelerator --help",
     "launchers": "one study whole, in parts by hand, and by every launcher; see launchers --help",
+    "rounding": "what products of fewer bits do to a claim, emulated; see rounding --help",
     "peers": "this engine against other simulators; has options, see peers --help",
 }
 """Modules in the folder `benchmarks` whose `main` takes the rest of the command line."""
@@ -53,6 +56,7 @@ ALONE = "convolution"
 
 def main() -> None:
     """Run the benchmarks named, and update the file of results."""
+    sys.path.insert(1, str(ROOT))  # some run systems of `experiments`, which is not installed
     if sys.argv[1:] and sys.argv[1] in COMMANDS:
         importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
         return
