@@ -55,8 +55,6 @@ MOMENTS = 100
 """Moments of the budget at which accuracy is read."""
 AVERAGED = 5
 """Moments over which it is averaged."""
-MOST_EVALS = 400
-"""Evaluations, a system's own number of server steps apart, after which a run must have ended."""
 SHARED: dict[str, Any] = {"local_steps": 10, "rate_spread": 1.0}
 """Settings of all systems: log-normal speeds, exponential times of local steps."""
 NAMES = ("FedAvg", "Power-of-Choice", "Oort", "TiFL", "FedCS", "FedBuff", "Pisces", "FedAT")
@@ -78,7 +76,7 @@ STUDY = Study(
         budget=6000.0,
         alpha=0.3,
         batch=32,
-        evals=MOST_EVALS,
+        evals=400,
         tuning_seeds=2,
         rates=RATES,
         server_rates=SERVER_RATES,
@@ -95,7 +93,7 @@ STUDY = Study(
         budget=200.0,
         alpha=0.3,
         batch=32,
-        evals=MOST_EVALS,
+        evals=400,
         tuning_seeds=1,
         rates=RATES[1:2],
         server_rates=SERVER_RATES[1:],
@@ -113,7 +111,7 @@ SPEAKERS = Study(
         at_work=20,
         budget=6000.0,
         batch=2,
-        evals=MOST_EVALS // 3,
+        evals=200,
         tuning_seeds=2,
         rates=(1.0, 3.0, 9.0),
         server_rates=SERVER_RATES,
@@ -128,7 +126,7 @@ SPEAKERS = Study(
         at_work=8,
         budget=200.0,
         batch=2,
-        evals=MOST_EVALS // 3,
+        evals=200,
         tuning_seeds=1,
         rates=(1.0,),
         server_rates=SERVER_RATES[1:],
@@ -137,7 +135,10 @@ SPEAKERS = Study(
         words="a made-up play, 20 speakers, two systems",
     ),
 )
-"""The same of plays. Clients, reports, clocks and the budget are those of `STUDY`."""
+"""The same of plays. Clients, reports, clocks and the budget are those of `STUDY`.
+
+Evaluations are fewer than on images (`evals`, at most), because each takes longer.
+"""
 
 
 class Method(NamedTuple):
@@ -288,7 +289,7 @@ def _sweep(
         method.hyper.replace(**choice),
         seeds=seeds,
         settings=swept,
-        budget=fedjax_sim.Time(sizes.budget, most_ticks=MOST_EVALS * method.every),
+        budget=fedjax_sim.Time(sizes.budget, most_ticks=sizes.evals * method.every),
         num_evals=sizes.evals,
         layout=fedjax_sim.Layout(lanes_at_once=False),
         watch=fedjax_sim.Watch(progress=True),
