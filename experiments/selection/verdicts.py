@@ -94,11 +94,13 @@ def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
         5: _faster(found, ("FedAvg", "TiFL")),
         6: _faster(found, ("FedAvg", "FedCS")),
         7: _end(found),
-        8: _faster(found, ("FedBuff", "Pisces")),
-        9: _gains_less(found, ("FedAvg", "Oort", "times"), ("FedBuff", "Pisces", "times")),
-        10: _faster(found, ("FedAvg", "FedAT")),
         11: _not_waiting(found),
     }
+    if "Pisces" in found.times:
+        made[8] = _faster(found, ("FedBuff", "Pisces"))
+        made[9] = _gains_less(found, ("FedAvg", "Oort", "times"), ("FedBuff", "Pisces", "times"))
+    if "FedAT" in found.times:
+        made[10] = _faster(found, ("FedAvg", "FedAT"))
     seeds = found.ends["FedAvg"].seeds
     words = reduction(seeds, inputs["reduced"])
     where = f"; {inputs['dataset']}, {seeds} seeds"

@@ -113,8 +113,19 @@ def test_curves_are_read_at_equal_distances() -> None:
 
 def test_plays_have_the_clock_of_images() -> None:
     images, plays = rules.STUDY.full, rules.SPEAKERS.full
-    for name in ("seeds", "clients", "heard", "at_work", "budget", "tuning_seeds", "systems"):
+    for name in ("seeds", "clients", "heard", "at_work", "budget", "tuning_seeds", "server_rates"):
         assert getattr(plays, name) == getattr(images, name), name
+    assert plays.systems == images.systems[:6]
+
+
+def test_claims_whose_systems_were_not_run_say_what_that_would_cost() -> None:
+    inputs = inputs_of("holds") | {"first claim": 1 + ON_SPEAKERS}
+    for each in ("ends", "times", "first times", "rounds", "missed"):
+        inputs[each] = {name: inputs[each][name] for name in rules.SPEAKERS.full.systems}
+    found = {each.id for each in rules.judge(inputs)}
+    missing = {f"selection-{number}" for number in (19, 20, 21)}
+    assert missing == {CLAIMS[n].id for n in [*CLAIMS][ON_SPEAKERS:]} - found
+    assert missing == {claim.id for claim in CLAIMS.values() if claim.cost}
 
 
 def test_those_who_say_most_are_clients() -> None:
