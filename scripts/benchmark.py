@@ -36,6 +36,7 @@ BENCHMARKS = {
     "arrivals": ("arrivals", "schedules of up to a million clients against a plain heap"),
     "growth": ("arrivals", "what a tick costs with a hundred to a million clients"),
     "asynchronous": ("arrivals", "FedStaleWeight's 16,000 server steps in virtual time"),
+    "live": ("live", "memory of live clocks against planned ones; nothing is timed"),
     "langevin": ("langevin", "chains of FA-LD against a NumPy loop and blackjax's SGLD"),
     "em": ("em", "expected statistics per second, against NumPy and scikit-learn"),
     "hierarchical": ("hierarchical", "what padding costs in a sweep of sync times and delays"),

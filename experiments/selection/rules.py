@@ -3,7 +3,10 @@
 Every system has a live clock, so that runs of a seed have the same clients: the same data and the
 same speeds. FedAvg and FedBuff, which choose at random, are put on live clocks here; their rules
 are those of the planned systems. All have the same budget of virtual time. Rates are chosen on
-held-out images by the accuracy at its end, with seeds that are used for nothing else.
+held-out training data by the accuracy at its end, with seeds that are used for nothing else.
+
+Clients have images, or with `--dataset tiny_shakespeare` (or another play, a `.txt` file) their own
+speeches: a client is a speaker. `--smoke` then runs on a made-up play.
 
 Accuracy is read at 100 moments of equal distance, each time of the newest model that was evaluated,
 and averaged over the last five. The time to the target is the first moment at which that average
@@ -25,11 +28,10 @@ from matplotlib.figure import Figure
 import fedjax_sim
 from experiments.harness import Arguments, Outcome, Sample, Sizes, Study, Verdict, comparison
 from experiments.harness.comparison import Tuned
-from experiments.harness.images import dirichlet_problems, pooled
-from experiments.selection.claims import OF_TARGET
+from experiments.selection.claims import OF_TARGET, ON_SPEAKERS
+from experiments.selection.tasks import Window, of_images, of_speakers
 from experiments.selection.verdicts import judged, told
 from fedjax_sim import datasets, models
-from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.targets import first_reach
 from fedjax_sim.streams import stream
@@ -49,15 +51,11 @@ from fedjax_sim.types import Key, System
 
 FIRST_TUNING_SEED = 1000
 """Seeds of tuning are counted from here, and those of the results from 0."""
-HELD_OUT = 0.1
-"""Share of the training images on which rates are chosen."""
 MOMENTS = 100
 """Moments of the budget at which accuracy is read."""
 AVERAGED = 5
 """Moments over which it is averaged."""
-MOST_EVALS = 400
-"""Evaluations of a run at most; a run of this budget has about 100."""
-SHARED: dict[str, Any] = {"local_steps": 10, "batch_size": 32, "rate_spread": 1.0}
+SHARED: dict[str, Any] = {"local_steps": 10, "rate_spread": 1.0}
 """Settings of all systems: log-normal speeds, exponential times of local steps."""
 NAMES = ("FedAvg", "Power-of-Choice", "Oort", "TiFL", "FedCS", "FedBuff", "Pisces", "FedAT")
 MEASURED = ("ends", "times", "first times", "rounds", "missed", "server steps")
@@ -77,6 +75,8 @@ STUDY = Study(
         at_work=20,
         budget=6000.0,
         alpha=0.3,
+        batch=32,
+        evals=400,
         tuning_seeds=2,
         rates=RATES,
         server_rates=SERVER_RATES,
@@ -92,6 +92,8 @@ STUDY = Study(
         at_work=8,
         budget=200.0,
         alpha=0.3,
+        batch=32,
+        evals=400,
         tuning_seeds=1,
         rates=RATES[1:2],
         server_rates=SERVER_RATES[1:],
@@ -100,6 +102,45 @@ STUDY = Study(
         words="handwritten digits, 20 clients, two systems",
     ),
 )
+SPEAKERS = Study(
+    full=Sizes(
+        10,
+        dataset="tiny_shakespeare",
+        clients=100,
+        heard=10,
+        at_work=20,
+        budget=6000.0,
+        batch=2,
+        evals=200,
+        tuning_seeds=2,
+        rates=(1.0, 3.0, 9.0),
+        server_rates=SERVER_RATES,
+        systems=NAMES[:6],
+        network=Window,
+    ),
+    smoke=Sizes(
+        2,
+        dataset="a made-up play",
+        clients=20,
+        heard=4,
+        at_work=8,
+        budget=200.0,
+        batch=2,
+        evals=200,
+        tuning_seeds=1,
+        rates=(1.0,),
+        server_rates=SERVER_RATES[1:],
+        systems=("FedAvg", "Oort"),
+        network=partial(Window, hidden=8),
+        words="a made-up play, 20 speakers, two systems",
+    ),
+)
+"""The same of plays. Clients, reports, clocks and the budget are those of `STUDY`.
+
+Evaluations are fewer than on images (`evals`, at most), because each takes longer. Pisces and FedAT
+are left out: together they take as long as all others. Pisces may act on single reports, and would
+need more server steps than `methods` allows it here.
+"""
 
 
 class Method(NamedTuple):
@@ -155,7 +196,8 @@ def methods(sizes: Any) -> dict[str, Method]:
     everyone once before learning, which takes its time. Pisces keeps its own pace. All else has
     the systems' defaults.
     """
-    shared, heard = {**SHARED, "num_clients": sizes.clients}, sizes.heard
+    shared = {**SHARED, "num_clients": sizes.clients, "batch_size": sizes.batch}
+    heard = sizes.heard
     cohort, at_work = {**shared, "num_selected": heard}, {"concurrency": sizes.at_work}
     local = {"lr": sizes.rates}
     both = {**local, "server_lr": sizes.server_rates}
@@ -178,20 +220,18 @@ def methods(sizes: Any) -> dict[str, Method]:
 
 def run(arguments: Arguments) -> Outcome:
     """Tune all systems, run them for the same virtual time, judge, and draw."""
-    sizes = STUDY.choose(arguments)
-    data = pooled(datasets.load(sizes.dataset, data_dir=arguments.data_dir), sizes.side)
+    is_play = datasets.is_text(arguments.dataset or "")
+    sizes = (SPEAKERS if is_play else STUDY).choose(arguments)
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + sizes.tuning_seeds)
-    make = partial(dirichlet_problems, sizes.network, num_clients=sizes.clients, alpha=sizes.alpha)
-    of_tuning = make(comparison.hold_out(data, HELD_OUT), seeds=seeds)
-    of_test = make(data, seeds=range(sizes.seeds))
+    task = (of_speakers if is_play else of_images)(sizes, arguments, seeds)
     tuned: dict[str, Tuned] = {}
     curves: dict[str, xr.Dataset] = {}
     found: dict[str, xr.Dataset] = {}
     for name, method in methods(sizes).items():
-        on = partial(_sweep, name, method, sizes.budget, arguments)
-        scores = read(on("tuning", of_tuning, seeds, {}, method.grid), sizes.budget).accuracy
+        on = partial(_sweep, name, method, sizes, arguments)
+        scores = read(on("tuning", task.tuning, seeds, {}, method.grid), sizes.budget).accuracy
         tuned[name] = comparison.choose(scores.isel(moment=-1, drop=True))
-        curves[name] = on("test", of_test, range(sizes.seeds), tuned[name].choice, None)
+        curves[name] = on("test", task.test, range(sizes.seeds), tuned[name].choice, None)
         found[name] = read(curves[name], sizes.budget)
     # The target follows from tuning alone.
     target = OF_TARGET * float(tuned["FedAvg"].scores.mean("seed").max())
@@ -199,8 +239,9 @@ def run(arguments: Arguments) -> Outcome:
         **{name: {} for name in MEASURED},
         "target": 100 * target,
         "budget": sizes.budget,
-        "chance": 100 / data.num_classes,
-        "dataset": data.name,
+        "chance": task.chance,
+        "dataset": task.name,
+        "first claim": 1 + ON_SPEAKERS if is_play else 1,
         "reduced": sizes.words,
         "smoke": arguments.smoke,
     }
@@ -209,23 +250,24 @@ def run(arguments: Arguments) -> Outcome:
             inputs[key][name] = value
     facts = {
         **{name: value for name, value in sizes.config().items() if name != "network"},
-        "dataset": data.name,
+        "dataset": task.name,
         "chosen": {name: each.choice for name, each in tuned.items()},
         "at the edge": {name: each.at_edge for name, each in tuned.items()},
     }
     verdicts = judge(inputs)
-    title = f"{data.name}, {sizes.clients} clients, Dirichlet({sizes.alpha:g})"
-    figures = {"curves.png": picture(found, target, title)}
-    return Outcome(curves, figures, verdicts, facts, told(inputs, facts["chosen"]), inputs)
+    figures = {"curves.png": picture(found, target, task.title)}
+    text, panel = told(inputs, facts["chosen"]), task.name if is_play else ""
+    return Outcome(curves, figures, verdicts, facts, text, inputs, panel)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge all claims.
+    """Judge all claims on images, or all on speakers, as far as their systems were run.
 
     Args:
       inputs: By system: "ends", a `Sample` of accuracies in percent at the end of the budget;
         "times", of virtual times to the target; "first times" and "rounds", of times and server
         steps to the first evaluation that reaches it; "missed", how many runs did not reach it.
+        And "first claim", the number of the first claim that is judged, by default 1.
     """
     return judged(inputs)
 
@@ -233,10 +275,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 def _sweep(
     name: str,
     method: Method,
-    budget: float,
+    sizes: Sizes,
     arguments: Arguments,
     what: str,
-    of_seeds: list[Classification],
+    of_seeds: Any,
     seeds: Sequence[int],
     choice: Mapping[str, float],
     swept: Mapping[str, Sequence[float]] | None,
@@ -249,8 +291,8 @@ def _sweep(
         method.hyper.replace(**choice),
         seeds=seeds,
         settings=swept,
-        budget=fedjax_sim.Time(budget, most_ticks=MOST_EVALS * method.every),
-        num_evals=MOST_EVALS,
+        budget=fedjax_sim.Time(sizes.budget, most_ticks=sizes.evals * method.every),
+        num_evals=sizes.evals,
         layout=fedjax_sim.Layout(lanes_at_once=False),
         watch=fedjax_sim.Watch(progress=True),
         **arguments.kept(full),

@@ -18,7 +18,7 @@ from experiments.harness import (
     verdict_table,
 )
 from experiments.harness.statistics import interval
-from experiments.selection.claims import CLAIMS
+from experiments.selection.claims import CLAIMS, OF_IMAGES
 
 RANDOM = {
     "Power-of-Choice": "FedAvg",
@@ -80,8 +80,10 @@ Judged = tuple[dict[str, Any], dict[str, bool | None], str]
 
 def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge all claims; see `experiments.selection.rules.judge`."""
+    first = inputs.get("first claim", 1)
     if inputs["smoke"]:
-        return [CLAIMS.verdict(number, None, NOT_RUN, SMOKE) for number in CLAIMS]
+        numbers = range(first, first + len(OF_IMAGES))
+        return [CLAIMS.verdict(number, None, NOT_RUN, SMOKE) for number in numbers]
     found = Measured(inputs)
     choosing = "FedAvg", "Power-of-Choice"
     made: dict[int, Judged] = {
@@ -92,16 +94,20 @@ def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
         5: _faster(found, ("FedAvg", "TiFL")),
         6: _faster(found, ("FedAvg", "FedCS")),
         7: _end(found),
-        8: _faster(found, ("FedBuff", "Pisces")),
-        9: _gains_less(found, ("FedAvg", "Oort", "times"), ("FedBuff", "Pisces", "times")),
-        10: _faster(found, ("FedAvg", "FedAT")),
         11: _not_waiting(found),
     }
+    if "Pisces" in found.times:
+        made[8] = _faster(found, ("FedBuff", "Pisces"))
+        made[9] = _gains_less(found, ("FedAvg", "Oort", "times"), ("FedBuff", "Pisces", "times"))
+    if "FedAT" in found.times:
+        made[10] = _faster(found, ("FedAvg", "FedAT"))
     seeds = found.ends["FedAvg"].seeds
     words = reduction(seeds, inputs["reduced"])
     where = f"; {inputs['dataset']}, {seeds} seeds"
     return [
-        CLAIMS.verdict(number, {**measured, "parts": parts}, rule(parts, words), why + where)
+        CLAIMS.verdict(
+            first - 1 + number, {**measured, "parts": parts}, rule(parts, words), why + where
+        )
         for number, (measured, parts, why) in sorted(made.items())
     ]
 

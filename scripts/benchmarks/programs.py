@@ -130,14 +130,14 @@ class Workload(NamedTuple):
     live: System | None = None
 
 
-def images(hidden: int) -> Callable[[Any], Any]:
+def images(hidden: int, train: int = 2000) -> Callable[[Any], Any]:
     """Return a function that makes a classification of random 28x28 images by a perceptron.
 
-    hidden: units of its hidden layer.
+    hidden: units of its hidden layer. train: number of training images.
     """
 
     def problem(hyper: Any) -> Any:
-        random, train, num = np.random.default_rng(0), 2000, 3000
+        random, num = np.random.default_rng(0), train + 1000
         pictures = random.integers(0, 256, (num, 28, 28, 1), dtype=np.uint8)
         labels = random.integers(0, 10, num).astype(np.int32)
         data = Dataset(

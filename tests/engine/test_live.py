@@ -19,6 +19,8 @@ from fedjax_sim.types import EMPTY, Event, Hints, Key, System
 from tests.conftest import slow_but
 
 ALONE = Layout(4, False, 1)
+RATES = np.geomspace(0.002, 0.05, 8).tolist()
+"""Learning rates of 64 lanes with eight seeds each."""
 
 
 class Count(NamedTuple):
@@ -94,11 +96,12 @@ def same_curves(found: fedjax_sim.Run, expected: fedjax_sim.Run) -> None:
         jax.tree.map(np.testing.assert_array_equal, tuple(ours), tuple(theirs))
 
 
-def test_lanes_end_when_their_time_is_over(sweep: Callable) -> None:
-    """Each in its own tick; the one that begins before the end is completed."""
-    run = sweep(keep=Keep(models=True))
+def test_64_lanes_end_when_their_time_is_over(sweep: Callable) -> None:
+    """Each in its own tick, as if alone; the one that begins before the end is completed."""
+    run = sweep(settings={"lr": RATES}, seeds=8, keep=Keep(models=True))
     ticks = run.curves.ticks.values[..., -1]
-    assert len(set(ticks.ravel())) > 1 and ticks.max() < 20
+    assert ticks.size == len(run.timelines) == 64
+    assert len(set(ticks.ravel())) > 3 and ticks.max() < 20
     assert (run.curves.ended == "budget").all()
     for i, timeline in enumerate(run.timelines):
         place = np.unravel_index(i, ticks.shape)
@@ -120,11 +123,20 @@ def test_lanes_end_when_their_time_is_over(sweep: Callable) -> None:
     # The call ended with the longest lane, and what a lane did is what it does with ticks alone.
     assert run.curves.sizes["eval"] == 1 + -(-int(ticks.max()) // 2)
     assert (run.curves.needed.values == 20 * ticks).all()
+    for lane, (i, j) in enumerate(np.ndindex(ticks.shape)):
+        alone = sweep(settings={"lr": [RATES[i]]}, seeds=[j])
+        # What it ended with is repeated until the last lane ends.
+        last = alone.curves.sizes["eval"] - 1
+        places = np.minimum(np.arange(run.curves.sizes["eval"]), last)
+        expected = alone.curves[{"lr": 0, "seed": 0, "eval": places}]
+        found = run.curves[{"lr": i, "seed": j}]
+        for name in (*expected.data_vars, *expected.coords):
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(alone.timelines[0].time, run.timelines[lane].time)
+        jax.tree.map(np.testing.assert_array_equal, alone.model(0), run.model(lane))
     first = int(ticks[0, 0])
-    alone = sweep(settings={"lr": [0.01]}, seeds=[0], budget=Ticks(first), num_evals=1)
-    np.testing.assert_array_equal(alone.timelines[0].time, run.timelines[0].time)
-    last = jax.tree.map(lambda leaf: leaf[0], run.models)
-    jax.tree.map(np.testing.assert_array_equal, alone.model(0), last)
+    exact = sweep(settings={"lr": RATES[:1]}, seeds=[0], budget=Ticks(first), num_evals=1)
+    jax.tree.map(np.testing.assert_array_equal, exact.model(0), run.model(0))
 
 
 @pytest.mark.slow
@@ -230,7 +242,9 @@ def test_more_ticks_than_planned_are_said(
     "layout", slow_but([Layout(4, True, 1)], [Layout(4, True, 1), Layout(1, False, 2, 2)])
 )
 def test_layouts_agree(layout: Layout, sweep: Callable) -> None:
-    run, other = sweep(), sweep(layout=layout)
+    lanes: dict[str, Any] = {"settings": {"lr": RATES}, "seeds": 8}
+    run, other = sweep(**lanes), sweep(**lanes, layout=layout)
+    assert len(np.unique(run.curves.ticks[..., -1])) > 3
     np.testing.assert_allclose(other.curves.time, run.curves.time, rtol=1e-6)
     np.testing.assert_allclose(other.curves.loss, run.curves.loss, rtol=1e-5)
     np.testing.assert_array_equal(other.curves.ticks, run.curves.ticks)

@@ -1,4 +1,4 @@
-"""The experiment on choosing clients: small, through the command line, and its verdicts."""
+"""The experiment on choosing clients: small, through the command line, its data and verdicts."""
 
 from pathlib import Path
 from typing import Any
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.harness import Sample
-from experiments.selection import rules
-from experiments.selection.claims import CLAIMS
+from experiments.harness import Arguments, Sample
+from experiments.hierarchical.fig11 import made_up_play
+from experiments.selection import rules, tasks
+from experiments.selection.claims import CLAIMS, OF_IMAGES, ON_SPEAKERS
 from fedjax_sim.settings import check, value_of
 from fedjax_sim.timelines.live.devices import draw_clients
 from tests.experiments.running import FILES, claims, judged, run
@@ -57,11 +58,21 @@ def inputs_of(outcome: str, missed: dict[str, int] | None = None) -> dict[str, A
     return {**of, **rest, "missed": dict.fromkeys(means, 0) | (missed or {})}
 
 
+@pytest.mark.parametrize("first", [{}, {"first claim": 1 + ON_SPEAKERS}])
 @pytest.mark.parametrize("outcome", ["holds", "fails", "undecided"])
-def test_each_claim_can_hold_and_fail_and_stay_open(outcome: str) -> None:
-    found = rules.judge(inputs_of(outcome))
-    assert [each.id for each in found] == [f"selection-{number}" for number in CLAIMS]
+def test_each_claim_can_hold_and_fail_and_stay_open(outcome: str, first: dict[str, int]) -> None:
+    found = rules.judge(inputs_of(outcome) | first)
+    numbers = [number + (ON_SPEAKERS if first else 0) for number in OF_IMAGES]
+    assert [each.id for each in found] == [f"selection-{number}" for number in numbers]
     assert {each.id: each.verdict for each in found} == {each.id: outcome for each in found}
+
+
+def test_claims_on_speakers_have_the_marks_of_those_on_images() -> None:
+    assert len(CLAIMS) == 2 * ON_SPEAKERS
+    for number in OF_IMAGES:
+        first, second = CLAIMS[number], CLAIMS[number + ON_SPEAKERS]
+        assert str(second.criterion) == str(first.criterion)
+        assert second.text.endswith(first.text) and second.origin == "ours"
 
 
 def test_runs_without_the_target_only_count_where_they_cannot_mislead() -> None:
@@ -100,9 +111,76 @@ def test_curves_are_read_at_equal_distances() -> None:
     assert measured["ends"].values == (70.0, 0.0)
 
 
-def test_all_systems_have_the_same_clients() -> None:
+def test_plays_have_the_clock_of_images() -> None:
+    images, plays = rules.STUDY.full, rules.SPEAKERS.full
+    for name in ("seeds", "clients", "heard", "at_work", "budget", "tuning_seeds", "server_rates"):
+        assert getattr(plays, name) == getattr(images, name), name
+    assert plays.systems == images.systems[:6]
+
+
+def test_claims_whose_systems_were_not_run_say_what_that_would_cost() -> None:
+    inputs = inputs_of("holds") | {"first claim": 1 + ON_SPEAKERS}
+    for each in ("ends", "times", "first times", "rounds", "missed"):
+        inputs[each] = {name: inputs[each][name] for name in rules.SPEAKERS.full.systems}
+    found = {each.id for each in rules.judge(inputs)}
+    missing = {f"selection-{number}" for number in (19, 20, 21)}
+    assert missing == {CLAIMS[n].id for n in [*CLAIMS][ON_SPEAKERS:]} - found
+    assert missing == {claim.id for claim in CLAIMS.values() if claim.cost}
+
+
+def test_those_who_say_most_are_clients() -> None:
+    """Everyone has all they say, with the end of it held out for tuning."""
+    whole = made_up_play()
+    repeats = 1 + (whole.train_speakers % 5 == 2)
+    doubled = whole._replace(
+        train_sequences=np.repeat(whole.train_sequences, repeats, axis=0),
+        train_speakers=np.repeat(whole.train_speakers, repeats),
+    )
+    data = tasks.who_say_most(doubled, 10)
+    assert data.speakers == tuple(f"SPEAKER {i}" for i in range(2, 50, 5))
+    for client, old in enumerate(range(2, 50, 5)):
+        for part in ("train", "test"):
+            ours, theirs = (
+                getattr(each, f"{part}_sequences")[getattr(each, f"{part}_speakers") == number]
+                for each, number in ((data, client), (doubled, old))
+            )
+            np.testing.assert_array_equal(ours, theirs)
+    held = tasks.hold_out_ends(data, 0.25)
+    for client in range(10):
+        said = data.train_sequences[data.train_speakers == client]
+        kept = held.train_sequences[held.train_speakers == client]
+        late = held.test_sequences[held.test_speakers == client]
+        assert 0 < len(kept) == round(0.75 * len(said))
+        np.testing.assert_array_equal(np.concatenate([kept, late]), said)
+    few = tasks.thinned(data, 7)
+    assert 4 <= len(few.test_sequences) == len(few.test_speakers) <= 7
+
+
+def test_the_network_sees_the_last_characters() -> None:
+    """A character changes the predictions after it, as far as the window goes."""
+    network = tasks.Window(30, seen=3)
+    codes = np.arange(20)[None] % 30
+    with jax.numpy_rank_promotion("allow"):
+        given = network.init(jax.random.key(0), codes)
+        changed = codes.copy()
+        changed[0, 8] = 29
+        difference = network.apply(given, changed) - network.apply(given, codes)
+    moved = np.flatnonzero(np.abs(np.asarray(difference)).max(axis=(0, 2)))
+    assert moved.tolist() == [8, 9, 10]
+
+
+def test_the_made_up_play_is_a_task() -> None:
+    arguments = Arguments(smoke=True, dataset="tiny_shakespeare")
+    sizes = rules.SPEAKERS.choose(arguments)
+    task = tasks.of_speakers(sizes, arguments, [1000])
+    assert task.test.num_clients == task.tuning.num_clients == 20
+    assert 10 < task.chance < 30
+    assert (np.asarray(task.tuning.counts) < np.asarray(task.test.counts)).all()
+
+
+@pytest.mark.parametrize("sizes", [rules.STUDY.full, rules.SPEAKERS.full], ids=["images", "plays"])
+def test_all_systems_have_the_same_clients(sizes: Any) -> None:
     """The same speeds for the same seed, and as many reports or clients at work."""
-    sizes = rules.STUDY.full
     rates = []
     for name, method in rules.methods(sizes).items():
         check(method.hyper)
@@ -115,12 +193,20 @@ def test_all_systems_have_the_same_clients() -> None:
 
 
 @pytest.mark.slow
-def test_smoke_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "numbers"),
+    [
+        ([], [*OF_IMAGES]),
+        (["--dataset", "tiny_shakespeare"], [*CLAIMS][ON_SPEAKERS:]),
+    ],
+    ids=["images", "speakers"],
+)
+def test_smoke_run(dataset: list[str], numbers: list[int], tmp_path: Path) -> None:
     """A row for each system, and no evidence."""
-    done = run("selection/rules", "--smoke", "--out", "out", cwd=tmp_path)
+    done = run("selection/rules", "--smoke", *dataset, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
-    assert judged(out) == {f"selection-{number}": None for number in CLAIMS}
+    assert judged(out) == {f"selection-{number}": None for number in numbers}
     assert {each["verdict"] for each in claims(out).values()} == {"not run"}
     assert {path.name for path in out.iterdir()} == FILES | {"curves.png"}
     lines = done.stdout.splitlines()
