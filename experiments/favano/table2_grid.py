@@ -354,11 +354,12 @@ def first_stage(
 
     for name, inputs, column in cells:
         key = f"{name}, {inputs}, {column}"
+        place = {"method": name, "inputs": inputs, "column": column}
         fill(name, inputs, column, sizes.rates, key)
         for further, end in ((sizes.lower, min), (sizes.higher, max)):
             tried = list(sizes.rates)
             for rate in further:
-                best = best_rates(validated).sel(method=name, inputs=inputs, column=column)
+                best = best_rates(validated).sel(place)
                 if float(best) != end(tried):
                     break
                 fill(name, inputs, column, [rate], f"{key}, lr {rate:g}")
