@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
@@ -49,6 +50,7 @@ from experiments.harness import (
 )
 from fedjax_sim import Ticks
 from fedjax_sim.compression import Compressor, parse_compressor
+from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.server import Memories
 from fedjax_sim.systems import fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
@@ -272,14 +274,60 @@ def participation_study(sizes: Sizes) -> Ablation:
         OFF: [each._asdict() for each in off],
     }
     header = ["p", "FedEM", "exact", "dEM, not compressed", "over p = 1", "(1 + 2 omega_p) / 3"]
-    places = np.array(PARTICIPATIONS)
-    lines = {"FedEM, exact": (places, np.array(exact)), "dEM": (places, np.array(means["dEM"]))}
     return Ablation(
         [judge_participation(measured)],
         curves,
         table(header, rows),
-        figure_of(lines, x="probability p to take part", y="stationary E‖h‖²"),
+        participation_figure(measured),
     )
+
+
+@styled()
+def participation_figure(found: Found) -> Figure:
+    """Draw levels over that of p = 1 against 1 / p with what Theorem 3 allows, and the levels.
+
+    Args:
+      found: What was measured, as `judge_participation` takes it.
+    """
+    inverse, exact = 1 / np.array(PARTICIPATIONS), np.array(found["exact"])
+    off = [Interval.read(each) for each in found[OFF]]
+    figure = Figure(figsize=(12, 4.6))
+    left, right = figure.subplots(1, 2)
+    lines = {
+        "Theorem 3 allows": found["Theorem 3's factors"],
+        "FedEM, exact": exact / exact[-1],
+        "proportional to 1 / p": inverse,
+    }
+    for i, (name, values) in enumerate(lines.items()):
+        left.plot(inverse, values, label=name, **look(i, "all"))
+    simulated = [level * (1 + each.mean) for level, each in zip(exact, off, strict=True)]
+    halves = [level * each.half for level, each in zip(exact, off, strict=True)]
+    for axes, unit in ((left, exact[-1]), (right, 1.0)):
+        over = [np.array(each) / unit for each in (simulated, halves)]
+        axes.errorbar(inverse, over[0], over[1], label="FedEM, simulated, 95 %", **BARS)
+    right.plot(inverse, exact, label="FedEM, exact", **look(1, "all"))
+    without = found["levels"]["dEM"]
+    words = "no memories (dEM), and no compression"
+    right.plot(inverse, without, label=words, **look(3, "all"))
+    left.set(
+        xlabel="1 / p, p the probability to take part",
+        ylabel="E‖h‖² at rest over that at p = 1",
+        ylim=(0, None),
+        title="Growth, with compression (omega = 1)",
+    )
+    right.set(
+        xlabel="1 / p, p the probability to take part",
+        ylabel="E‖h‖² at rest",
+        yscale="log",
+        title="Levels",
+    )
+    for axes in (left, right):
+        axes.legend()
+    return figure
+
+
+BARS: dict[str, Any] = {"fmt": "none", "ecolor": "black", "elinewidth": 1.4, "capsize": 4}
+"""How error bars look."""
 
 
 def judge_participation(found: Found) -> Verdict:
