@@ -326,7 +326,7 @@ def participation_figure(found: Found) -> Figure:
     return figure
 
 
-BARS: dict[str, Any] = {"fmt": "none", "ecolor": "black", "elinewidth": 1.4, "capsize": 4}
+BARS: dict[str, Any] = {"fmt": "k.", "markersize": 3, "elinewidth": 1.4, "capsize": 4}
 """How error bars look."""
 
 

@@ -325,8 +325,10 @@ def picture(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
         below.axhline(0, color=plots.GREY, linewidth=0.8)
         above.set(title=group, ylabel="test accuracy, %")
         below.set(xlabel="server steps", ylabel=f"{OURS}\nover {BASELINE}, points")
-        above.axhline(2 * CHANCE, color=plots.GREY, linewidth=0.8, linestyle=":")
-    figure.suptitle(f"{title}: mean and 95 % t interval (dotted: twice chance)")
+        if min(each[metric].values[:, -1].mean() for each in curves.values()) < CHANCE / 50:
+            above.axhline(2 * CHANCE, color=plots.GREY, linewidth=0.8, linestyle=":")
+            above.set_title(f"{group} (dotted: twice chance)")
+    figure.suptitle(f"{title}:\nmean and 95 % t interval")
     plots.name_beside(figure, grid[0, 0])
     return figure
 
