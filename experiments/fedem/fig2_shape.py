@@ -32,7 +32,7 @@ from experiments.fedem.fig2 import (
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule, table
 
 SHAPE = Study(
-    full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=1000),
+    full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=300),
     smoke=Sizes(sites=60, months=24, observers=30, visits=80, epochs=20, steps=50),
 )
 """`steps` are those of EM on the pooled cells."""
