@@ -39,7 +39,13 @@ def run(arguments: Arguments) -> Outcome:
     figures = {
         "fig2_left.png": by_reading(ran, COLUMN),
         "fig2_right.png": side_by_side(
-            {"squared distances of clients' models, summed": (by_method, "client_variance", "time")},
+            {
+                "squared distances of clients' models, summed": (
+                    by_method,
+                    "client_variance",
+                    "time",
+                )
+            },
             title=titled(ran, COLUMN),
             end=ran.config["time_budget"],
             columns=1,
