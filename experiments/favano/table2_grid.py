@@ -4,8 +4,8 @@ The paper names one learning rate, 0.5, and says that "all models are fine-tuned
 how FedBuff's clients wait, nor how MNIST is normalised. Each method runs at five learning rates,
 FedBuff with four clocks, on inputs in [0, 1] and on standardised ones, in the table's three
 columns. In a first stage, a sixth of the training images is held out and validates, as in the
-public simulator of QuAFL; its seeds are used for nothing else. Where the smallest or the largest rate is
-the best one of a cell, further ones are tried one by one. In a second stage the readings
+public simulator of QuAFL; its seeds are used for nothing else. Where the smallest or the largest
+rate is the best one of a cell, further ones are tried one by one. In a second stage the readings
 nearest to the paper, and each method at its best learning rate, run with ten seeds on all training
 images (`--seeds` is the number of seeds of the second stage). Claims 9 to 12 are judged there.
 """

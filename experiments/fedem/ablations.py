@@ -530,14 +530,20 @@ def judge_noisy(found: Found) -> Verdict:
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
     """Judge the claims whose criterion is later than the run from what was measured."""
-    return [judge_participation(kept[15]), judge_blocks(kept[16]), judge_noisy(kept[16])]
+    return [
+        judge_participation(kept[15]),
+        judge_blocks(kept[16]),
+        judge_noisy(kept[22]),
+        judge_few(kept[23]),
+        judge_reduced(kept[24]),
+    ]
 
 
 def regimes_study(sizes: Sizes) -> Ablation:
     """Judge claims 23 and 24: rounds to an epsilon-stationary point, at the largest steps allowed.
 
-    There is no noise. FedEM's rounds are counted on exact recursions, at the step (7), VR-FedEM's in
-    runs, at the step (10).
+    There is no noise. FedEM's rounds are counted on exact recursions, at the step (7), and
+    VR-FedEM's in runs, at the step (10).
     """
     toy = Toy(clients_apart(FEW, M, DIM, spread=2.0), KAPPA)
     curves: dict[str, xr.Dataset] = {}

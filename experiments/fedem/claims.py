@@ -307,7 +307,8 @@ CLAIMS = Claims(
                 "FedMissEM is FedEM on matrices with missing cells: it decreases F, recovers the "
                 "trend of counts of rank 2 and ends at the centralised fixed point. Tested on "
                 "synthetic counts of 200 sites by 60 months, and on winter counts of waterfowl "
-                "in Flanders, 1225 by 144; the paper has counts of eBird, 9721 by 525 (claims 21, 25)."
+                "in Flanders, 1225 by 144; the paper has counts of eBird, 9721 by 525 (claims 21 "
+                "and 25)."
             ),
             Criterion(
                 "On synthetic counts whose truth is known ||h||^2 falls below {left:g} of "
@@ -367,10 +368,11 @@ CLAIMS = Claims(
             "tabular of regimes, Sec. 2",
             "Low noise and n small against omega^3: complexity times omega^(3/2) / sqrt(n).",
             Criterion(
-                "Without noise, at the step (7) and n below 2 (1 + omega)^2 omega, the rounds to an "
-                "epsilon-stationary point, as in claim 16, over those of omega = 0 are proportional to omega^(3/2) / sqrt(n), which is "
-                "what the paper says of them: their quotient is the same to within a factor of "
-                "{near:g} for omega from 9 to 49 and for n from 2 to 10.",
+                "Without noise, at the step (7) and n below 2 (1 + omega)^2 omega, the rounds to "
+                "an epsilon-stationary point, as in claim 16, over those of omega = 0 are "
+                "proportional to omega^(3/2) / sqrt(n), which is what the paper says of them: "
+                "their quotient is the same to within a factor of {near:g} for omega from 9 to "
+                "49 and for n from 2 to 10.",
                 near=2,
             ),
             stated="times omega^(3/2) / sqrt(n)",
@@ -384,10 +386,10 @@ CLAIMS = Claims(
                 "omega^(3/2) / sqrt(n) if it is small."
             ),
             Criterion(
-                "At the step (10) the rounds of VR-FedEM to an epsilon-stationary point, as in claim "
-                "16, over those of omega = 0 are proportional to omega^(3/2) / sqrt(n) for n = 10, to within a factor of {near:g} for omega "
-                "from 9 to 49, and for n = 10,000 they grow by less than a factor of {free:g} at "
-                "omega = 1 and 2.",
+                "At the step (10) the rounds of VR-FedEM to an epsilon-stationary point, as in "
+                "claim 16, over those of omega = 0 are proportional to omega^(3/2) / sqrt(n) for "
+                "n = 10, to within a factor of {near:g} for omega from 9 to 49, and for n = "
+                "10,000 they grow by less than a factor of {free:g} at omega = 1 and 2.",
                 near=2,
                 free=1.5,
             ),

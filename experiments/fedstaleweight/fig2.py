@@ -334,7 +334,7 @@ def picture(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
 
 
 def _band(axes: Axes, ticks: np.ndarray, values: np.ndarray, **style: Any) -> None:
-    """Draw the mean over seeds of `f[seed, eval]` from the second evaluation on, and its interval."""
+    """Draw the mean of `f[seed, eval]` from the second evaluation on, and its interval."""
     found = [interval(each) for each in values.T[1:]]
     mean, half = np.array([(each.mean, each.half or np.nan) for each in found], float).T
     axes.plot(ticks[1:], mean, **style)
