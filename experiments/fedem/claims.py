@@ -163,9 +163,9 @@ CLAIMS = Claims(
                 "omega) they diverge."
             ),
             Criterion(
-                "With alpha of at most 1 ‖h‖² falls below {end:g}, at the smallest alpha to "
-                "{slow:g} of itself, where the memories' error does too; at alpha = 1.5 it "
-                "grows more than {grown:g} times.",
+                "At omega = 1 and alpha = 0.1, 0.5 and 0.7 ‖h‖² falls below {end:g}, at alpha = "
+                "0.01 to {slow:g} of itself, where the memories' error does too; at alpha = 1.5 "
+                "it grows more than {grown:g} times.",
                 end=1e-20,
                 slow=0.1,
                 grown=1e6,
@@ -260,19 +260,26 @@ CLAIMS = Claims(
             ),
         ),
         17: Claim(
-            "statement",
-            "Theorem 1",
+            "derived",
+            "Sec. 2, after Theorem 1",
             (
-                "With high noise the complexity (1 + omega) sigma^2 / (n eps^2) has a linear "
-                "speed-up in n."
+                "With high noise the complexity is of order (1 + omega) sigma^2 / (n eps^2), and so "
+                "has a linear speed-up in n."
             ),
             Criterion(
-                "Per doubling of n the exact level falls by a factor of {factor:g}, give or "
-                "take {exact:g}, and the simulated one, by its whole 95 % interval, give or "
+                "Per doubling of n from 10 to 80 the fewest rounds over step sizes to an "
+                "epsilon-stationary point, as in claim 16, fall by a factor of {factor:g}, give "
+                "or take {rounds:g}; as another part, the level at one step size does, give or "
+                "take {exact:g} by exact law, and in runs, by the whole 95 % interval, give or "
                 "take {simulated:g}.",
                 factor=2,
+                rounds=0.3,
                 exact=0.1,
                 simulated=0.6,
+            ),
+            changed=(
+                "holds -> see the verdict: derived, as the paper does not speak of a speed-up, and "
+                "judged by rounds; it was judged by the level at one step size alone."
             ),
         ),
         18: Claim(
@@ -292,13 +299,18 @@ CLAIMS = Claims(
         19: Claim(
             "figure",
             "Fig. 3",
-            "MNIST: the same order, for the weights of the mixture and for ||H||^2.",
+            (
+                'MNIST: "a similar experiment [...] to illustrate the behaviour of FedEM and '
+                'VR-FedEM", with curves of the weights of the mixture and of ||H||^2. They are '
+                "read here as showing the order of Fig. 1."
+            ),
             Criterion(
                 "VR-FedEM's ‖H‖² ends below {share:g} of FedEM's mean over the second half, "
                 "and its weights are smoother, by 95 % intervals of the logarithms of the "
                 "ratios over seeds.",
                 share=0.1,
             ),
+            stated="curves only",
         ),
         20: Claim(
             "derived",
