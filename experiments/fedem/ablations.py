@@ -389,7 +389,7 @@ def stationarity(mean: np.ndarray) -> float:
 
 
 def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
-    """Return the fewest rounds over step sizes to a mean of ||h||^2 of 0.06, on exact recursions.
+    """Return the fewest rounds over step sizes to a mean of ||h||^2 of 0.6, on exact recursions.
 
     Args:
       toy: The problem.
@@ -406,7 +406,7 @@ def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
         }
         run = moments.exact_moments(setup, sigma2=sigma2, **args)
         means = np.cumsum(run.mean_field) / np.arange(1, len(run.mean_field) + 1)
-        found = first_below(means, np.arange(1, len(means) + 1), 0.06)
+        found = first_below(means, np.arange(1, len(means) + 1), 0.6)
         best = best if math.isnan(found) else min(best, found)
     return best
 
@@ -457,7 +457,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
     # Much noise: the fewest rounds to epsilon over step sizes, on exact recursions.
     small = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     fewest = {
-        omega: fewest_rounds(small, theory.FedEMSetup(small.known.constants, N, omega), 30.0)
+        omega: fewest_rounds(small, theory.FedEMSetup(small.known.constants, N, omega), 100.0)
         for omega in OMEGAS
     }
     measured = {
@@ -700,7 +700,7 @@ def clients_study(sizes: Sizes) -> Ablation:
         exact.append(
             float(moments.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
         )
-        rounds[num] = fewest_rounds(toy, setup, 120.0)
+        rounds[num] = fewest_rounds(toy, setup, 300.0)
         if num <= 2 * N:
             hyper = fedem.paper(
                 num_clients=num,

@@ -263,8 +263,8 @@ CLAIMS = Claims(
             "derived",
             "Sec. 2, after Theorem 1",
             (
-                "With high noise the complexity is of order (1 + omega) sigma^2 / (n eps^2), and so "
-                "has a linear speed-up in n."
+                "With high noise the complexity is of order (1 + omega) sigma^2 / (n eps^2), and "
+                "so has a linear speed-up in n."
             ),
             Criterion(
                 "Per doubling of n from 10 to 80 the fewest rounds over step sizes to an "
