@@ -687,6 +687,7 @@ def clients_study(sizes: Sizes) -> Ablation:
     numbers, gamma = (10, 20, 40, 80), 0.1
     exact, found, curves = list[float](), dict[int, np.ndarray](), {}
     rounds: dict[int, float] = {}
+    few = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     for num in numbers:
         toy = Toy(clients_apart(num, M, DIM, spread=2.0), KAPPA)
         sigma2 = float(toy.known.noise.mean()) / BATCH
@@ -700,7 +701,8 @@ def clients_study(sizes: Sizes) -> Ablation:
         exact.append(
             float(moments.exact_moments(setup, sigma2=sigma2, **args).mean_field[-1]) / sigma2
         )
-        rounds[num] = fewest_rounds(toy, setup, 300.0)
+        # The start and the constants are those of N clients, so that n alone changes.
+        rounds[num] = fewest_rounds(few, theory.FedEMSetup(few.known.constants, num, 1.0), 300.0)
         if num <= 2 * N:
             hyper = fedem.paper(
                 num_clients=num,
