@@ -401,7 +401,7 @@ def fewest_rounds(toy: Toy, setup: theory.FedEMSetup, sigma2: float) -> float:
         args: dict[str, Any] = {
             "slope": toy.known.slope,
             "gamma": gamma,
-            "k_max": 20_000,
+            "k_max": 8000,
             "mean_field": toy.first_field,
         }
         run = moments.exact_moments(setup, sigma2=sigma2, **args)

@@ -324,7 +324,8 @@ def picture(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
         _band(below, curves[OURS].ticks.values[0], lead, **plots.look(0, points=25))
         below.axhline(0, color=plots.GREY, linewidth=0.8)
         above.set(title=group, ylabel="test accuracy, %")
-        below.set(xlabel="server steps", ylabel=f"{OURS}\nover {BASELINE}, points")
+        words = f"{OURS}\nover {BASELINE}, points"
+        below.set(xlabel="server steps", ylabel=words, title=f"{group}, lead")
         if min(each[metric].values[:, -1].mean() for each in curves.values()) < CHANCE / 50:
             above.axhline(2 * CHANCE, color=plots.GREY, linewidth=0.8, linestyle=":")
             above.set_title(f"{group} (dotted: twice chance)")
