@@ -246,10 +246,8 @@ CLAIMS = Claims(
                 "Without noise and with n of at least 2 (1 + omega)^2 omega the rounds to an "
                 "epsilon-stationary point, at which the mean of ||h||^2 over all rounds is at most "
                 "a small epsilon (K is uniform in Theorem 1), grow by less than a factor of "
-                "{rounds:g}; as another part, bits fall by the messages' factor to within "
-                "{bits:g}.",
+                "{rounds:g}. Bits then fall by the messages' factor to within the same.",
                 rounds=1.5,
-                bits=1.5,
             ),
             stated="times 1",
             changed=(

@@ -29,7 +29,16 @@ from experiments.fedem.fig2 import (
     problem_of,
     trend_figure,
 )
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule, table
+from experiments.harness import (
+    Arguments,
+    Outcome,
+    Sizes,
+    Study,
+    Verdict,
+    rule,
+    table,
+    unless_unknown,
+)
 
 SHAPE = Study(
     full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=300),
@@ -60,7 +69,8 @@ def judge(found: Found) -> Verdict:
         f"{found['F']:.4g} and the fitted matrix moved by {found['moved']:.1e} of itself; pooled "
         f"EM took {found['steps']} steps"
     )
-    return verdict(25, found, rule({"trend": trend[FEDMISSEM] > marks.trend}), why)
+    is_met = unless_unknown(trend[FEDMISSEM] > marks.trend, trend[FEDMISSEM])
+    return verdict(25, found, rule({"trend": is_met}), why)
 
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
