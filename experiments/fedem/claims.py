@@ -436,7 +436,10 @@ CLAIMS = Claims(
                 "means of sites and months do is stated next to it.",
                 trend=0.95,
             ),
-            changed="no row -> see the verdict: claim 20 had been run at 200 by 60 only.",
+            changed=(
+                "no row -> fails: claim 20 had been run at 200 by 60 only. At the paper's shape "
+                "its settings leave the matrix where it starts."
+            ),
             since="2026-11-27",
         ),
     },
