@@ -156,7 +156,7 @@ def test_the_page_needs_no_network_and_no_script(
 ) -> None:
     """The repository stays as it is, as its tables agree with the results."""
     assert main(["report", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.startswith("143 claims: ")
+    assert capsys.readouterr().out.startswith("144 claims: ")
     page = _Page()
     page.feed((tmp_path / "index.html").read_text())
     assert page.tags["article"] == 143 and not page.tags["script"]
