@@ -358,7 +358,7 @@ def picture(
 
 
 REST = "FAVANO, stochastic"
-"""Drawn in grey in panels of other methods, for comparison."""
+"""Drawn in both panels of `by_reading`, for comparison."""
 
 
 @plots.styled()
