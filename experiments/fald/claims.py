@@ -66,8 +66,9 @@ CLAIMS = Claims(
             "Theorem 5.7",
             (
                 "W2(mu_k, pi) <= (1 - eta m / 4)^k sqrt(2 d) (D + sqrt(tau / m)) + 30 kappa "
-                "sqrt(eta m d) sqrt(((K - 1)^2 + kappa) H_0): at a constant step size W2 falls "
-                "at least at that rate, to a floor that goes to 0 with eta."
+                "sqrt(eta m d) sqrt(((K - 1)^2 + kappa) H_0) for rho = 0, all clients and eta <= 1 "
+                "/ (2 L): at a constant step size W2 falls at least at that rate, to a floor that "
+                "goes to 0 with eta. That the bound holds as a whole is in claim 3."
             ),
             Criterion(
                 "The distance to the law at rest never exceeds what (1 - eta m / 4)^k allows "

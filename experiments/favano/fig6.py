@@ -1,4 +1,4 @@
-"""FAVANO's Fig. 6: loss, accuracy and client variance, CIFAR-10 non-IID, ResNet-20.
+"""FAVANO's Fig. 6: loss and accuracy, CIFAR-10 non-IID, ResNet-20.
 
 These are the runs of Fig. 3a, drawn as in Fig. 5. The full size is meant for an accelerator;
 `--reduced` is smaller on the same images and says how. `--dataset FILE.npz` takes the images from a
@@ -7,7 +7,7 @@ file; `--results` draws from a results folder of favano/fig3a.
 
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.fig3a import COLUMN, SHOWN
-from experiments.favano.setup import CIFAR10, as_groups, panels, runs, times_to
+from experiments.favano.setup import CIFAR10, against_all, as_groups, runs, times_to
 from experiments.harness import NOT_RUN, Arguments, Outcome, table
 
 TARGET = CLAIMS[20].criterion.target
@@ -28,4 +28,5 @@ def run(arguments: Arguments) -> Outcome:
         for method, time in reached.items()
     ]
     text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
-    return Outcome(as_groups(ran.curves), panels(ran, COLUMN, "fig6"), [judged], ran.config, text)
+    figures = {"fig6.png": against_all(ran, COLUMN)}
+    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)

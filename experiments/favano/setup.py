@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 import fedjax_sim
 from experiments.favano.claims import SMOKE, verdict
@@ -27,6 +28,7 @@ from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.reporting import plots
+from fedjax_sim.reporting.plots.style import label_of_axis
 from fedjax_sim.reporting.results import load
 from fedjax_sim.settings import ConfigError, fields, names_of, value_of
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
@@ -74,6 +76,17 @@ METHODS: dict[str, Method] = {
     "FAVANO, deterministic": Method(favano.system, {"reweight": "deterministic"}),
     "FAVANO, alpha = 1": Method(favano.system, {"reweight": "none"}),
 }
+
+
+PRINTED = (
+    "FedAvg",
+    "QuAFL",
+    "FedBuff, lr",
+    "FedBuff, own finish, lr",
+    "FedBuff, fresh, lr",
+    "FAVANO, stochastic",
+)
+"""The methods at the printed learning rate, FedBuff by three readings of its clock."""
 
 
 class Column(NamedTuple):
@@ -344,17 +357,110 @@ def picture(
     return plots.curves_figure(curves, metric, against=against, title=title)
 
 
-def panels(ran: Runs, column: str, name: str) -> dict[str, Figure]:
-    """Draw loss, accuracy and variance against time, local and server steps: nine pictures."""
-    pairs = itertools.product(
-        ("loss", "accuracy", "client_variance"), ("time", "local_steps", "ticks")
+REST = "FAVANO, stochastic"
+"""Drawn in both panels of `by_reading`, for comparison."""
+
+
+@plots.styled()
+def side_by_side(
+    panels: Mapping[str, tuple[Mapping[str, xr.Dataset], str, str]],
+    *,
+    title: str,
+    end: float,
+    columns: int,
+) -> Figure:
+    """Draw panels of medians over seeds with the band from the 10 to the 90 % quantile.
+
+    Time ends where the slowest method may start its last server step. Numbers of steps are on a
+    logarithmic axis, as the methods' differ by powers of ten, and so are losses and variances.
+
+    Args:
+      panels: By title the curves by method, the metric, and what it is drawn against. Panels in
+        one row have one metric, and share its axis.
+      title: The title of the picture.
+      end: The time budget.
+      columns: Number of panels side by side.
+    """
+    order = sorted(METHODS, key=lambda name: (name not in PRINTED, "FedBuff" in name))
+    looks = {name: plots.look(number) for number, name in enumerate(order)}
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.4 * columns + 2.0, 3.9 * rows + 0.5))
+    grid = figure.subplots(rows, columns, sharey="row", squeeze=False)
+    names: dict[str, Any] = {}
+    for axes, (words, (curves, metric, against)) in zip(grid.flat, panels.items(), strict=True):
+        for name, data in curves.items():
+            good = data.isel(seed=~data.failed.values).transpose("seed", "eval", ...)
+            if not good.sizes["seed"]:
+                continue
+            x, values = (good[key].values.astype(float) for key in (against, metric))
+            places = np.unique(np.broadcast_to(x, values.shape))
+            places = places if against == "time" else places[places > 0]
+            held = plots.on_grid(np.broadcast_to(x, values.shape), values, places)
+            low, median, high = np.quantile(held, (0.1, 0.5, 0.9), axis=0)
+            style = looks[name] | {"markevery": max(1, len(places) // 7)}
+            area: dict[str, Any] = {"color": style["color"], "alpha": 0.13, "linewidth": 0}
+            axes.fill_between(places, low, high, step="post", **area)
+            names[name] = axes.plot(places, median, drawstyle="steps-post", **style)[0]
+        axes.set(xlabel=label_of_axis(against), title=words)
+        if against == "time":
+            axes.set_xlim(0, end)
+        else:
+            axes.set_xscale("log")
+        if metric == "accuracy":
+            axes.set_ylim(0, 1)
+        else:
+            axes.set_yscale("log", nonpositive="mask")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}" if metric == "loss" else NullFormatter())
+    for axes, (_, metric, _) in zip(grid.flat, panels.values(), strict=True):
+        if axes in grid[:, 0]:
+            axes.set_ylabel(label_of_axis(metric))
+    figure.suptitle(title if columns > 1 else title.replace(": ", ":\n"))
+    plots.name_beside(figure, grid[0, 0], handles=list(names.values()), labels=list(names))
+    return figure
+
+
+def titled(ran: Runs, column: str) -> str:
+    """Return the title of a picture of medians with bands: where, at which rate, how many seeds."""
+    rate = ran.config["settings"][f"FAVANO, stochastic | {column}"]["lr"]
+    seeds = ran.config["seeds"]
+    return f"{ran.title(column)}, lr {rate:g}: median and 10 to 90 % band over {seeds} seeds"
+
+
+def by_reading(ran: Runs, column: str) -> Figure:
+    """Draw accuracy against time: the paper's methods as printed, and what else its words allow."""
+    curves = ran.of(column)
+    printed = {name: data for name, data in curves.items() if name in PRINTED}
+    others = {name: data for name, data in curves.items() if name not in PRINTED or name == REST}
+    return side_by_side(
+        {
+            "as printed: every method at lr; FedBuff by its clock": (printed, "accuracy", "time"),
+            "FedBuff at lr Z/n, and other weights of FAVANO": (others, "accuracy", "time"),
+        },
+        title=titled(ran, column),
+        end=ran.config["time_budget"],
+        columns=2,
     )
-    return {
-        f"{name}_{metric}_{axis}.png": picture(
-            ran.of(column), metric, title=ran.title(column), against=axis
-        )
-        for metric, axis in pairs
-    }
+
+
+def against_all(ran: Runs, column: str) -> Figure:
+    """Draw loss and accuracy against time, local and server steps."""
+    curves = ran.of(column)
+    return side_by_side(
+        {
+            f"{metric} against {axis.replace('ticks', 'server_steps').replace('_', ' ')}": (
+                curves,
+                metric,
+                axis,
+            )
+            for metric, axis in itertools.product(
+                ("loss", "accuracy"), ("time", "local_steps", "ticks")
+            )
+        },
+        title=titled(ran, column),
+        end=ran.config["time_budget"],
+        columns=3,
+    )
 
 
 def times_to(curves: Mapping[str, xr.Dataset], accuracy: float) -> dict[str, float | None]:

@@ -4,7 +4,8 @@ The paper names one learning rate, 0.5, and says that "all models are fine-tuned
 how FedBuff's clients wait, nor how MNIST is normalised. Each method runs at five learning rates,
 FedBuff with four clocks, on inputs in [0, 1] and on standardised ones, in the table's three
 columns. In a first stage, a sixth of the training images is held out and validates, as in the
-public simulator of QuAFL; its seeds are used for nothing else. In a second stage the readings
+public simulator of QuAFL; its seeds are used for nothing else. Where the smallest or the largest
+rate is the best one of a cell, further ones are tried one by one. In a second stage the readings
 nearest to the paper, and each method at its best learning rate, run with ten seeds on all training
 images (`--seeds` is the number of seeds of the second stage). Claims 9 to 12 are judged there.
 """
@@ -70,6 +71,8 @@ INPUTS: dict[str, tuple[float, float]] = {"[0, 1]": (0.0, 1.0), "standardised": 
 """Mean and standard deviation by which inputs in [0, 1] are normalised."""
 RATES = (0.05, 0.1, 0.2, 0.35, 0.5)
 """Learning rates; the smallest is also the paper's 0.5 times Z / n, the public simulator's."""
+LOWER, HIGHER = (0.025, 0.0125, 0.006), (0.7, 1.0, 1.4, 2.0)
+"""Rates tried one by one while the smallest, or the largest, of those tried is the best."""
 FIRST_TUNING_SEED = 1000
 """Seeds of the first stage are counted from here, and those of the second from 0."""
 OWN = "best on validation data"
@@ -86,6 +89,8 @@ STUDY = Study(
         shared={},
         inputs=tuple(INPUTS),
         rates=RATES,
+        lower=LOWER,
+        higher=HIGHER,
         methods=tuple(METHODS),
         columns=tuple(COLUMNS),
     ),
@@ -97,6 +102,8 @@ STUDY = Study(
         shared={},
         inputs=tuple(INPUTS),
         rates=RATES,
+        lower=LOWER,
+        higher=HIGHER,
         methods=tuple(METHODS),
         columns=tuple(COLUMNS),
         words="one seed in place of three chooses the learning rates",
@@ -109,6 +116,8 @@ STUDY = Study(
         shared=TINY,
         inputs=("[0, 1]",),
         rates=(0.1, 0.5),
+        lower=(),
+        higher=(0.7,),
         methods=("FedAvg",),
         columns=("non-IID, 1/9 fast",),
         words="handwritten digits, 20 clients, FedAvg alone",
@@ -291,6 +300,8 @@ def first_stage(
 ) -> tuple[xr.DataArray, xr.DataArray]:
     """Run all cells at all learning rates, trained without the images held out.
 
+    The rates are those of the grid, and further ones as long as the best one is at an end.
+
     Args:
       arguments: The command line.
       sizes: The sizes.
@@ -300,46 +311,59 @@ def first_stage(
 
     Returns:
       Accuracy of the final models on validation and on test images, in percent, with dimensions
-      `method`, `inputs`, `column`, `lr` and `seed`. A diverged lane has accuracy 0; a cell that is
-      not run has NaN.
+      `method`, `inputs`, `column`, `lr` and `seed`. A diverged lane has accuracy 0; a cell or a
+      rate that is not run has NaN.
     """
     held = comparison.hold_out(data, HELD_OUT)
     tasks = _tasks(sizes, held, seeds)
-    runs = {}
-    for name, inputs, column in cells:
-        runs[name, inputs, column] = fedjax_sim.sweep(
-            METHODS[name].system,
-            list(tasks[inputs, COLUMNS[column].partition]),
-            _hyper(METHODS[name], sizes, column),
-            seeds=seeds,
-            settings={"lr": list(sizes.rates)},
-            budget=fedjax_sim.Time(sizes.time_budget),
-            num_evals=1,
-            watch=fedjax_sim.Watch(progress=True),
-            **arguments.kept(f"{name}, {inputs}, {column}"),
-        )
     coords = {
         "method": list(METHODS),
         "inputs": list(sizes.inputs),
         "column": list(COLUMNS),
-        "lr": list(sizes.rates),
+        "lr": sorted((*sizes.rates, *sizes.lower, *sizes.higher)),
         "seed": list(seeds),
     }
     shape = [len(each) for each in coords.values()]
     validated = xr.DataArray(np.full(shape, np.nan), coords, list(coords))
     tested = validated.copy()
     test_data = (jnp.asarray(data.test_images), jnp.asarray(data.test_labels, "int32"))
-    for (name, inputs, column), ran in runs.items():
-        place = {"method": name, "inputs": inputs, "column": column}
+
+    def fill(name: str, inputs: str, column: str, rates: Sequence[float], key: str) -> None:
+        of_seeds = tasks[inputs, COLUMNS[column].partition]
+        ran = fedjax_sim.sweep(
+            METHODS[name].system,
+            list(of_seeds),
+            _hyper(METHODS[name], sizes, column),
+            seeds=seeds,
+            settings={"lr": list(rates)},
+            budget=fedjax_sim.Time(sizes.time_budget),
+            num_evals=1,
+            watch=fedjax_sim.Watch(progress=True),
+            **arguments.kept(key),
+        )
+        place = {"method": name, "inputs": inputs, "column": column, "lr": list(rates)}
         curves = ran.curves
         final = curves.accuracy.isel(eval=-1)
         validated.loc[place] = 100 * final.where(~curves.failed, 0.0).values
-        task = dataclasses.replace(tasks[inputs, COLUMNS[column].partition][0], test_data=test_data)
+        task = dataclasses.replace(of_seeds[0], test_data=test_data)
         of_lanes = np.asarray(
-            jax.jit(lambda x, task=task: jax.lax.map(task.evaluate, x))(ran.models)["accuracy"]
+            jax.jit(lambda x: jax.lax.map(task.evaluate, x))(ran.models)["accuracy"]
         )
         on_test = xr.zeros_like(final) + of_lanes.reshape(final.shape)
         tested.loc[place] = 100 * on_test.where(~curves.failed, 0.0).values
+
+    for name, inputs, column in cells:
+        key = f"{name}, {inputs}, {column}"
+        place = {"method": name, "inputs": inputs, "column": column}
+        fill(name, inputs, column, sizes.rates, key)
+        for further, end in ((sizes.lower, min), (sizes.higher, max)):
+            tried = list(sizes.rates)
+            for rate in further:
+                best = best_rates(validated).sel(place)
+                if float(best) != end(tried):
+                    break
+                fill(name, inputs, column, [rate], f"{key}, lr {rate:g}")
+                tried.append(rate)
     return validated, tested
 
 
@@ -439,9 +463,10 @@ def _first_table(tested: xr.DataArray, best: xr.DataArray) -> str:
             place = {"method": name, "inputs": inputs, "column": column}
             if not np.isfinite(best.sel(place)):
                 continue
+            of_rates = mean.sel(place).values
             values = [
-                f"{float(mean.sel(place).sel(lr=rate)):.1f}{'*' * bool(best.sel(place) == rate)}"
-                for rate in mean.lr.values
+                "-" if np.isnan(value) else f"{value:.1f}{'*' * bool(best.sel(place) == rate)}"
+                for rate, value in zip(mean.lr.values, of_rates, strict=True)
             ]
             rows.append([name, inputs, column, *values])
     header = ["test accuracy, %", "inputs", "column", *(f"lr {rate:g}" for rate in mean.lr.values)]

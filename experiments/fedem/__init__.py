@@ -4,7 +4,7 @@
 counts behind `fig2` and `observed`, made up or read from a file.
 """
 
-EXPERIMENTS = ("ablations", "fig1", "fig2", "fig3", "observed", "theory")
+EXPERIMENTS = ("ablations", "fig1", "fig2", "fig2_shape", "fig3", "observed", "theory")
 """The modules that can be run."""
 
 __all__ = ["EXPERIMENTS"]

@@ -163,9 +163,9 @@ CLAIMS = Claims(
                 "omega) they diverge."
             ),
             Criterion(
-                "With alpha of at most 1 ‖h‖² falls below {end:g}, at the smallest alpha to "
-                "{slow:g} of itself, where the memories' error does too; at alpha = 1.5 it "
-                "grows more than {grown:g} times.",
+                "At omega = 1 and alpha = 0.1, 0.5 and 0.7 ‖h‖² falls below {end:g}, at alpha = "
+                "0.01 to {slow:g} of itself, where the memories' error does too; at alpha = 1.5 "
+                "it grows more than {grown:g} times.",
                 end=1e-20,
                 slow=0.1,
                 grown=1e6,
@@ -243,34 +243,46 @@ CLAIMS = Claims(
                 "complexity, effectively reducing the communication budget 'for free'.\""
             ),
             Criterion(
-                "With little noise and n of at least 2 (1 + omega)^2 omega rounds grow by less "
-                "than a factor of {rounds:g}; as another part, bits fall by the messages' "
-                "factor to within {bits:g}.",
+                "Without noise and with n of at least 2 (1 + omega)^2 omega the rounds to an "
+                "epsilon-stationary point, at which the mean of ||h||^2 over all rounds is at most "
+                "a small epsilon (K is uniform in Theorem 1), grow by less than a factor of "
+                "{rounds:g}. Bits then fall by the messages' factor to within the same.",
                 rounds=1.5,
-                bits=1.5,
             ),
             stated="times 1",
             changed=(
-                "holds in part -> fails: at the same step size rounds grow by 1.2, 1.8 and 3.9 "
-                "for omega = 1, 2 and 5; the part that held, on much noise, is another cell of "
-                "the table and claim 22."
+                "fails -> holds: the rounds had been counted until the last ||h||^2 is a "
+                "millionth of the first (times 1.2, 1.8 and 3.9), where the paper's complexity is "
+                "that of the mean over all rounds (times 1.001, 1.002 and 1.016, which the curves "
+                "of that run had shown when the criterion was changed). Much noise is another "
+                "cell of the table and claim 22."
             ),
+            since="2026-11-28",
         ),
         17: Claim(
-            "statement",
-            "Theorem 1",
+            "derived",
+            "Sec. 2, after Theorem 1",
             (
-                "With high noise the complexity (1 + omega) sigma^2 / (n eps^2) has a linear "
-                "speed-up in n."
+                "With high noise the complexity is of order (1 + omega) sigma^2 / (n eps^2), and "
+                "so has a linear speed-up in n."
             ),
             Criterion(
-                "Per doubling of n the exact level falls by a factor of {factor:g}, give or "
-                "take {exact:g}, and the simulated one, by its whole 95 % interval, give or "
+                "Per doubling of n from 10 to 80 the fewest rounds over step sizes to an "
+                "epsilon-stationary point, as in claim 16, fall by a factor of {factor:g}, give "
+                "or take {rounds:g}; as another part, the level at one step size does, give or "
+                "take {exact:g} by exact law, and in runs, by the whole 95 % interval, give or "
                 "take {simulated:g}.",
                 factor=2,
+                rounds=0.3,
                 exact=0.1,
                 simulated=0.6,
             ),
+            changed=(
+                "holds -> holds, as a derived claim: the paper does not speak of a speed-up. Now "
+                "judged by rounds; it was judged by the level at one step size alone. Noise and "
+                "epsilon were chosen after pilots, in which rounds could not be counted."
+            ),
+            since="2026-11-28",
         ),
         18: Claim(
             "figure",
@@ -289,13 +301,18 @@ CLAIMS = Claims(
         19: Claim(
             "figure",
             "Fig. 3",
-            "MNIST: the same order, for the weights of the mixture and for ||H||^2.",
+            (
+                'MNIST: "a similar experiment [...] to illustrate the behaviour of FedEM and '
+                'VR-FedEM", with curves of the weights of the mixture and of ||H||^2. They are '
+                "read here as showing the order of Fig. 1."
+            ),
             Criterion(
                 "VR-FedEM's ‖H‖² ends below {share:g} of FedEM's mean over the second half, "
                 "and its weights are smoother, by 95 % intervals of the logarithms of the "
                 "ratios over seeds.",
                 share=0.1,
             ),
+            stated="curves only",
         ),
         20: Claim(
             "derived",
@@ -304,7 +321,8 @@ CLAIMS = Claims(
                 "FedMissEM is FedEM on matrices with missing cells: it decreases F, recovers the "
                 "trend of counts of rank 2 and ends at the centralised fixed point. Tested on "
                 "synthetic counts of 200 sites by 60 months, and on winter counts of waterfowl "
-                "in Flanders, 1225 by 144; the paper has counts of eBird, 9721 by 525 (claim 21)."
+                "in Flanders, 1225 by 144; the paper has counts of eBird, 9721 by 525 (claims 21 "
+                "and 25)."
             ),
             Criterion(
                 "On synthetic counts whose truth is known ||h||^2 falls below {left:g} of "
@@ -331,7 +349,8 @@ CLAIMS = Claims(
             (
                 'eBird, Common Buzzard and Mallard: "we recover aggregated temporal trends at '
                 'the national French level for these two bird species" (2,465 observers, 9,721 '
-                "sites, 525 months)."
+                "sites, 525 months; App. F.2 has them from January 2000 to September 2020, which "
+                "are 249)."
             ),
             Criterion(
                 "On the data of the paper, with its settings, the trend correlates above "
@@ -349,27 +368,36 @@ CLAIMS = Claims(
             "tabular of regimes, Sec. 2",
             "High noise, and any n against omega^3: complexity times omega.",
             Criterion(
-                "With much noise the growth of rounds is linear in 1 + omega to within a "
-                "factor of {linear:g}.",
+                "With much noise the growth of rounds to an epsilon-stationary point, as in claim "
+                "16, is linear in 1 + omega to within a factor of {linear:g}.",
                 linear=2,
             ),
             stated="times omega",
             changed=(
-                "a part of claim 16 -> holds: rounds grow by 3.0, 7.1 and 19.6 at omega = 1, 3 "
-                "and 9."
+                "a part of claim 16 -> holds; rounds are counted to the mean over rounds now, as "
+                "the paper has it."
             ),
+            since="2026-11-28",
         ),
         23: Claim(
             "table",
             "tabular of regimes, Sec. 2",
             "Low noise and n small against omega^3: complexity times omega^(3/2) / sqrt(n).",
             Criterion(
-                "With little noise and n below 2 (1 + omega)^2 omega the growth of rounds is "
-                "omega^(3/2) / sqrt(n) to within a factor of {near:g}.",
+                "Without noise, at the step (7) and n below 2 (1 + omega)^2 omega, the rounds to "
+                "an epsilon-stationary point, as in claim 16, over those of omega = 0 are "
+                "proportional to omega^(3/2) / sqrt(n), which is what the paper says of them: "
+                "their quotient is the same to within a factor of {near:g} for omega from 9 to "
+                "49 and for n from 2 to 10.",
                 near=2,
             ),
             stated="times omega^(3/2) / sqrt(n)",
-            cost="a sweep of omega at small n, as in fedem/ablations: about a minute of a core",
+            changed=(
+                "not run -> holds: run on exact recursions. The criterion asks for "
+                "proportionality, as the paper's text does, and was stated after a pilot at "
+                "omega = 9."
+            ),
+            since="2026-11-28",
         ),
         24: Claim(
             "table",
@@ -379,12 +407,42 @@ CLAIMS = Claims(
                 "omega^(3/2) / sqrt(n) if it is small."
             ),
             Criterion(
-                "The rounds of VR-FedEM with the step (10) to an accuracy grow by these "
-                "factors to within {near:g}.",
+                "At the step (10) the rounds of VR-FedEM to an epsilon-stationary point, as in "
+                "claim 16, over those of omega = 0 are proportional to omega^(3/2) / sqrt(n) for "
+                "n = 10, to within a factor of {near:g} for omega from 9 to 49, and for n = "
+                "10,000 they grow by less than a factor of {free:g} at omega = 1 and 2.",
                 near=2,
+                free=1.5,
             ),
             stated="times 1; times omega^(3/2) / sqrt(n)",
-            cost="a sweep of omega and n for VR-FedEM on toy B: some minutes of a core",
+            changed=(
+                "not run -> holds: run at both ends of the table, though the constant is 4 for few "
+                "clients, where the table prints 1; the criterion was "
+                "stated after a pilot at omega = 9."
+            ),
+            since="2026-11-28",
+        ),
+        25: Claim(
+            "derived",
+            "Sec. 4, Fig. 2",
+            (
+                "At the shape of the paper's counts (9,721 sites, 525 months, 5,980 counts of "
+                "2,465 observers on ten servers) and with its settings (150 epochs, gamma = "
+                "1e-4, alpha = 1e-3, b = 100, rank 2, lambda = 0) FedMissEM recovers the trend. "
+                "Tested on made-up counts of rank 2, whose truth is known."
+            ),
+            Criterion(
+                "The sums over sites of the fitted matrix correlate above {trend:g} over the "
+                "months with those of the truth. How the start, EM on the pooled cells and "
+                "means of sites and months do is stated next to it.",
+                trend=0.95,
+            ),
+            changed=(
+                "no row -> fails: claim 20 had been run at 200 by 60 only. At the paper's shape "
+                "its settings leave the matrix where it starts. The criterion is that of claim 20, "
+                "and was stated after a pilot of 25 rounds."
+            ),
+            since="2026-11-27",
         ),
     },
     since="2026-11-27",
@@ -395,6 +453,7 @@ CLAIMS = Claims(
         "toy_b": (12,),
         "participation": (15,),
         "blocks": (16,),
+        "regimes": (23, 24),
         "clients": (17,),
     },
 )

@@ -79,10 +79,10 @@ def synthetic(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
     The abundances are exactly of rank 2. Sites with more of them are visited more often.
     """
     random = np.random.default_rng(seed)
-    abundance, truth = _abundances(sizes, random)
+    abundance, truth = abundances(sizes, random)
     server = _observers(sizes, random)
     site = random.choice(sizes.sites, len(server), p=abundance / abundance.sum())
-    return _seen(truth, server, site, noise, random)
+    return seen_at(truth, server, site, noise, random)
 
 
 def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 0.2) -> Visits:
@@ -91,7 +91,7 @@ def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 
     The sites of a server are next to each other on a circle.
     """
     random = np.random.default_rng(seed)
-    abundance, truth = _abundances(sizes, random)
+    abundance, truth = abundances(sizes, random)
     server = _observers(sizes, random)
     site = np.empty_like(server)
     for number in range(SERVERS):
@@ -100,7 +100,7 @@ def regional(sizes: Sizes, seed: int = 0, *, noise: float = 0.5, share: float = 
         ) % sizes.sites
         is_own = server == number
         site[is_own] = random.choice(near, is_own.sum(), p=abundance[near] / abundance[near].sum())
-    return _seen(truth, server, site, noise, random)
+    return seen_at(truth, server, site, noise, random)
 
 
 def poisson(sizes: Sizes, seed: int = 0) -> Visits:
@@ -115,7 +115,7 @@ def poisson(sizes: Sizes, seed: int = 0) -> Visits:
     return visits._replace(value=value.astype(float), truth=mean, family="poisson")
 
 
-def _abundances(sizes: Sizes, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def abundances(sizes: Sizes, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw the abundances of the sites, and those of the cells."""
     abundance, trend = (
         np.exp(0.6 * random.normal(size=sizes.sites)),
@@ -134,7 +134,7 @@ def _observers(sizes: Sizes, random: np.random.Generator) -> np.ndarray:
     return np.repeat(random.integers(0, SERVERS, sizes.observers), visits)
 
 
-def _seen(
+def seen_at(
     truth: np.ndarray,
     server: np.ndarray,
     site: np.ndarray,

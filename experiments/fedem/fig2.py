@@ -29,7 +29,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Verdict, rule, table
 from experiments.harness.statistics import has_nan
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.problems import latent
-from fedjax_sim.reporting.plots import COLORS, styled
+from fedjax_sim.reporting.plots import look, name_beside, styled
 from fedjax_sim.server import Memories
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
@@ -144,25 +144,26 @@ def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
 
 
 @styled()
-def trend_figure(matrix: np.ndarray, seen: np.ndarray, title: str) -> Figure:
-    """Draw the paper's panel.
+def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str) -> Figure:
+    """Draw totals over sites at each time, all on one axis, and below the share of missing cells.
 
-    Crosses are sums over sites at each time, triangles the numbers of missing cells, lines smooth
-    both.
+    Args:
+      totals: `f[L]` by name; thick lines without marks are smoothed, as in the paper's panel.
+      seen: `bool[J, L]`, the cells that somebody visited.
+      title: The title.
     """
-    figure = Figure(figsize=(9, 4.8))
-    axes = figure.subplots()
-    other = axes.twinx()
-    time = np.arange(matrix.shape[1])
-    for place, values, mark, line, color, name in (
-        (axes, matrix.sum(axis=0), "x", ":", COLORS[0], "estimated total (crosses, dotted)"),
-        (other, (~seen).sum(axis=0), "^", "--", COLORS[1], "missing cells (triangles, dashed)"),
-    ):
-        place.plot(time, values, mark, color=color, markersize=4)
-        place.plot(time, smoothed(values.astype(float)), line, color=color)
-        place.set_ylabel(name, color=color)
-    other.spines["right"].set_visible(True)
-    axes.set(xlabel="time (lines: smoothed)", title=title)
+    figure = Figure(figsize=(8.5, 5.6))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
+    time = np.arange(seen.shape[1])
+    for i, (name, total) in enumerate(totals.items()):
+        style = look(i, points=len(time), linewidth=0.9)
+        above.plot(time, total, label=name, **style)
+        above.plot(time, smoothed(np.asarray(total, float)), color=style["color"], linewidth=2.4)
+    above.set(ylabel="total over sites", title=title)
+    above.set_ylim(bottom=min(0.0, *(float(np.min(total)) for total in totals.values())))
+    below.plot(time, 100 * (~seen).mean(axis=0), **look(7, "none"))
+    below.set(xlabel="time (months)", ylabel="cells missing, %", ylim=(0, 105))
+    name_beside(figure, above)
     return figure
 
 
@@ -279,15 +280,18 @@ def synthetic_study(sizes: Sizes, arguments: Arguments) -> Outcome:
     judged = verdict(20, found, None, SMOKE) if arguments.smoke else judge(found)
     seen = np.zeros(visits.shape, bool)
     seen[visits.site, visits.time] = True
-    figures = {
-        f"fig2_{name.split(',')[0].replace(chr(39), '')}.png": trend_figure(
-            fits[name].matrix, seen, f"Settings: {name}"
-        )
-        for name in (PAPERS, OURS)
+    matrices = {
+        "truth": visits.truth,
+        LIMIT: limit,
+        OURS: fits[OURS].matrix,
+        "the paper's settings": fits[PAPERS].matrix,
     }
+    totals = {name: np.asarray(each).sum(axis=0) for name, each in matrices.items()}
+    words = f"{sizes.sites} sites by {sizes.months} months, made up"
+    figures = {"fig2_trend.png": trend_figure(totals, seen, words)}
     figures["fig2_objective.png"] = figure_of(
         {
-            name: (
+            "the paper's settings, 150 epochs" if name == PAPERS else name: (
                 fitted.curves.ticks.values[0],
                 np.maximum(fitted.curves.objective.values[0] - loss, 1e-12),
             )

@@ -20,6 +20,7 @@ from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import COUNTS, Visits, read, synthetic
 from experiments.fedem.fig2 import (
     OURS,
+    PAPERS,
     UNDIVIDED,
     additive,
     fixed_point,
@@ -126,11 +127,16 @@ def run(arguments: Arguments) -> Outcome:
     }
     seen = np.zeros(visits.shape, bool)
     seen[train.site, train.time] = True
-    figures = {
-        "observed.png": trend_figure(
-            np.expm1(np.maximum(fits[OURS].matrix, 0)), seen, f"{name}: FedMissEM, counts"
-        )
+    matrices = {
+        "EM, pooled": pooled,
+        "FedMissEM": fits[OURS].matrix,
+        "the paper's settings": fits[PAPERS].matrix,
     }
+    totals = {
+        way: np.expm1(np.maximum(each.reshape(visits.shape), 0)).sum(axis=0)
+        for way, each in matrices.items()
+    }
+    figures = {"observed.png": trend_figure(totals, seen, f"{name}: estimated counts")}
     lines = {
         way: (
             fitted.curves.ticks.values[0],

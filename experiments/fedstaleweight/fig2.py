@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 import fedjax_sim
 from experiments.fedstaleweight.claims import verdict
@@ -301,6 +303,47 @@ def name_with_seeds(name: str, data: xr.Dataset, most: int) -> str:
     return name if data.sizes["seed"] == most else f"{name}, {data.sizes['seed']} of the seeds"
 
 
+@plots.styled()
+def picture(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
+    """Draw accuracy against server steps on all and on each group's labels, and below the lead.
+
+    Lines are means over seeds with 95 % t intervals, and the lead is paired by seed. Every panel of
+    accuracies has its own scale, from the first evaluation after the start on.
+
+    Args:
+      curves: Curves by method, of which the first one is compared with `BASELINE`.
+      title: The title.
+    """
+    figure = Figure(figsize=(14, 6.4))
+    grid = figure.subplots(2, len(GROUPS), sharex=True, height_ratios=(2, 1))
+    for (group, metric), above, below in zip(GROUPS.items(), *grid, strict=True):
+        for i, (name, data) in enumerate(curves.items()):
+            values = 100 * data[metric].values.astype(float)
+            _band(above, data.ticks.values[0], values, label=name, **plots.look(i, points=25))
+        lead = 100 * (curves[OURS][metric].values - curves[BASELINE][metric].values)
+        _band(below, curves[OURS].ticks.values[0], lead, **plots.look(0, points=25))
+        below.axhline(0, color=plots.GREY, linewidth=0.8)
+        above.set(title=group, ylabel="test accuracy, %")
+        words = f"{OURS}\nover {BASELINE}, points"
+        below.set(xlabel="server steps", ylabel=words, title=f"{group}, lead")
+        if min(each[metric].values[:, -1].mean() for each in curves.values()) < CHANCE / 50:
+            above.axhline(2 * CHANCE, color=plots.GREY, linewidth=0.8, linestyle=":")
+            above.set_title(f"{group} (dotted: twice chance)")
+    figure.suptitle(f"{title}:\nmean and 95 % t interval")
+    plots.name_beside(figure, grid[0, 0])
+    return figure
+
+
+def _band(axes: Axes, ticks: np.ndarray, values: np.ndarray, **style: Any) -> None:
+    """Draw the mean of `f[seed, eval]` from the second evaluation on, and its interval."""
+    found = [interval(each) for each in values.T[1:]]
+    mean, half = np.array([(each.mean, each.half or np.nan) for each in found], float).T
+    axes.plot(ticks[1:], mean, **style)
+    if np.isfinite(half).all():
+        low, high = mean - half, mean + half
+        axes.fill_between(ticks[1:], low, high, color=style["color"], alpha=0.2, linewidth=0)
+
+
 def run(arguments: Arguments) -> Outcome:
     """Run the panels, draw them, and judge claims 8, 9, 11 and 19."""
     asked = panels(arguments)
@@ -309,13 +352,8 @@ def run(arguments: Arguments) -> Outcome:
         curves_of_panel = train(panel, arguments)
         inputs[key] = inputs_of(panel, curves_of_panel, is_smoke=arguments.smoke)
         drawn = {name_with_seeds(*pair, panel.seeds): pair[1] for pair in curves_of_panel.items()}
-        for metric in ("accuracy", "accuracy_slow_labels", "accuracy_fast_labels"):
-            words = metric.replace("accuracy_", "accuracy on the ").replace(
-                "_labels", " group's labels"
-            )
-            figures[f"fig2_{key}_{metric}.png"] = plots.curves_figure(
-                drawn, metric, against="ticks", label=f"test {words} (share of examples)"
-            )
+        words = ", ".join(filter(None, (Path(panel.dataset).stem, panel.words)))
+        figures[f"fig2_{key}.png"] = picture(drawn, f"{words}, {panel.seeds} seeds")
         for name, data in curves_of_panel.items():
             curves[f"{key}, {name}"] = data
             values = [

@@ -70,7 +70,7 @@ class Claim(NamedTuple):
       changed: The verdict before the last change of the criterion, and why it is another now.
       cost: What a run would cost, of a claim that was not run.
       id: Paper and number, such as "favano-9"; filled by `Claims`.
-      since: Date of the criterion; filled by `Claims`.
+      since: Date of the criterion; filled by `Claims` where it is that of most of the paper's.
     """
 
     origin: str
@@ -136,7 +136,8 @@ class Claims(Mapping[int, Claim]):
     Args:
       paper: The paper's short name, the first part of each claim's id.
       claims: The claims by number.
-      since: Date of the criteria, as YYYY-MM-DD. They are later than runs of earlier dates.
+      since: Date of the criteria that have none of their own, as YYYY-MM-DD. They are later than
+        runs of earlier dates.
       pictures: The numbers of the claims that a picture shows, by its name without ".png". A
         picture without numbers stands with every claim that its experiment judges.
     """
@@ -151,7 +152,7 @@ class Claims(Mapping[int, Claim]):
     ):
         self.pictures = pictures or {}
         self._claims = {
-            number: claim._replace(id=f"{paper}-{number}", since=since)
+            number: claim._replace(id=f"{paper}-{number}", since=claim.since or since)
             for number, claim in claims.items()
         }
 

@@ -43,7 +43,7 @@ STATED = "stated"
 """What was measured has this name alone where an earlier run's numbers are kept as a sentence."""
 OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
-MOST_PICTURES = 6
+MOST_PICTURES = 7
 """Pictures kept of an experiment."""
 MOST_BYTES = 320_000
 """Size of a committed entry up to which the arrays of its pictures are kept."""

@@ -2,9 +2,8 @@
 
 `claims` has the paper's claims, `setup` the runs and comparisons that the figures share, `tuning`
 the choice of each run's own learning rate. `bounds`, `clock` and `quadratics` check the theory;
-`map` finds where the paper's order of sync times holds, `map_groups` where those of the numbers and
-the sizes of groups do, and `own_rates` runs other figures there; the rest are the figure that they
-are named after.
+`map` finds where the paper's order of sync times holds, and `own_rates` runs other figures there;
+the rest are the figure that they are named after.
 """
 
 EXPERIMENTS = (
@@ -20,7 +19,6 @@ EXPERIMENTS = (
     "fig11",
     "fig13",
     "map",
-    "map_groups",
     "own_rates",
     "quadratics",
 )

@@ -23,7 +23,6 @@ from experiments.hierarchical import (
     fig10,
     fig11,
     fig13,
-    map_groups,
     own_rates,
     setup,
 )
@@ -249,26 +248,6 @@ CASES: dict[str, tuple[Callable[[Inputs], list[Verdict]], Callable[[str], Inputs
             },
         },
     ),
-    "hierarchical/map_groups": (
-        map_groups.judge,
-        lambda outcome: {
-            **HOW,
-            "reduced": "",
-            "points": {
-                name: {
-                    "divide_by_steps, E = 1, inputs [0, 1]": {
-                        f"{run:g}": runs(
-                            60.0 + (run == question.first) * (-5 if outcome == "fails" else 5),
-                            noisy=outcome == "undecided",
-                            wave=int(run),
-                        )
-                        for run in question.runs
-                    }
-                }
-                for name, question in map_groups.QUESTIONS.items()
-            },
-        },
-    ),
     "hierarchical/fig7": (hierarchical_fig7.judge, hierarchical_fig7_inputs),
     "hierarchical/fig8": (fig8.judge, hierarchical_fig8_inputs),
     "hierarchical/fig9": (
@@ -485,7 +464,7 @@ BY_RATE = [
     name
     for name in CASES
     if name.startswith("hierarchical/")
-    and name.rpartition("/")[2] not in ("fig4_5", "map", "map_groups", "own_rates")
+    and name.rpartition("/")[2] not in ("fig4_5", "map", "own_rates")
 ]
 
 
@@ -588,24 +567,6 @@ def test_points_of_other_times_or_numbers_of_steps_decide_nothing() -> None:
     for points in (short, five):
         found = {each.id: each.verdict for each in judge({**inputs, "points": points})}
         assert set(found.values()) == {"not run"}
-
-
-def test_the_map_of_groups_judges_the_papers_rule_alone() -> None:
-    """Four groups at 55 % and others at 60 % by plain averaging say nothing of claim 19."""
-    judge, inputs_of = CASES["hierarchical/map_groups"]
-    inputs, turned = inputs_of("holds"), inputs_of("fails")
-    other = "average, E = 1, inputs [0, 1]"
-    points = {
-        name: {**each, other: next(iter(turned["points"][name].values()))}
-        for name, each in inputs["points"].items()
-    }
-    for each in judge({**inputs, "points": points}):
-        assert each.verdict == "holds" and other not in each.why
-    low = {
-        name: {point: {run: runs(15.0) for run in ends} for point, ends in each.items()}
-        for name, each in inputs["points"].items()
-    }
-    assert {each.verdict for each in judge({**inputs, "points": low})} == {"undecided"}
 
 
 def test_runs_at_chance_at_their_own_rates_decide_nothing() -> None:

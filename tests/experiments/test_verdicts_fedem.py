@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from experiments.fedem import ablations, fig1, fig2, fig3, observed, theory
+from experiments.fedem import ablations, fig1, fig2, fig2_shape, fig3, observed, theory
 from experiments.fedem.claims import CLAIMS
 from experiments.harness import Verdict
 from tests.experiments.verdict_rows import Path, assert_verdict, changed, committed, numbers
@@ -36,6 +36,16 @@ FEDEM = tuple(
     f"fedem, {what}, spread {spread}"
     for what in ("compression", "partial participation")
     for spread in (2, 4)
+)
+ROUNDS, LAST_ROUND, SHORTER, MUCH = (
+    "rounds times epsilon",
+    "rounds to a millionth",
+    "messages shorter",
+    "rounds with much noise",
+)
+OF_SHAPE = (
+    *("sites", "sites visited", "visits", "cells seen", "rounds", "steps", "F at first", "F"),
+    *("moved", "the start", "EM, pooled", "means", "RMSE"),
 )
 CASES: dict[str, Case] = {
     "theory 1": Case(theory.judge_fixed_points, {"theta off T(S)": 4.3e-16}),
@@ -65,14 +75,11 @@ CASES: dict[str, Case] = {
         ablations.judge_inner, {"seeds": 20}, ("by examples", "by inner steps", "seeds")
     ),
     "ablations 15": Case(ablations.judge_participation, {}, ("FedEM", "dEM")),
-    "ablations 16": Case(
-        ablations.judge_blocks,
-        {"clients": 400, "messages shorter": {"1": 1.0, "4": 3.556, "9": 7.024, "36": 16.94}},
-        ("clients",),
-    ),
-    "ablations 22": Case(
-        ablations.judge_noisy, {}, ("clients", "rounds", "bits per client", "messages shorter")
-    ),
+    "ablations 16": Case(ablations.judge_blocks, {}, ("clients", LAST_ROUND, SHORTER, MUCH)),
+    "ablations 22": Case(ablations.judge_noisy, {}, ("clients", LAST_ROUND, SHORTER, ROUNDS)),
+    "ablations 23": Case(ablations.judge_few, {}, ("by omega, twice the step",)),
+    "ablations 24": Case(ablations.judge_reduced, {}),
+    "fig2_shape 25": Case(fig2_shape.judge, {}, OF_SHAPE),
     "ablations 17": Case(ablations.judge_clients, {}, ("simulated",)),
 }
 """By experiment and number of the claim."""
@@ -83,7 +90,6 @@ LAST, ROUGH = "VR-FedEM at the end", "roughness of weights"
 DIVIDED, GAIN = ("ours", "ours, not divided"), "gain over means"
 EMS_END = "ends at the centralised fixed point"
 LOCAL = "local_memory, partial participation, spread 4"
-MUCH, BITS = "rounds with much noise", "bits per client"
 ROWS: list[tuple[str, Path, Any, str]] = [
     ("theory 1", ("h",), 2e-10, "fails"),
     ("theory 1", ("theta moves",), 2e-10, "fails"),
@@ -171,24 +177,21 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("ablations 15", ("exact", 3), np.nan, "fails"),
     ("ablations 15", (ablations.OFF, 1, "mean"), 0.4, "fails"),
     ("ablations 15", (ablations.OFF, 1, "half"), 0.4, "undecided"),
-    (
-        "ablations 16",
-        ("rounds",),
-        {"1": 10, "4": 12, "9": 14, "36": 14},
-        "holds in part, false: little noise, bi",
-    ),
-    (
-        "ablations 16",
-        (BITS,),
-        {"1": 2304, "4": 777, "9": 459, "36": 190},
-        "fails, true: little noise, bi",
-    ),
+    ("ablations 16", (ROUNDS, "36"), 2.2, "fails"),
     ("ablations 22", (MUCH, "9.0"), 10_000.0, "fails"),
     ("ablations 22", (MUCH, "3.0"), 300.0, "fails"),
     ("ablations 22", (MUCH, "3.0"), None, "fails"),
-    ("ablations 17", ("exact", 1), 0.005, "fails"),
-    ("ablations 17", (ablations.FALL, "mean"), 2.8, "fails"),
-    ("ablations 17", (ablations.FALL, "half"), 0.7, "undecided"),
+    ("ablations 23", ("by omega", "49.0"), 20.0, "fails, true: like 1 / sqrt(n)"),
+    ("ablations 23", ("by n", "2", 1), 10.0, "fails, true: like omega^(3/2)"),
+    ("ablations 23", ("by omega", "49.0"), None, "undecided"),
+    ("ablations 24", ("by omega", "49.0"), 20.0, "fails, true: many clients"),
+    ("ablations 24", ("many clients", "2.0"), 2.0, "fails, true: few clients"),
+    ("ablations 24", ("many clients", "2.0"), None, "undecided"),
+    ("fig2_shape 25", ("trend", "FedMissEM"), 0.94, "fails"),
+    ("ablations 17", ("rounds", "20"), 2000.0, "fails, true: level"),
+    ("ablations 17", ("exact", 1), 0.005, "holds in part, false: level"),
+    ("ablations 17", (ablations.FALL, "mean"), 2.8, "holds in part, false: level"),
+    ("ablations 17", (ablations.FALL, "half"), 0.7, "holds in part, open: level"),
 ]
 """Where a number stands, another one in its place, and the verdict or a part of its scope."""
 
@@ -254,16 +257,15 @@ def test_parts_without_a_truth_hold_or_are_open_together() -> None:
     assert fig3.judge(noisy).verdict == "undecided"
 
 
-def test_few_rounds_and_few_bits_hold_together() -> None:
-    """Also if a number is not known for one block, the part on it does not hold."""
-    found = found_of("ablations 16")
-    found["rounds"] = {"1": 10.0, "4": 12.0, "9": 14.0, "36": 14.0}
-    found[BITS] = {"1": 23040.0, "4": 7776.0, "9": 4592.0, "36": 1904.0}
-    judge = ablations.judge_blocks
-    assert judge(found).verdict == "holds"
-    for block in found["rounds"]:
-        assert "false: little noise, rounds" in judge(changed(found, ("rounds", block), None)).scope
-        assert "false: little noise, bits" in judge(changed(found, (BITS, block), None)).scope
+def test_rounds_to_a_stationary_point_are_those_to_the_mean() -> None:
+    """The mean over all rounds falls below a small epsilon when these have passed."""
+    field = 5 * 0.7 ** np.arange(200.0)
+    many = np.concatenate([field, np.zeros(100_000)])
+    means = np.cumsum(many) / np.arange(1, len(many) + 1)
+    epsilon = 1e-3
+    counted = ablations.first_below(means, np.arange(1, len(many) + 1), epsilon * field[0])
+    assert counted == pytest.approx(ablations.stationarity(field) / epsilon, rel=1e-3)
+    assert np.isnan(ablations.stationarity(field[:10]))
 
 
 def test_a_ratio_of_means_has_the_interval_of_both() -> None:
