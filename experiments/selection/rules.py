@@ -175,7 +175,7 @@ WAITING = with_clock(
     ),
     name="live_fedavg",
 )
-"""FedAvg on a live clock."""
+"""FedAvg on a live clock, with equal weights for all reports."""
 BUFFERED = with_clock(
     fedbuff.system,
     Live(

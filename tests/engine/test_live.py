@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Checkpoints, Keep, Layout, Ticks, Time, Watch
+from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.server.rules import TrimmedMean
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, fedbuff, oort
@@ -279,6 +280,7 @@ def _rest(run: fedjax_sim.Run) -> tuple[Any, ...]:
     [
         (Ticks(6), Ticks(10)),
         (Time(13.0, most_ticks=20), Time(30.0, most_ticks=20)),
+        (Time(30.0, most_ticks=6), Time(30.0, most_ticks=20)),
     ],
 )
 def test_a_longer_run_has_the_bits_of_one_from_the_start(
@@ -293,6 +295,28 @@ def test_a_longer_run_has_the_bits_of_one_from_the_start(
     most = longer.num_ticks if isinstance(longer, Ticks) else longer.most_ticks
     whole = sweep(budget=longer, num_evals=-(-most // per_eval))
     same_curves(on, whole)
+
+
+@pytest.mark.parametrize("shorter", [Time(30.0, most_ticks=6), Time(40.0, most_ticks=6)])
+def test_fewer_ticks_than_a_run_has_had_are_refused(
+    shorter: Time, sweep: Callable, tmp_path: Path
+) -> None:
+    saved = Checkpoints(tmp_path / "run", every=0.0, resume=True)
+    sweep(budget=Time(30.0, most_ticks=20), num_evals=3, checkpoints=saved)
+    with pytest.raises(ConfigError, match="differs in most_ticks"):
+        sweep(budget=shorter, num_evals=3, checkpoints=saved)
+
+
+def test_a_folder_from_before_there_was_energy_is_resumed(
+    sweep: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Checkpoints(tmp_path / "run", every=0.0, resume=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "BUDGETS", {"num_ticks": Ticks, "time_budget": Time})
+        first = sweep(budget=Ticks(6), num_evals=3, checkpoints=saved)
+    same_curves(sweep(budget=Ticks(6), num_evals=3, checkpoints=saved), first)
+    on = sweep(budget=Ticks(10), num_evals=3, checkpoints=saved)
+    assert (on.curves.ticks[..., -1] == 10).all()
 
 
 def test_a_longer_run_keeps_the_rows_of_old_models(

@@ -219,23 +219,24 @@ class Checkpoint:
           not go on from it.
 
         Raises:
-          ConfigError: If the folder belongs to another run, or if the budget in it is longer, or of
-            another kind.
+          ConfigError: If the folder belongs to another run, or if the budget in it, or its
+            `most_ticks`, is longer, or of another kind.
         """
         known = self._read_configuration() if self._resume else None
         if known is None:
             return None
-        most = known["asked"].get("most_ticks")
-        self._compare(known["asked"], self._asked, apart_from=(*BUDGETS, "most_ticks"))
+        parts = (*BUDGETS, "most_ticks")
+        self._compare(known["asked"], self._asked, apart_from=parts)
+        # A folder of an earlier version lacks names that there were not.
         theirs, ours = (
-            {name: each[name] for name in BUDGETS} for each in (known["asked"], self._asked)
+            {name: each.get(name) for name in parts} for each in (known["asked"], self._asked)
         )
         if theirs == ours:
             self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
             return None
-        for name in BUDGETS:
-            if None not in (theirs[name], ours[name]) and ours[name] > theirs[name]:
-                return budget_of(theirs | {"most_ticks": most})
+        pairs = zip(theirs.values(), ours.values(), strict=True)
+        if all(a == b or (None not in (a, b) and a < b) for a, b in pairs):
+            return budget_of(theirs)
         self._compare(known["asked"], self._asked)
         return None
 
