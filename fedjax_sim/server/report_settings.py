@@ -129,6 +129,9 @@ class Reports(Robust):
         if any(isinstance(each, Canary) for each in getattr(attack, "options", (attack,))):
             allowed = "none or another one with local_privacy: attackers add no noise to audit"
             raise ConfigError("adversary.attack", str(attack), allowed)
+        if self.aggregator.needs_own() is not False:
+            allowed = "one without root data with local_privacy: they are examples of clients"
+            raise ConfigError("aggregator", str(self.aggregator), allowed)
         for name, allowed_value in ALL_HEARD.items():
             value = self._of(name, allowed_value)
             if np.any(np.asarray(value != allowed_value)):

@@ -16,7 +16,8 @@ The order of what happens to a message, and why:
    are left for the rule, the server stays where it is. With the mean and nobody malicious messages
    are not looked at, and a run that diverges fails.
 6. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
-   sum of the tick's weights times the centre.
+   sum of the tick's weights times the centre. It may compare them with an update that the server
+   has made itself (`fedjax_sim.server.own_updates`).
 7. With privacy, noise is added to the sum. It is accounted for the clipped sum only, so that no
    other rule than the mean is allowed.
 8. The server's optimizer makes its step.
@@ -97,18 +98,36 @@ class Combination:
       is_plain: Whether messages are as clients made them, and their weighted sum is wanted.
     """
 
-    def __init__(self, rule: Rule, adversary: Adversary, num_clients: int):
+    def __init__(
+        self, rule: Rule, adversary: Adversary, num_clients: int, *, has_own: bool = False
+    ):
         """Bind.
 
         Args:
           rule: What is made of messages.
           adversary: Who is malicious; by default nobody.
           num_clients: Number of clients, N.
+          has_own: Whether the rule is given updates of the server's own, see `with_own`.
         """
+        if rule.needs_own() is not False and not has_own:
+            allowed = (
+                "a rule without an update of the server's own here, because messages to this "
+                "server are not the progress of its own model by local steps alone"
+            )
+            raise ConfigError("aggregator", str(rule), allowed)
         self.rule, self.adversary, self.num_clients = rule, adversary, num_clients
         self.is_honest = adversary.is_idle
         self.has_mean = isinstance(rule, Mean)
         self.is_plain = self.is_honest and self.has_mean
+
+    def with_own(self, update: Params) -> "Combination":
+        """Return the same for a tick in which the server has made an update itself.
+
+        Args:
+          update: Its progress, leaves `[...]`.
+        """
+        rule = self.rule.with_own(update)
+        return Combination(rule, self.adversary, self.num_clients, has_own=True)
 
     def attacked(
         self, key: Key, event: Event, starts: Params, local: Params, *, draws: Key | None = None
@@ -242,18 +261,19 @@ def finite(messages: Params, is_present: Array) -> tuple[Params, Array]:
 
 
 @checked
-def combination_of(hyper: Any, num_clients: int) -> Combination:
+def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
     Args:
       hyper: Settings of a system.
       num_clients: Number of clients, N.
+      has_own: As in `Combination`.
 
     Returns:
       The combination; of settings that are not `Robust` the plain one.
     """
     if isinstance(hyper, Robust):
-        return Combination(hyper.aggregator, hyper.adversary, num_clients)
+        return Combination(hyper.aggregator, hyper.adversary, num_clients, has_own=has_own)
     return Combination(Mean(), Adversary(), num_clients)
 
 

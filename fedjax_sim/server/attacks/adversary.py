@@ -17,10 +17,10 @@ from fedjax_sim.settings import (
     Checked,
     ConfigError,
     choice,
+    clients_named,
     is_known,
     part,
     real,
-    static,
     struct,
     whole,
 )
@@ -37,16 +37,6 @@ def _is_attack(attack: Any) -> bool:
 
 def _is_empty(clients: Any) -> bool:
     return not clients
-
-
-def _are_clients(value: Any) -> bool:
-    """Tell whether a value is a tuple of different numbers of clients."""
-    return (
-        isinstance(value, tuple)
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-        and all(each >= 0 for each in value)
-        and len(set(value)) == len(value)
-    )
 
 
 @struct
@@ -71,13 +61,8 @@ class Adversary(Checked):
         simpler_at=(0.0,),
         only_with={"attack": _is_attack, "attackers": _is_empty},
     )
-    attackers: tuple[int, ...] = static(
-        (),
-        "a tuple of different numbers of clients, from 0; on the command line joined by +, such "
-        "as 0+3",
-        _are_clients,
-        lambda text: tuple(int(word) for word in text.split("+")),
-        meaning="Numbers of the clients that are malicious, instead of a share of them.",
+    attackers: tuple[int, ...] = clients_named(
+        "Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )
     attack_from: Any = whole(
