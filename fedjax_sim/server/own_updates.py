@@ -92,7 +92,7 @@ def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
     root: Any = rule.roots()[0]
     if len({(each.examples, each.owners) for each in rule.roots()}) > 1:  # type: ignore[attr-defined]
         allowed = "rules that all have the same root data, as the server trains once"
-        raise ConfigError("aggregator", str(rule), allowed)
+        raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
     num_clients = problem.counts.shape[0]
     if max(root.owners, default=0) >= num_clients:
         raise ConfigError("owners", root.owners, f"of clients from 0 to {num_clients - 1}")

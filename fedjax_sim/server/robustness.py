@@ -114,7 +114,7 @@ class Combination:
                 "a rule without an update of the server's own here, because messages to this "
                 "server are not the progress of its own model by local steps alone"
             )
-            raise ConfigError("aggregator", str(rule), allowed)
+            raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
         self.rule, self.adversary, self.num_clients = rule, adversary, num_clients
         self.is_honest = adversary.is_idle
         self.has_mean = isinstance(rule, Mean)
