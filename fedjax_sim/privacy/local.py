@@ -6,10 +6,12 @@ in all of that client's data, except for its number of examples, which is public
 may depend on it. Two updates of norm at most C are up to 2 C apart, so that noise in units of C
 counts half.
 
-Composition. A client's messages are composed over its participations, whose number k is counted
-from the schedule (`fedjax_sim.privacy.participation`): the messages that a tick has received. A
-message that is on its way when the run ends, or in a buffer that is not full, is in no tick and is
-not counted. No amplification is claimed: the server knows who sends what. A client may use what it
+Composition. A client's messages are composed over all that it has sent, whose number k is counted
+from the schedule (`fedjax_sim.privacy.participation`). With asynchronous servers a message may have
+been sent and be on its way, or in a buffer that is not full. So an update that a client had begun,
+and that no tick has received so far, counts as sent (`most_sent`), up to the time of the last tick.
+With synchronous servers and periodic contacts nothing is on its way when a tick ends. No
+amplification is claimed: the server knows who sends what. A client may use what it
 has kept of earlier rounds, such as a control variate or the state of an optimizer. Once its random
 draws are fixed, each message is fresh noise on a function of its data and of what was sent before,
 which is adaptive composition; drawing at random among such mechanisms makes them no easier to tell

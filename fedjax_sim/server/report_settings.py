@@ -20,6 +20,7 @@ from fedjax_sim.privacy import (
     gaussian_epsilon,
     local_epsilon,
     most_participations,
+    most_sent,
     parse_local_privacy,
     parse_privacy,
     sensitivities,
@@ -49,6 +50,7 @@ from fedjax_sim.settings import (
     switch,
     value_of,
 )
+from fedjax_sim.timelines import Arrivals, ClientQueues
 from fedjax_sim.types import Timeline
 
 RELIED_ON = (
@@ -149,6 +151,8 @@ class Reports(Robust):
     def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the epsilon that the client with most messages has spent by its own noise.
 
+        Of asynchronous servers, messages that are on their way to it are counted too.
+
         Args:
           timeline: One lane's schedule.
           ticks: As in `facts`.
@@ -158,7 +162,9 @@ class Reports(Robust):
         """
         if not self.has_own_noise:
             return {}
-        messages = most_participations(timeline, self._of("num_clients"), ticks)
+        is_asynchronous = isinstance(self, Arrivals | ClientQueues)
+        count = most_sent if is_asynchronous else most_participations
+        messages = count(timeline, self._of("num_clients"), ticks)
         return {"epsilon": local_epsilon(messages, cast(OwnNoise, self.messages.local_privacy))}
 
     def _of(self, name: str, *default: Any) -> Any:
