@@ -174,21 +174,6 @@ def test_without_attackers_nothing_changes(name: str) -> None:
     assert np.abs(models_of(swept)[1] - first).max() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedbuff", "scaffold"])
-def test_layouts_agree(name: str) -> None:
-    """Lanes batched, slots in turn and over devices: rules see all messages."""
-    options: dict[str, Any] = {
-        "seeds": 2,
-        "settings": {"aggregator": rules_of_one_program(rules_for(name)), "malicious": [0.1, 0.3]},
-        "hyper": settings_of(name, attack=SignFlip()),
-    }
-    whole = models_of(run(name, **options, layout=Layout(4, False, 1)))
-    for layout in (Layout(1, True, 1), Layout(3, False, 2), Layout(2, True, 1, 2)):
-        other = models_of(run(name, **options, layout=layout))
-        np.testing.assert_allclose(other, whole, rtol=1e-4, atol=1e-5)
-
-
 TOGETHER = {
     "aggregator": [
         Median(),
