@@ -84,6 +84,7 @@ class Memo(NamedTuple):
       members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
       noises: The last noises on the sum if they are correlated, the newest first, leaves
         `[b - 1, ...]`.
+      attackers: What attackers remember of messages.
     """
 
     estimates: Params = ()
@@ -91,6 +92,7 @@ class Memo(NamedTuple):
     bound: Any = ()
     members: Params = ()
     noises: Params = ()
+    attackers: Any = ()
 
 
 class RoundState(NamedTuple):
@@ -257,7 +259,13 @@ class Wire:
                 if self.has_memory_of_noise
                 else ()
             ),
+            attackers=self._first_of_attackers(sent if report is None else report),
         )
+
+    def _first_of_attackers(self, message: Params) -> Any:
+        """Return what attackers remember before the first tick. message: leaves `[...]`."""
+        adversary = self.combination.adversary
+        return () if adversary.is_idle else adversary.attack.first_memory(message)
 
     @property
     def has_memory_of_noise(self) -> bool:
@@ -297,7 +305,10 @@ class Wire:
         self._done |= {"local_privacy", "adversary.attack", "messages.compression"}
         if self.own_noise is not None:
             local = self._privatised(key, event, starts, local)
-        local = self.combination.attacked(key, event, starts, local)
+        known = memo.attackers, key, event, starts, local
+        attacking, attackers = self.combination.remembering(*known)
+        memo = memo._replace(attackers=attackers)
+        local = attacking.attacked(key, event, starts, local)
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)[0], memo

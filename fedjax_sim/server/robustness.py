@@ -35,7 +35,13 @@ from fedjax_sim.batching import weighted_sum
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import Identity
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
-from fedjax_sim.server.attacks import Adversary, Honest, attacked, malicious_slots
+from fedjax_sim.server.attacks import (
+    Adversary,
+    Honest,
+    attacked,
+    malicious_slots,
+    remembering,
+)
 from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
@@ -140,6 +146,24 @@ class Combination:
           draws: As in `attacks.attacked`.
         """
         return attacked(self.adversary, key, event, starts, local, self.num_clients, draws=draws)
+
+    def remembering(
+        self, memory: Any, key: Key, event: Event, starts: Params, local: Params
+    ) -> tuple["Combination", Any]:
+        """Let attackers remember a tick, see `attacks.remembering`.
+
+        Args:
+          memory: What they remember of earlier ticks.
+          starts: As in `attacked`.
+          local: As in `attacked`.
+
+        Returns:
+          The combination with that memory, for `attacked`, and the memory.
+        """
+        seen = key, event, starts, local, self.num_clients
+        adversary, memory = remembering(self.adversary, memory, *seen)
+        found = Combination(self.rule, adversary, self.num_clients, has_own=True)
+        return found, memory
 
     def attackers(self, key: Key, event: Event) -> Array | None:
         """Tell which slots have an attacker at work, `bool[S]`; None if it is known that none."""
