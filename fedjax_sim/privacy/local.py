@@ -169,7 +169,7 @@ class LocalGaussian(OwnNoise):
 
 @struct
 class LocalLaplace(OwnNoise):
-    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006, Proposition 1).
+    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006).
 
     One message has epsilon 2 / z. With `delta` 0, k messages have epsilon 2 k / z. With another
     `delta`, privacy loss distributions of one number with Laplace noise are composed, by
@@ -183,7 +183,7 @@ class LocalLaplace(OwnNoise):
         1 - (1 + min(s_1, s_2) / 2) exp(-u / 2)      otherwise,
 
     where one number that changes by s has 1 - exp(-u / 2) (Balle, Barthe and Gaboardi 2020, arXiv
-    1807.01647, Theorem 3), which is larger. Both pairs are symmetric, so that one number dominates
+    1807.01647), which is larger. Both pairs are symmetric, so that one number dominates
     two, and by induction any number of them; domination is kept by adaptive composition (Zhu, Dong
     and Wang 2022, arXiv 2106.08567, Theorem 10).
     """

@@ -38,7 +38,7 @@ class ALittleIsEnough(Attack):
     Each number is mu - z sigma, with mean and standard deviation (of the population, as in the
     authors' code) of the honest messages.
 
-    Algorithm 3 computes z from n messages, of which f are forged. The attackers need
+    The paper computes z from n messages, of which f are forged. The attackers need
     s = floor(n / 2 + 1) - f honest supporters for a majority, so z is the quantile of the normal
     distribution at (n - f - s) / (n - f).
 

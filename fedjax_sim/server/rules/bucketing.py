@@ -56,7 +56,7 @@ def parse_inner(text: str) -> Rule:
 
 @struct
 class Bucketing(Rule):
-    """A rule on the means of buckets (Karimireddy et al. 2022, arXiv 2006.09365, Algorithm 1).
+    """A rule on the means of buckets (Karimireddy et al. 2022, arXiv 2006.09365).
 
     Messages are put in random order and then into buckets of s, the last of which may have fewer.
     The means of different clients' messages differ less than the messages, so that a robust rule

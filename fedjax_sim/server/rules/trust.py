@@ -23,7 +23,7 @@ class FLTrust(Rule):
     """The mean of the messages that agree with the server's own update (Cao et al. 2021, NDSS).
 
     The server has a few examples, the root data, and trains on them as clients do, which gives an
-    update g_0 (arXiv 2012.13995, Algorithm 2). The trust in a message is the positive part of the
+    update g_0 (arXiv 2012.13995). The trust in a message is the positive part of the
     cosine of its angle to g_0. Messages get the length of g_0, and the centre is their mean with
     the trust as weight. It is 0 if nobody is trusted. Of equal messages, the centre is that message
     with the length of g_0.
