@@ -1,10 +1,14 @@
 """The server's own update, with which rules such as FLTrust compare the messages of a tick.
 
 The server has root data: examples of the problem, drawn uniformly without replacement among all
-clients' examples, or among those of some. They stay the same in a run and differ between seeds. The
-clients keep them as well, as in the experiments of Cao et al. (2021, arXiv 2012.13995). So any
-problem will do as it is, and no client has to be set apart, whose data would be of one kind where
-clients' data differ.
+clients' examples, or among those of some. They stay the same in a run and differ between seeds. So
+any problem will do as it is, and no client has to be set apart, whose data would be of one kind
+where clients' data differ.
+
+Deviation: clients keep these examples as well. In the public demonstration of Cao et al. (2021,
+arXiv 2012.13995) the server's examples are taken from the training data before clients get theirs.
+Here a problem's clients are the same whatever the rule is, so that rules are compared on the same
+data.
 
 In every tick the server trains on the root data as clients do: with their batch size, optimizer and
 rate, from the model that a client would receive now, with as many local steps as the longest update

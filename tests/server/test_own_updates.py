@@ -159,6 +159,26 @@ def test_most_clients_may_be_malicious() -> None:
         assert loss[0] < 0.1 < min(loss[1:])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tifl", "fedcs", "fedat", "pisces"])
+def test_live_clocks_trust_too(name: str) -> None:
+    """Of clients that all learn the same, also where only one of six is honest."""
+    same = Quadratic.of(np.tile(CENTRES[:1], (NUM, 1)))
+    system = fedjax_sim.SYSTEMS[name]
+    few = {"num_clients": NUM, "batch_size": 1, "local_steps": STEPS, "num_selected": 2}
+    if name == "pisces":
+        few = {name: value for name, value in few.items() if name != "num_selected"}
+    if name in ("tifl", "fedat"):
+        few["num_tiers"] = 2
+    hyper = system.Hyper(**few, attack=SignFlip(), attackers=(0, 1, 2, 3, 4))
+    rules = rules_of_one_program([FLTrust(), Mean()])
+    found = run(name, hyper, same, settings={"aggregator": rules}, budget=Ticks(60))
+    loss = found.curves.loss.values[..., -1].ravel()
+    assert loss[0] < loss[1]
+    assert loss[0] < 0.7 * found.curves.loss.values[0, 0, 0]
+    assert found.curves.needed.values[0, 0] > found.curves.needed.values[1, 0]
+
+
 def test_resumed_lanes_have_the_same_root_data(tmp_path: Path) -> None:
     hyper = settings_of("fedbuff", aggregator=FLTrust(examples=2))
     whole = run("fedbuff", hyper, budget=Ticks(6), num_evals=3)
