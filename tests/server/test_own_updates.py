@@ -167,7 +167,7 @@ def test_live_clocks_trust_too(name: str) -> None:
     system = fedjax_sim.SYSTEMS[name]
     few = {"num_clients": NUM, "batch_size": 1, "local_steps": STEPS, "num_selected": 2}
     if name == "pisces":
-        few = {name: value for name, value in few.items() if name != "num_selected"}
+        few["concurrency"] = few.pop("num_selected")
     if name in ("tifl", "fedat"):
         few["num_tiers"] = 2
     hyper = system.Hyper(**few, attack=SignFlip(), attackers=(0, 1, 2, 3, 4))

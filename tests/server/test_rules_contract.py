@@ -110,7 +110,9 @@ def of_slots(event: Event, change: Callable[[str, Any], Any]) -> Event:
 
 @every_system_but("fedbuff")
 def test_slots_and_names_do_not_matter(name: str) -> None:
-    """Slots in another order, an empty one among them, clients with other numbers, without jit."""
+    """Slots in another order, an empty one among them, and clients with other numbers."""
+    if SYSTEMS[name].live is not None:
+        pytest.skip("a live clock makes the events, for the step of FedAvg")
     system, hyper, problem = SYSTEMS[name], attacked(name, attackers=(1, 4)), quadratic(name)
     rules = rules_of_one_program([rule for rule in rules_for(name) if rule.name not in BY_SLOT])
     first = hyper.replace(aggregator=rules[0])
@@ -162,7 +164,9 @@ def test_slots_and_names_do_not_matter(name: str) -> None:
 def test_jit_equals_no_jit(name: str) -> None:
     hyper = attacked(name, attackers=(1, 4), sampling="with_replacement")
     rules = rules_of_one_program(rules_for(name))
-    first = hyper.replace(aggregator=rules[0], local_steps=1) if name not in GROUPS else hyper
+    first = hyper.replace(aggregator=rules[0])
+    if name not in GROUPS:
+        first = first.replace(local_steps=1)
     bound = fedjax_sim.bind(SYSTEMS[name], quadratic(name), first, budget=Ticks(1))
     event = bound.event(0)
     compiled = [stepped(bound, rule, [event]) for rule in rules]
