@@ -273,6 +273,29 @@ def test_it_is_what_numpy_finds(text: str) -> None:
             )
 
 
+def test_medians_are_the_same_by_sorting() -> None:
+    """As accelerators find them, with ties, weights and empty slots."""
+    random = np.random.default_rng(18)
+
+    def medians(values: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.vmap(ordering.weighted_median)(values, weights)
+
+    cases = [(x, slots) for _, x, slots in samples(1)]
+    values, weights = np.zeros((len(cases), S, P)), np.zeros((len(cases), S))
+    for i, (x, slots) in enumerate(cases):
+        values[i, slots] = x
+        weights[i, slots] = random.integers(1, 4, len(x)) if i % 2 else 1
+        weights[i] /= weights[i].sum()
+    with jax.enable_x64(True):
+        expected = jax.jit(medians)(values, weights)
+        with targets.tracing_for("gpu"):
+            program = jax.jit(lambda *given: medians(*given))
+            found = program(values, weights)
+            assert "sort" in program.lower(values, weights).as_text()
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_one_huge_message_leaves_no_error_in_32_bits(text: str) -> None:
     rule, random = parse_rule(text), np.random.default_rng(2)
