@@ -18,7 +18,8 @@ their own, which go on from tick to tick.
 
 Its steps are counted among those that are executed and needed, as the work of one more slot. They
 are no client's, so that `local_steps` is without them. Where the slots of a tick run on several
-devices, all of them do the server's steps.
+devices, all of them do the server's steps. They are a loop of their own, so that an accelerator,
+which does all clients' steps together, launches as much for them as for the clients'.
 
 Dimension letters: those of `fedjax_sim.types`; `M` root examples.
 """

@@ -73,14 +73,14 @@ class OneAttack(OneOfSeveral, Attack):
         return memories if any(memory != () for memory in memories) else ()
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
-        """Let each attack remember, whichever is chosen."""
+        """Return the memories of all attacks, whichever is chosen."""
         return tuple(
             attack.remember(key, messages, cohort, each)
             for attack, each in zip(self.options, memory, strict=True)
         )
 
     def with_memory(self, memory: Any) -> Attack:
-        """Give each attack its memory."""
+        """Return the attacks, each with its memory."""
         pairs = zip(self.options, memory, strict=True)
         options = tuple(attack.with_memory(each) for attack, each in pairs)
         return dataclasses.replace(self, options=options)

@@ -159,7 +159,7 @@ class Mimic(Attack):
         return dataclasses.replace(self, memory=memory if self.warmup else None)
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
-        """Take a power iteration, and choose whom to mimic, until the warm-up is over."""
+        """Return the memory after a power iteration; after the warm-up nothing else is learnt."""
         if not self.warmup:
             return memory
         slots, ticks = cohort.references(), memory.ticks
@@ -187,9 +187,8 @@ class Mimic(Attack):
         pulled = _of_length_1(jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), moved))
         direction = _of_length_1(jax.tree.map(mixed, memory.direction, pulled))
         target = cohort.clients[_farthest(wide, direction, slots)]
-        learnt = Watched(
-            ticks, *(jax.tree.map(lambda leaf: leaf[0], each) for each in (mean, direction)), target
-        )
+        mean, direction = jax.tree.map(lambda leaf: leaf[0], (mean, direction))
+        learnt = Watched(ticks, mean, direction, target)
         is_learning = ticks < self.warmup
         kept = jax.tree.map(lambda new, old: jnp.where(is_learning, new, old), learnt, memory)
         return kept._replace(ticks=ticks + 1)
