@@ -66,12 +66,14 @@ class FLTrust(Rule):
         [length] = distances_to(origin, jax.tree.map(lambda leaf: leaf[None], own))
 
         def products(leaf: Array, own: Array) -> Array:
-            # Of vectors of length 1, whose products are never too large.
-            norm = divisor(norms).astype(own.dtype).reshape(-1, *(1,) * own.ndim)
+            # With a vector of length 1 they are no larger than the norms.
             unit = own / divisor(length).astype(own.dtype)
-            return (wide_of(leaf) / norm * unit[None]).sum(axis=tuple(range(1, leaf.ndim)))
+            flat = wide_of(leaf).reshape(leaf.shape[0], -1)
+            return jnp.matmul(flat, unit.ravel(), precision="highest")
 
-        cosines = functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(products, messages, own)))
+        along = functools.reduce(jnp.add, jax.tree.leaves(jax.tree.map(products, messages, own)))
+        # Messages whose norm is too large for the type have no trust.
+        cosines = jnp.where(jnp.isfinite(norms), along / divisor(norms), 0)
         trust = jnp.maximum(cosines, 0) * weight
         pull = trust / divisor(trust.sum()) * length / divisor(norms)
         return weighted_sum(pull, messages)
