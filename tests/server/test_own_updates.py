@@ -21,7 +21,7 @@ from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.own_updates import RootData, draw_root, own_update
 from fedjax_sim.server.rules import Bucketing, FLTrust, Mean, Median, rules_of_one_program
 from fedjax_sim.settings import ConfigError, check
-from tests.conftest import Regression, SplitRegression
+from tests.conftest import Regression, SplitRegression, slow_but
 
 NUM, DIM, STEPS = 6, 3, 2
 CENTRES = np.random.default_rng(0).normal(size=(NUM, DIM)).astype("float32")
@@ -90,19 +90,19 @@ def test_the_loss_is_the_mean_of_the_examples() -> None:
     np.testing.assert_allclose(found, np.mean(single), rtol=1e-6)
 
 
-def test_its_work_is_that_of_one_more_slot() -> None:
+@pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedavg", "fedbuff"]))
+def test_its_work_is_that_of_one_more_slot(name: str) -> None:
     """Also as one of several rules, where lanes run one after another; batched lanes all do it."""
-    for name in ("fedavg", "fedbuff"):
-        rules = rules_of_one_program([Mean(), FLTrust(), Bucketing(inner=FLTrust())])
-        in_turn = Layout(slots_at_once=1, lanes_at_once=False)
-        for layout, executed in ((in_turn, [3, 4, 4]), (Layout(1, True, 1), [4, 4, 4])):
-            found = run(name, settings_of(name), settings={"aggregator": rules}, layout=layout)
-            each = 5 * STEPS * np.array([3, 4, 4])
-            np.testing.assert_array_equal(found.curves.needed.values.ravel(), each)
-            np.testing.assert_array_equal(
-                found.curves.executed.values.ravel(), 5 * STEPS * np.array(executed)
-            )
-            assert (found.curves.local_steps.values[..., -1] == 5 * STEPS * 3).all()
+    rules = rules_of_one_program([Mean(), FLTrust(), Bucketing(inner=FLTrust())])
+    in_turn = Layout(slots_at_once=1, lanes_at_once=False)
+    for layout, executed in ((in_turn, [3, 4, 4]), (Layout(1, True, 1), [4, 4, 4])):
+        found = run(name, settings_of(name), settings={"aggregator": rules}, layout=layout)
+        each = 5 * STEPS * np.array([3, 4, 4])
+        np.testing.assert_array_equal(found.curves.needed.values.ravel(), each)
+        np.testing.assert_array_equal(
+            found.curves.executed.values.ravel(), 5 * STEPS * np.array(executed)
+        )
+        assert (found.curves.local_steps.values[..., -1] == 5 * STEPS * 3).all()
 
 
 class Used(NamedTuple):
@@ -148,15 +148,15 @@ def test_it_starts_from_what_clients_receive() -> None:
     assert np.abs(np.asarray(plain.models)).max() > 0.01
 
 
-def test_most_clients_may_be_malicious() -> None:
+@pytest.mark.parametrize("name", slow_but(["fedbuff"], ["fedavg", "fedbuff"]))
+def test_most_clients_may_be_malicious(name: str) -> None:
     """Where all learn the same, four of six that send the reverse keep FLTrust from nothing."""
     same = Quadratic.of(np.tile(CENTRES[:1], (NUM, 1)))
-    for name in ("fedavg", "fedbuff"):
-        hyper = settings_of(name, attack=SignFlip(), attackers=(0, 1, 2, 3))
-        rules = rules_of_one_program([FLTrust(), Mean(), Median()])
-        found = run(name, hyper, same, settings={"aggregator": rules}, budget=Ticks(40))
-        loss = found.curves.loss.values[..., -1].ravel()
-        assert loss[0] < 0.1 < min(loss[1:])
+    hyper = settings_of(name, attack=SignFlip(), attackers=(0, 1, 2, 3))
+    rules = rules_of_one_program([FLTrust(), Mean(), Median()])
+    found = run(name, hyper, same, settings={"aggregator": rules}, budget=Ticks(40))
+    loss = found.curves.loss.values[..., -1].ravel()
+    assert loss[0] < 0.1 < min(loss[1:])
 
 
 @pytest.mark.slow
