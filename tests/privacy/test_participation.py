@@ -90,7 +90,7 @@ def test_messages_on_their_way_by_hand() -> None:
     # A client that begins after it has reported in a tick has sent nothing more by then.
     later = timeline._replace(version=np.array([[0], [0], [2], [1]], "int32"))
     assert most_sent(later, 3, [1, 2, 3]).tolist() == [1, 2, 3]
-    # Of one client: its second update is under way when tick 0 acts, its third not when tick 1 does.
+    # One client: its second update is under way when tick 0 acts, its third not when tick 1 does.
     alone = schedule_of([[0], [0], [0]])._replace(version=np.array([[0], [0], [2]], "int32"))
     assert most_sent(alone, 1, [0, 1, 2, 3]).tolist() == [0, 2, 2, 4]
 
