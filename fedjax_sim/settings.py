@@ -330,6 +330,32 @@ def static(
     return _field(default, meaning, False, accepts, allowed, parse, only_with=only_with)
 
 
+def clients_named(meaning: str, *, only_with: Uses = NO_CONDITION) -> Any:
+    """Declare a static tuple of different numbers of clients, by default empty.
+
+    As text, they are joined by `+`.
+
+    Args:
+      meaning: What the setting does.
+      only_with: As in `real`.
+    """
+
+    def accepts(value: Any) -> bool:
+        return (
+            isinstance(value, tuple)
+            and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+            and all(each >= 0 for each in value)
+            and len(set(value)) == len(value)
+        )
+
+    allowed = (
+        "a tuple of different numbers of clients, from 0; on the command line joined by +, such "
+        "as 0+3"
+    )
+    parse = lambda text: tuple(int(word) for word in text.split("+"))  # noqa: E731
+    return _field((), meaning, False, accepts, allowed, parse, only_with=only_with)
+
+
 def part(
     default: Any, allowed: str, kind: type, parse: Callable[[str], Any], *, meaning: str
 ) -> Any:
@@ -848,11 +874,13 @@ def write_kind(value: Any) -> str:
         for field in dataclasses.fields(value)
         if field.name in known and getattr(value, field.name) != known[field.name].default
     }
-    words = (
-        f"{name}={each if isinstance(each, str) else format(each, '.12g')}"
-        for name, each in given.items()
-    )
-    return ":".join([value.name, *words])
+
+    def written(each: Any) -> str:
+        if isinstance(each, tuple):
+            return "+".join(map(str, each))
+        return each if isinstance(each, str) else format(each, ".12g")
+
+    return ":".join([value.name, *(f"{name}={written(each)}" for name, each in given.items())])
 
 
 def check(hyper: Any) -> None:

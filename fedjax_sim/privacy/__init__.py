@@ -69,6 +69,7 @@ from fedjax_sim.privacy.local import (
 from fedjax_sim.privacy.participation import (
     Participations,
     most_participations,
+    most_sent,
     participations_of,
 )
 
@@ -98,6 +99,7 @@ __all__ = [
     "gaussian_like",
     "local_epsilon",
     "most_participations",
+    "most_sent",
     "next_bound",
     "one_run_bound",
     "parse_local_privacy",

@@ -94,7 +94,7 @@ def one_run_bound(
     delta: AtLeast0,
     confidence: float = 0.95,
 ) -> float:
-    """Compute the lower bound that right guesses show: Theorem 5.2, as in Appendix D.
+    """Compute the lower bound that right guesses show, as in Appendix D.
 
     If the training is (epsilon, delta)-private, v of r guesses are right with a probability of at
     most f(v) + 2 m delta max_{0 < i <= v} (f(v - i) - f(v)) / i, where f(v) is the probability that

@@ -7,16 +7,16 @@ noises of neighbouring ticks then partly cancel in the model, which is their sum
 B = 1 and the noises are independent.
 
 - Coefficients are those of (1 - x)^(-1/2) (Fichtenberger, Henzinger and Upadhyay 2023, arXiv
-  2202.11205, Sec. 3), cut off after some bands (Kalinin and Lampert 2024, arXiv 2405.13763, banded
+  2202.11205), cut off after some bands (Kalinin and Lampert 2024, arXiv 2405.13763, banded
   square root factorization).
 - The whole course of x + y = B^-1 (B x + z) is post-processing of one Gaussian mechanism on B x,
   also if updates depend on earlier models, because B is lower triangular (Denisov et al. 2022,
   arXiv 2202.08312, Theorem 2.1).
 - Neighbours: all updates of one client are 0, whenever it takes part ("zero-out", Kairouz et al.
-  2021, arXiv 2103.00039, Definition 1.1). The schedule with its weights is public and the same.
+  2021, arXiv 2103.00039). The schedule with its weights is public and the same.
 - Sensitivity: then x_t changes by at most C a_t, where a_t is the weight of the client in tick t.
   As no coefficient is negative, B x changes by at most C ||B a||, which is attained (Choquette-Choo
-  et al. 2023, arXiv 2306.08153, Sec. 3; they maximise over all patterns of participation with a
+  et al. 2023, arXiv 2306.08153; they maximise over all patterns of participation with a
   least separation). Here a is known, so that the norm is computed for every client.
 
 No sampling is used, so that the schedule may be of any kind, asynchronous as well. A client may

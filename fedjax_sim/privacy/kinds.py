@@ -103,7 +103,7 @@ class FixedClipping(Clipping):
 class AdaptiveClipping(Clipping):
     """The bound follows a quantile of the norms (Andrew et al. 2021, arXiv 1905.03871).
 
-    Algorithm 1: C <- C exp(-eta_C (b - gamma)), where b is the share of updates that need no
+    C <- C exp(-eta_C (b - gamma)), where b is the share of updates that need no
     clipping, with noise. The noise multiplier z is that of both sums together. The sum of updates
     has the multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2), where sigma_b is the standard deviation of
     the noise on the number of updates that need no clipping (Theorem 1).

@@ -6,10 +6,12 @@ in all of that client's data, except for its number of examples, which is public
 may depend on it. Two updates of norm at most C are up to 2 C apart, so that noise in units of C
 counts half.
 
-Composition. A client's messages are composed over its participations, whose number k is counted
-from the schedule (`fedjax_sim.privacy.participation`): the messages that a tick has received. A
-message that is on its way when the run ends, or in a buffer that is not full, is in no tick and is
-not counted. No amplification is claimed: the server knows who sends what. A client may use what it
+Composition. A client's messages are composed over all that it has sent, whose number k is counted
+from the schedule (`fedjax_sim.privacy.participation`). With asynchronous servers a message may have
+been sent and be on its way, or in a buffer that is not full. So an update that a client had begun,
+and that no tick has received so far, counts as sent (`most_sent`), up to the time of the last tick.
+With synchronous servers and periodic contacts nothing is on its way when a tick ends. No
+amplification is claimed: the server knows who sends what. A client may use what it
 has kept of earlier rounds, such as a control variate or the state of an optimizer. Once its random
 draws are fixed, each message is fresh noise on a function of its data and of what was sent before,
 which is adaptive composition; drawing at random among such mechanisms makes them no easier to tell
@@ -167,7 +169,7 @@ class LocalGaussian(OwnNoise):
 
 @struct
 class LocalLaplace(OwnNoise):
-    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006, Proposition 1).
+    """Laplace noise on updates that are clipped in L1 norm (Dwork et al. 2006).
 
     One message has epsilon 2 / z. With `delta` 0, k messages have epsilon 2 k / z. With another
     `delta`, privacy loss distributions of one number with Laplace noise are composed, by
@@ -181,7 +183,7 @@ class LocalLaplace(OwnNoise):
         1 - (1 + min(s_1, s_2) / 2) exp(-u / 2)      otherwise,
 
     where one number that changes by s has 1 - exp(-u / 2) (Balle, Barthe and Gaboardi 2020, arXiv
-    1807.01647, Theorem 3), which is larger. Both pairs are symmetric, so that one number dominates
+    1807.01647), which is larger. Both pairs are symmetric, so that one number dominates
     two, and by induction any number of them; domination is kept by adaptive composition (Zhu, Dong
     and Wang 2022, arXiv 2106.08567, Theorem 10).
     """

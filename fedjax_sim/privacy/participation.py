@@ -102,6 +102,50 @@ def most_participations(
     return found
 
 
+@checked
+def most_sent(
+    timeline: Timeline,
+    num_clients: Count,
+    ticks: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
+) -> npt.NDArray[np.int64]:
+    """Count the messages that one client may have sent at most, those on their way among them.
+
+    For asynchronous servers whose clients do one update after the other. Before a message is
+    received, its client has begun the update from an earlier model, and may have sent it. So one
+    message more than the participations counts for a client whose next one began before the last of
+    the first ticks. Where the schedule does not have the next one, it counts too: an upper bound.
+
+    Args:
+      timeline: As in `participations_of`.
+      num_clients: Number of clients, N.
+      ticks: As in `most_participations`.
+
+    Returns:
+      `i64[V]`: the largest number for one client when the last of the first `ticks` ticks acts; 0
+      before any tick.
+    """
+    when, clients = _reports(timeline, num_clients)
+    is_there = (timeline.clients != EMPTY) & np.isfinite(timeline.time)[:, None]
+    began = np.asarray(timeline.version)[is_there]
+    order = np.lexsort((began, when, clients))
+    when, clients, began = when[order], clients[order], began[order]
+    # Reports by client, then by tick, as one ascending number.
+    length = len(timeline.time) + 1
+    places, ends = (
+        clients * length + when,
+        np.searchsorted(clients, np.arange(num_clients), "right"),
+    )
+    first = np.searchsorted(clients, np.arange(num_clients))
+    found = np.zeros(np.shape(ticks), np.int64)
+    for i, end in enumerate(np.minimum(np.asarray(ticks, np.int64), length - 1)):
+        following = np.searchsorted(places, np.arange(num_clients) * length + end)
+        is_known = following < ends
+        next_began = np.append(began, 0)[following]
+        if end:
+            found[i] = (following - first + (~is_known | (next_began < end))).max()
+    return found
+
+
 def _reports(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
     """List ticks and clients of all reports in order of ticks; ticks at time `inf` never happen."""
     clients = np.asarray(timeline.clients)

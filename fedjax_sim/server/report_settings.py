@@ -20,6 +20,7 @@ from fedjax_sim.privacy import (
     gaussian_epsilon,
     local_epsilon,
     most_participations,
+    most_sent,
     parse_local_privacy,
     parse_privacy,
     sensitivities,
@@ -49,6 +50,7 @@ from fedjax_sim.settings import (
     switch,
     value_of,
 )
+from fedjax_sim.timelines import Arrivals, ClientQueues
 from fedjax_sim.types import Timeline
 
 RELIED_ON = (
@@ -129,6 +131,9 @@ class Reports(Robust):
         if any(isinstance(each, Canary) for each in getattr(attack, "options", (attack,))):
             allowed = "none or another one with local_privacy: attackers add no noise to audit"
             raise ConfigError("adversary.attack", str(attack), allowed)
+        if self.aggregator.needs_own() is not False:
+            allowed = "one without root data with local_privacy: they are examples of clients"
+            raise ConfigError("aggregator", str(self.aggregator), allowed)
         for name, allowed_value in ALL_HEARD.items():
             value = self._of(name, allowed_value)
             if np.any(np.asarray(value != allowed_value)):
@@ -146,6 +151,8 @@ class Reports(Robust):
     def facts_of_schedule(self, timeline: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
         """Compute the epsilon that the client with most messages has spent by its own noise.
 
+        Of asynchronous servers, messages that are on their way to it are counted too.
+
         Args:
           timeline: One lane's schedule.
           ticks: As in `facts`.
@@ -155,7 +162,9 @@ class Reports(Robust):
         """
         if not self.has_own_noise:
             return {}
-        messages = most_participations(timeline, self._of("num_clients"), ticks)
+        is_asynchronous = isinstance(self, Arrivals | ClientQueues)
+        count = most_sent if is_asynchronous else most_participations
+        messages = count(timeline, self._of("num_clients"), ticks)
         return {"epsilon": local_epsilon(messages, cast(OwnNoise, self.messages.local_privacy))}
 
     def _of(self, name: str, *default: Any) -> Any:

@@ -59,6 +59,7 @@ from fedjax_sim.privacy import (
     square_root_bands,
 )
 from fedjax_sim.server.aggregation import expand, keep_if_empty, weighted_sum
+from fedjax_sim.server.own_updates import Training, own_update
 from fedjax_sim.server.report_settings import (
     RELIED_ON,
     Reports,
@@ -83,6 +84,7 @@ class Memo(NamedTuple):
       members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
       noises: The last noises on the sum if they are correlated, the newest first, leaves
         `[b - 1, ...]`.
+      attackers: What attackers remember of messages.
     """
 
     estimates: Params = ()
@@ -90,6 +92,7 @@ class Memo(NamedTuple):
     bound: Any = ()
     members: Params = ()
     noises: Params = ()
+    attackers: Any = ()
 
 
 class RoundState(NamedTuple):
@@ -128,6 +131,7 @@ class Wire:
         compression: Compressor | None = None,
         num_senders: int | None = None,
         combination: Combination | None = None,
+        train: Training | None = None,
     ):
         """Bind.
 
@@ -137,8 +141,11 @@ class Wire:
           compression: The compressor of reports, if it is another than that of the settings.
           num_senders: How many senders slots can name, if these are not the problem's clients.
           combination: The rule and who is malicious, if these are not those of the settings.
+          train: How clients make progress from the server's model, if that is what they send: the
+            server then trains so too, for rules that compare messages with its own update.
         """
-        self.hyper, self.plan, self.can_repeat = hyper, plan, can_repeat
+        self.problem, self.hyper, self.plan, self.train = problem, hyper, plan, train
+        self.can_repeat = can_repeat
         self.compression = hyper.messages.compression if compression is None else compression
         self.num_senders = num_senders or problem.counts.shape[0]
         self.privacy: Any = hyper.privacy if isinstance(hyper, ScheduledReports) else NoPrivacy()
@@ -149,7 +156,8 @@ class Wire:
             self.compression, Identity
         )
         self.is_compressed_down = not isinstance(hyper.messages.downlink, Identity)
-        self.combination = combination or combination_of(hyper, self.num_senders)
+        has_own = train is not None
+        self.combination = combination or combination_of(hyper, self.num_senders, has_own=has_own)
         self._done: set[str] = set()
         # A plain mean of models needs weights that sum to 1.
         has_mean = self.combination.is_plain and not has_poisson_cohorts(hyper)
@@ -177,7 +185,7 @@ class Wire:
 
         def combining(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
             self._done = set()
-            result = step(key, state, event)
+            result = self._stepping(step)(key, state, event)
             for name, value, idle in needed:
                 if name not in self._done:
                     allowed = f"{idle}: this system's step does not ask its wire for that"
@@ -194,6 +202,26 @@ class Wire:
             obeys=(*self.obeys, *dict(COMBINED)),
         )
         return made._replace(**others)
+
+    def _stepping(self, step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+        """Let the server train itself before a step, if the rule compares messages with that."""
+        combination, training = self.combination, self.train
+        if training is None or combination.rule.needs_own() is False:
+            return step
+
+        def stepping(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+            bound = self.problem, self.hyper, self.plan, training
+            start = self.received(state)
+            update, work = own_update(*bound, key, event, rule=combination.rule, start=start)
+            self.combination = combination.with_own(update)
+            try:
+                state, info = step(key, state, event)
+            finally:
+                self.combination = combination
+            executed, needed = info.executed + work.executed, info.needed + work.needed
+            return state, info._replace(executed=executed, needed=needed)
+
+        return stepping
 
     def _needed(self) -> list[tuple[str, str, str]]:
         """List what a step must ask for: names of settings, values, and values without need."""
@@ -231,7 +259,13 @@ class Wire:
                 if self.has_memory_of_noise
                 else ()
             ),
+            attackers=self._first_of_attackers(sent if report is None else report),
         )
+
+    def _first_of_attackers(self, message: Params) -> Any:
+        """Return what attackers remember before the first tick. message: leaves `[...]`."""
+        adversary = self.combination.adversary
+        return () if adversary.is_idle else adversary.attack.first_memory(message)
 
     @property
     def has_memory_of_noise(self) -> bool:
@@ -271,7 +305,10 @@ class Wire:
         self._done |= {"local_privacy", "adversary.attack", "messages.compression"}
         if self.own_noise is not None:
             local = self._privatised(key, event, starts, local)
-        local = self.combination.attacked(key, event, starts, local)
+        known = memo.attackers, key, event, starts, local
+        attacking, attackers = self.combination.remembering(*known)
+        memo = memo._replace(attackers=attackers)
+        local = attacking.attacked(key, event, starts, local)
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)[0], memo

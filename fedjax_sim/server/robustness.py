@@ -16,7 +16,8 @@ The order of what happens to a message, and why:
    are left for the rule, the server stays where it is. With the mean and nobody malicious messages
    are not looked at, and a run that diverges fails.
 6. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
-   sum of the tick's weights times the centre.
+   sum of the tick's weights times the centre. It may compare them with an update that the server
+   has made itself (`fedjax_sim.server.own_updates`).
 7. With privacy, noise is added to the sum. It is accounted for the clipped sum only, so that no
    other rule than the mean is allowed.
 8. The server's optimizer makes its step.
@@ -34,7 +35,13 @@ from fedjax_sim.batching import weighted_sum
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import Identity
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
-from fedjax_sim.server.attacks import Adversary, Honest, attacked, malicious_slots
+from fedjax_sim.server.attacks import (
+    Adversary,
+    Honest,
+    attacked,
+    malicious_slots,
+    remembering,
+)
 from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
@@ -97,18 +104,36 @@ class Combination:
       is_plain: Whether messages are as clients made them, and their weighted sum is wanted.
     """
 
-    def __init__(self, rule: Rule, adversary: Adversary, num_clients: int):
+    def __init__(
+        self, rule: Rule, adversary: Adversary, num_clients: int, *, has_own: bool = False
+    ):
         """Bind.
 
         Args:
           rule: What is made of messages.
           adversary: Who is malicious; by default nobody.
           num_clients: Number of clients, N.
+          has_own: Whether the rule is given updates of the server's own, see `with_own`.
         """
+        if rule.needs_own() is not False and not has_own:
+            allowed = (
+                "a rule without an update of the server's own here, because messages to this "
+                "server are not the progress of its own model by local steps alone"
+            )
+            raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
         self.rule, self.adversary, self.num_clients = rule, adversary, num_clients
         self.is_honest = adversary.is_idle
         self.has_mean = isinstance(rule, Mean)
         self.is_plain = self.is_honest and self.has_mean
+
+    def with_own(self, update: Params) -> "Combination":
+        """Return the same for a tick in which the server has made an update itself.
+
+        Args:
+          update: Its progress, leaves `[...]`.
+        """
+        rule = self.rule.with_own(update)
+        return Combination(rule, self.adversary, self.num_clients, has_own=True)
 
     def attacked(
         self, key: Key, event: Event, starts: Params, local: Params, *, draws: Key | None = None
@@ -121,6 +146,24 @@ class Combination:
           draws: As in `attacks.attacked`.
         """
         return attacked(self.adversary, key, event, starts, local, self.num_clients, draws=draws)
+
+    def remembering(
+        self, memory: Any, key: Key, event: Event, starts: Params, local: Params
+    ) -> tuple["Combination", Any]:
+        """Let attackers remember a tick, see `attacks.remembering`.
+
+        Args:
+          memory: What they remember of earlier ticks.
+          starts: As in `attacked`.
+          local: As in `attacked`.
+
+        Returns:
+          The combination with that memory, for `attacked`, and the memory.
+        """
+        seen = key, event, starts, local, self.num_clients
+        adversary, memory = remembering(self.adversary, memory, *seen)
+        found = Combination(self.rule, adversary, self.num_clients, has_own=True)
+        return found, memory
 
     def attackers(self, key: Key, event: Event) -> Array | None:
         """Tell which slots have an attacker at work, `bool[S]`; None if it is known that none."""
@@ -242,18 +285,19 @@ def finite(messages: Params, is_present: Array) -> tuple[Params, Array]:
 
 
 @checked
-def combination_of(hyper: Any, num_clients: int) -> Combination:
+def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
     Args:
       hyper: Settings of a system.
       num_clients: Number of clients, N.
+      has_own: As in `Combination`.
 
     Returns:
       The combination; of settings that are not `Robust` the plain one.
     """
     if isinstance(hyper, Robust):
-        return Combination(hyper.aggregator, hyper.adversary, num_clients)
+        return Combination(hyper.aggregator, hyper.adversary, num_clients, has_own=has_own)
     return Combination(Mean(), Adversary(), num_clients)
 
 

@@ -39,7 +39,8 @@ class Hyper(CohortRounds, LocalTraining, PrivateReports):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind Ditto to a problem."""
-    num_clients, wire = problem.counts.shape[0], Wire(problem, hyper, plan)
+    num_clients = problem.counts.shape[0]
+    wire = Wire(problem, hyper, plan, train=local_training)
     train = local_training(problem, hyper, plan)
     personalise = local_training(  # grad F_k(v_k) + lambda (v_k - w^t)
         problem,

@@ -29,6 +29,7 @@ Deviation: the paper compresses messages by Polyline encoding. Here they are not
 `messages.compression` says so.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -220,8 +221,8 @@ class State(NamedTuple):
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FedAT to a problem."""
-    train = local_training(problem, hyper, plan, proximal=hyper.proximal)
-    wire = Wire(problem, hyper, plan)
+    training = partial(local_training, proximal=hyper.proximal)
+    train, wire = training(problem, hyper, plan), Wire(problem, hyper, plan, train=training)
 
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))

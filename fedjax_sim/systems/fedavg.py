@@ -20,7 +20,7 @@ these options do.
 
 from typing import Any
 
-from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training
+from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -41,7 +41,7 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
       plan: How the machine is used.
     """
     train = lasting_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, train=local_training)
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

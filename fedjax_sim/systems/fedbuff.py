@@ -97,7 +97,7 @@ class State(NamedTuple):
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     """Bind FedBuff to a problem."""
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, can_repeat=True)
+    wire = Wire(problem, hyper, plan, can_repeat=True, train=local_training)
     has_momentum = not is_known(hyper.server_momentum, 0)
 
     def init(key: Key) -> State:

@@ -16,6 +16,8 @@ Readings. The paper leaves tau_eff free. Here it is sum_i p_i ||a_i||_1, with wh
 FedAvg where all clients do equally many steps. Momentum starts afresh with each update.
 """
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -70,8 +72,8 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedNova to a problem."""
     pull = None if is_known(hyper.proximal, 0) else hyper.proximal
-    train = local_training(problem, hyper, plan, proximal=pull)
-    wire = Wire(problem, hyper, plan)
+    training = partial(local_training, proximal=pull)
+    train, wire = training(problem, hyper, plan), Wire(problem, hyper, plan, train=training)
 
     def init(key: Key) -> RoundState:
         return wire.first_step(problem.init(key))

@@ -16,7 +16,9 @@ or empty in all synchronous systems; steps differ between clients under `local_e
 Readings. The local optimizer of the paper is SGD; the state of another one may be kept.
 """
 
-from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training
+from functools import partial
+
+from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -35,7 +37,8 @@ class Hyper(CohortRounds, LastingTraining, PrivateReports):
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind FedProx to a problem. Clients' optimizers may last, and are kept for every client."""
     train = lasting_training(problem, hyper, plan, proximal=hyper.proximal)
-    wire = Wire(problem, hyper, plan)
+    own = partial(local_training, proximal=hyper.proximal)
+    wire = Wire(problem, hyper, plan, train=own)
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

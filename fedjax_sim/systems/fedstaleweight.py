@@ -57,7 +57,7 @@ class Hyper(StaleArrivals, LocalTraining, Reports):
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind FedStaleWeight to a problem."""
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, can_repeat=True)
+    wire = Wire(problem, hyper, plan, can_repeat=True, train=local_training)
 
     def init(key: Key) -> Versioned:
         return wire.first_version(problem.init(key))

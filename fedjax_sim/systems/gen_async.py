@@ -39,7 +39,7 @@ class Hyper(ClientQueues, LocalTraining, Reports):
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
     """Bind Generalized AsyncSGD to a problem."""
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, train=local_training)
 
     def init(key: Key) -> Versioned:
         return wire.first_version(problem.init(key))

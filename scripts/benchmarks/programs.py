@@ -50,6 +50,15 @@ from fedjax_sim.engine.shares import listed
 from fedjax_sim.models import MLP
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
+from fedjax_sim.server.rules import (
+    FLTrust,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    TrimmedMean,
+    rules_of_one_program,
+)
 from fedjax_sim.types import LatentProblem, System
 
 SCRIPTS = Path(__file__).parents[1]
@@ -126,7 +135,7 @@ class Workload(NamedTuple):
     problem: Callable[[Any], Any]
     changes: Mapping[str, Any] = MappingProxyType({})
     seeds: int = 4
-    settings: Mapping[str, Sequence[float]] = MappingProxyType({})
+    settings: Mapping[str, Sequence[Any]] = MappingProxyType({})
     live: System | None = None
 
 
@@ -161,6 +170,13 @@ def gaussians(hyper: Any) -> Any:
     return make_gaussian_clients(0, alpha=0.0, num_clients=hyper.num_clients, dtype="float32")
 
 
+RULES = {
+    "median": Median(),
+    "trimmed_mean": TrimmedMean(),
+    "krum": Krum(),
+    "geometric_median": GeometricMedian(),
+    "fltrust": FLTrust(),
+}
 WORKLOADS = {
     "fedavg-128": Workload(
         "perceptron 784-128-10, batches of 32, 20 slots",
@@ -207,14 +223,30 @@ WORKLOADS = {
         for name, live in (("fedavg", rules.WAITING), ("fedbuff", rules.BUFFERED))
     },
     **{
+        f"fedavg-{name}": Workload(
+            f"default settings, perceptron 784-8-10, four seeds, {name.replace('_', ' ')}",
+            "fedavg",
+            images(8),
+            {"aggregator": rule},
+        )
+        for name, rule in RULES.items()
+    },
+    "fedavg-rules": Workload(
+        "the same with the mean and these rules as alternatives of batched lanes, a seed each",
+        "fedavg",
+        images(8),
+        seeds=1,
+        settings={"aggregator": rules_of_one_program([Mean(), *RULES.values()])},
+    ),
+    **{
         name: Workload("default settings, mixture of Gaussians, four seeds", name, mixture)
         if system.fit.learns is LatentProblem
         else Workload("default settings, perceptron 784-8-10, four seeds", name, images(8))
         for name, system in fedjax_sim.SYSTEMS.items()
     },
 }
-"""The programs by name: six of other sizes, two systems on live clocks, and every system with its
-default settings."""
+"""The programs by name: six of other sizes, two systems on live clocks, FedAvg with robust rules,
+and every system with its default settings."""
 
 
 def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:

@@ -18,8 +18,9 @@ import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems import Quadratic
+from fedjax_sim.server.rules import Krum
 from fedjax_sim.settings import full_name, value_of
-from fedjax_sim.systems import fedavg, fedbuff
+from fedjax_sim.systems import fedavg, fedbuff, fednova
 from tests.conftest import Regression
 
 ALONE = Layout(lanes_at_once=False, lane_devices=1, client_devices=1)
@@ -583,3 +584,34 @@ def test_problems_of_equal_form_are_told_apart(regression: Callable, small: Call
         first.replace(problem=other)
     with pytest.raises(ConfigError, match=r"problem .* shapes; others are bound anew"):
         first.replace(problem=regression(examples=5))
+
+
+def test_other_settings_are_checked_as_in_a_run() -> None:
+    """Each value, values together, and the messages of the schedule; traced ones cannot be."""
+    problem = Quadratic.of(np.eye(6, dtype="float32"))
+    small = {"num_clients": 6, "batch_size": 1, "local_steps": 1, "buffer_size": 5}
+    hyper = fedbuff.Hyper(**small, aggregator=Krum(assumed=1), rule="polynomial", exponent=0.0)
+    bound = bind(fedbuff.system, problem, hyper, budget=fedjax_sim.Ticks(9))
+
+    def last(bound: Bound) -> jax.Array:
+        return bound.model(bound.run(bound.init())[0])
+
+    assert np.isfinite(last(bound.with_settings(lr=0.2))).all()
+    for changes, sentence in (
+        ({"lr": -1.0}, "lr is -1.0, but must be a finite number above 0"),
+        ({"aggregator": Krum(assumed=2)}, "can do with 5 messages, as few as a tick has; it nee"),
+        ({"exponent": 0.5}, "one that weighs messages, because those of tick"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            bound.with_settings(**changes)
+    together = bind(
+        fednova.system,
+        problem,
+        fednova.Hyper(num_clients=6, num_selected=3, batch_size=1, lr=0.5, proximal=0.5),
+        budget=fedjax_sim.Ticks(2),
+    )
+    with pytest.raises(ConfigError, match=r"proximal is .*, but must be below 1 / lr"):
+        together.with_settings(lr=3.0)
+    numbers = jax.vmap(lambda f: last(bound.with_settings(aggregator=Krum(assumed=f))))
+    found = numbers(jnp.array([1.0, 2.0]))
+    assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()

@@ -14,6 +14,7 @@ from fedjax_sim.privacy import (
     clip_sums,
     local_epsilon,
     most_participations,
+    most_sent,
     parse_local_privacy,
     privatise,
 )
@@ -233,7 +234,8 @@ def test_epsilon_of_runs(name: str, regression: Callable, small: Callable) -> No
     assert run.curves.epsilon.dims == ("local_privacy", "seed", "eval")
     for seed in range(2):
         timeline = run.timelines[seed]
-        messages = most_participations(timeline, 7, [0, 4, 8, 12])
+        count = most_sent if name == "fedbuff" else most_participations
+        messages = count(timeline, 7, [0, 4, 8, 12])
         for place, text in enumerate((GAUSSIAN, LAPLACE)):
             expected = local_epsilon(messages, parse_local_privacy(text))
             np.testing.assert_array_equal(spent[place, seed], expected)

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.privacy import most_participations, participations_of
+from fedjax_sim.privacy import most_participations, most_sent, participations_of
 
 NAMES = ("fedavg", "fedbuff", "fedasync", "favano", "gen_async")
 
@@ -72,3 +72,49 @@ def test_random_schedules() -> None:
 def test_unknown_clients_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_clients is 2, but must be at least 4"):
         participations_of(schedule_of([[0, 3]]), 2)
+
+
+def test_messages_on_their_way_by_hand() -> None:
+    """Ticks act on these clients' updates, which began from these versions.
+
+    When tick 0 acts (first 1), client 0 has sent one message. Client 1's update began at version 0
+    and comes in tick 1: it may be on its way, 1 for it too. Client 2's began at 1, after that.
+    When tick 1 acts (first 2), client 0's second update, from version 1, is under way: 2. When tick
+    2 acts, all of client 0's have come, and whether it has begun another one is not known: 3. The
+    second update of client 1 is in no tick, and counts from tick 1 on.
+    """
+    clients, version = [[0], [1], [0], [2]], [[0], [0], [1], [1]]
+    timeline = schedule_of(clients)._replace(version=np.array(version, "int32"))
+    assert most_sent(timeline, 3, [0, 1, 2, 3, 4]).tolist() == [0, 1, 2, 3, 3]
+    assert most_participations(timeline, 3, [0, 1, 2, 3, 4]).tolist() == [0, 1, 1, 2, 2]
+    # A client that begins after it has reported in a tick has sent nothing more by then.
+    later = timeline._replace(version=np.array([[0], [0], [2], [1]], "int32"))
+    assert most_sent(later, 3, [1, 2, 3]).tolist() == [1, 2, 3]
+    # One client: its second update is under way when tick 0 acts, its third not when tick 1 does.
+    alone = schedule_of([[0], [0], [0]])._replace(version=np.array([[0], [0], [2]], "int32"))
+    assert most_sent(alone, 1, [0, 1, 2, 3]).tolist() == [0, 2, 2, 4]
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync", "gen_async"])
+def test_no_schedule_receives_more_than_was_counted(
+    name: str, small: Callable, draw: Callable
+) -> None:
+    """Of a longer schedule: what had begun by a tick is counted, of the shorter one at least."""
+    system = fedjax_sim.SYSTEMS[name]
+    drawn = draw(system.timeline, small(system), num_ticks=40, seeds=[5])
+    long = Timeline(*(leaf[0, :40] for leaf in drawn))
+    short = Timeline(*(leaf[:25] for leaf in long))
+    for tick in (1, 5, 12, 25):
+        sent = [0] * 7
+        for client in range(7):
+            rows = [
+                (t, long.version[t, s])
+                for t in range(40)
+                for s in np.flatnonzero(long.clients[t] == client)
+            ]
+            received = sum(t < tick for t, _ in rows)
+            under_way = [v < tick for t, v in rows if t >= tick]
+            sent[client] = received + (under_way[0] if under_way else 1)
+        assert most_sent(long, 7, [tick])[0] == max(sent)
+        assert max(sent) <= most_sent(short, 7, [tick])[0]
+        assert most_participations(long, 7, [tick])[0] <= max(sent)

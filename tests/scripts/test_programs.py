@@ -28,16 +28,18 @@ FAVANO_STEP = 17
 """Of a local step of FAVANO, 784-32-10, batches of 128, four seeds with twenty slots each."""
 FALD_TICK = 13
 """Of a tick of FA-LD with one step of exact gradients, 30 seeds of two step sizes, 50 slots."""
+MEDIAN_TICK = 60
+"""Of a tick of FedAvg with medians, without its steps; by bisection it would be 540."""
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Compile three programs, and return what is counted in each."""
+    """Compile four programs, and return what is counted in each."""
     installed = {each.metadata["Name"] for each in importlib.metadata.distributions()}
     if missing := [name for name in COMPILERS if name not in installed]:
         pytest.skip(f"needs {' and '.join(missing)}: pip install -e .[aot]")
     out = tmp_path_factory.mktemp("programs") / "results.json"
-    names = ["fedavg-128", "favano-32", "fald-1"]
+    names = ["fedavg-128", "favano-32", "fald-1", "fedavg-median"]
     command = [sys.executable, str(SCRIPT), "programs", "--target", "h200", "--out", str(out)]
     # The flags of the tests' own programs are not for a GPU.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
@@ -74,6 +76,10 @@ def test_a_tick_of_single_langevin_steps_launches_little_and_waits_for_nothing(
     parts = [programs["fald-1"]["tick without steps"], *programs["fald-1"]["local steps"]]
     assert sum(part["launches"] for part in parts) <= FALD_TICK
     assert sum(map(waits, parts)) == 0
+
+
+def test_medians_launch_little(programs: dict[str, Any]) -> None:
+    assert programs["fedavg-median"]["tick without steps"]["launches"] <= MEDIAN_TICK
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import fedjax_sim
 from fedjax_sim import Algorithm, problems
 from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.attacks import (
     ATTACKS,
     Adversary,
@@ -19,15 +20,18 @@ from fedjax_sim.server.attacks import (
     Cohort,
     Honest,
     InnerProduct,
+    Mimic,
     SignFlip,
     are_malicious,
     attacked,
+    attacks_of_one_program,
     malicious_slots,
     parse_attack,
 )
 from fedjax_sim.settings import ConfigError, check, group, idle_of, parse, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import EMPTY, Event, Plan
+from tests.conftest import slow_but
 
 KEY = jax.random.key(3)
 NUM = 10
@@ -430,7 +434,15 @@ def test_bad_settings(changes: dict, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["sign", "sign_flip:scale", "alie:z=-1", "min_max:perturbation=none", "mimic:z=1"]
+    "text",
+    [
+        "sign",
+        "sign_flip:scale",
+        "alie:z=-1",
+        "min_max:perturbation=none",
+        "mimic:z=1",
+        "mimic:warmup=-1",
+    ],
 )
 def test_bad_texts(text: str) -> None:
     with pytest.raises(ConfigError):
@@ -440,3 +452,94 @@ def test_bad_texts(text: str) -> None:
 def test_a_client_that_there_is_not() -> None:
     with pytest.raises(ConfigError, match="clients from 0 to 9"):
         are_malicious(Adversary(attack=SignFlip(), attackers=(10,)), KEY, NUM, jnp.arange(NUM))
+
+
+# ------------------------------------------------------------------------- mimics that remember
+
+
+def test_mimics_learn_whom_to_follow() -> None:
+    """As the authors' public code does, in NumPy: the direction of three ticks, then one client."""
+    random, forgers = np.random.default_rng(2), (1, 4)
+    slots = reference_slots(forgers)
+    of_clients = 3 * random.normal(size=MESSAGES.shape)
+    attack, cohort = Mimic(warmup=3), cohort_of(forgers)
+    with jax.enable_x64(True):
+        memory = attack.first_memory(jax.tree.map(lambda leaf: leaf[0], as_model(MESSAGES)))
+        mu, z, target = np.zeros(MESSAGES.shape[1]), None, -1
+        for t in range(6):
+            x = of_clients + random.normal(size=MESSAGES.shape)
+            x[CLIENTS == EMPTY] = np.nan
+            key = jax.random.fold_in(KEY, t)
+            memory = attack.remember(key, as_model(x), cohort, memory)
+            sent = attack.with_memory(memory).forge(key, as_model(x), cohort)
+            if z is None:
+                first = jax.tree.map(lambda leaf: leaf[:1], as_model(x))
+                keys = jax.random.split(key, 2)
+                drawn = [
+                    jax.random.normal(each, first[name].shape, "float64")
+                    for each, name in zip(keys, ("a", "b"), strict=True)
+                ]
+                [z] = as_vectors(dict(zip(("a", "b"), drawn, strict=True)))
+            if t < 3:
+                mu = (t * mu + x[slots].mean(axis=0)) / (t + 1)
+                u = ((x[slots] - mu) @ z) @ (x[slots] - mu)
+                u = u / np.linalg.norm(u)
+                z = (t * z * (t > 0) + u) / (t + 1)
+                z = z / np.linalg.norm(z)
+                target = slots[np.argmax(x[slots] @ z)]
+            np.testing.assert_allclose(as_vectors(sent), x[target][None], rtol=1e-12)
+            assert int(memory.target) == CLIENTS[target]
+        # Where it does not report, the farthest of the others takes its place.
+        left = np.where(np.arange(len(CLIENTS)) == target, -1, CLIENTS)
+        others = slots[slots != target]
+        farthest = others[np.argmax(x[others] @ z)]
+        sent = attack.with_memory(memory).forge(key, as_model(x), cohort_of(forgers, left))
+        np.testing.assert_allclose(as_vectors(sent), x[farthest][None], rtol=1e-12)
+
+
+def test_the_direction_becomes_that_of_most_variance() -> None:
+    """Messages that vary three times as much in one direction, of 10 honest clients."""
+    random = np.random.default_rng(3)
+    along_one = np.eye(MESSAGES.shape[1])[2] * 3 + 1
+    attack, cohort = Mimic(warmup=40), cohort_of((1, 4))
+    memory = attack.first_memory(jax.tree.map(lambda leaf: leaf[0], as_model(MESSAGES)))
+    remember = jax.jit(attack.remember)
+    for t in range(40):
+        x = as_model(random.normal(size=MESSAGES.shape) * along_one)
+        memory = remember(jax.random.fold_in(KEY, t), x, cohort, memory)
+    [direction] = as_vectors(jax.tree.map(lambda leaf: leaf[None], memory.direction))
+    assert np.abs(direction[2]) > 0.95
+    np.testing.assert_allclose(np.linalg.norm(direction), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", slow_but(["fedavg"], ["fedavg", "fedbuff"]))
+def test_mimics_remember_in_runs(name: str) -> None:
+    """Also as one of several attacks, and where a run is resumed from chunks; not in every system.
+
+    Three of five clients are malicious, and follow the same of the two others for ever, so that
+    their models go to this one's optimum, 1 or -1.
+    """
+    centres = np.array([[0.0], [0.0], [0.0], [1.0], [-1.0]], "float32")
+    problem = Quadratic.of(centres, noise=0.3)
+    system = fedjax_sim.SYSTEMS[name]
+    sizes = {"num_selected": 5} if name == "fedavg" else {"buffer_size": 5}
+    hyper = system.Hyper(num_clients=5, batch_size=1, attackers=(0, 1, 2), **sizes)
+    mimics = [Mimic(warmup=2), Mimic(), SignFlip()]
+    options = {"budget": fedjax_sim.Ticks(60), "seeds": 6, "num_evals": 1}
+    swept = {"adversary.attack": attacks_of_one_program(mimics)}
+    found = fedjax_sim.sweep(system, problem, hyper, settings=swept, **options)
+    alone = fedjax_sim.sweep(system, problem, hyper.replace(attack=mimics[0]), **options)
+    models = np.asarray(found.models).reshape(3, 6)
+    np.testing.assert_allclose(np.ravel(alone.models), models[0], rtol=1e-4, atol=1e-5)
+    if name == "fedavg":  # Four messages of five are the same client's.
+        assert (np.abs(np.abs(models[0]) - 0.6) < 0.15).all()
+        assert len(set(np.sign(models[0]))) == 2
+        assert (np.abs(models[1] - 0.6) < 0.15).all()
+    for other in ("quafl", "hierarchical"):
+        system = fedjax_sim.SYSTEMS[other]
+        changed = {"num_selected": 3} if other == "quafl" else {"num_groups": 1}
+        hyper = system.Hyper(num_clients=5, batch_size=1, attackers=(0,), **changed)
+        with pytest.raises(ConfigError, match="attackers cannot remember earlier messages"):
+            fedjax_sim.simulate(
+                system, problem, hyper.replace(attack=mimics[0]), budget=options["budget"]
+            )

@@ -19,6 +19,7 @@ from fedjax_sim.server.rules import (
     Bucketing,
     Bulyan,
     CentredClipping,
+    FLTrust,
     GeometricMedian,
     Krum,
     Mean,
@@ -57,11 +58,17 @@ TEXTS = [
     "bucketing:size=3",
     "bucketing:inner=trimmed_mean:share=0.25",
     "bucketing:inner=mean",
+    "fltrust",
+    "bucketing:size=2:inner=fltrust:examples=5",
 ]
 """At least one rule of each kind."""
 ROBUST = [
     text for text in TEXTS if text not in ("mean", "bucketing:inner=mean", "bulyan:assumed=0")
 ]
+
+OWN = np.random.default_rng(16).normal(size=P) + 0.5
+OWN /= np.linalg.norm(OWN)
+"""The server's own update, with which some rules compare messages: `f64[P]`, of length 1."""
 
 compiled = jax.jit(lambda rule, *inputs: rule.centre(*inputs))
 
@@ -71,7 +78,7 @@ def in_leaves(vectors: np.ndarray, dtype: str = "float64") -> dict[str, jax.Arra
     ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES.values()])
     parts = np.split(vectors, ends[:-1], axis=-1)
     return {
-        name: jnp.asarray(part.reshape(*vectors.shape[:-1], *shape), dtype)
+        name: jnp.asarray(part.reshape((*vectors.shape[:-1], *shape)), dtype)
         for (name, shape), part in zip(SHAPES.items(), parts, strict=True)
     }
 
@@ -110,6 +117,7 @@ def centre_of(
         messages[slots], weight[slots] = vectors, counts / counts.sum()
         is_present = np.isin(np.arange(num_slots), slots)
         weight = jnp.asarray(weight, dtype)
+        rule = rule.with_own(in_leaves(OWN, dtype))
         found = compiled(rule, KEY, in_leaves(messages, dtype), weight, jnp.asarray(is_present))
         assert all(leaf.dtype == dtype for leaf in found.values())
         assert {name: leaf.shape for name, leaf in found.items()} == SHAPES
@@ -193,6 +201,13 @@ def bulyan(rule: Any, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
+def fltrust(rule: Any, x: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    norms = np.maximum(np.linalg.norm(x, axis=1), 1e-300)
+    trust = counts * np.maximum(x @ OWN / norms / np.linalg.norm(OWN), 0)
+    scaled = x / norms[:, None] * np.linalg.norm(OWN)
+    return trust @ scaled / max(trust.sum(), 1e-300)
+
+
 def bucketing(rule: Any, x: np.ndarray, counts: np.ndarray, is_in: np.ndarray) -> np.ndarray:
     if not rule.weighs:
         counts = np.ones(len(x), int)
@@ -256,6 +271,29 @@ def test_it_is_what_numpy_finds(text: str) -> None:
                 atol=1e-12 * np.abs(x).max(),
                 err_msg=f"{kind}, {len(x)} present, counts {each}",
             )
+
+
+def test_medians_are_the_same_by_sorting() -> None:
+    """As accelerators find them, with ties, weights and empty slots."""
+    random = np.random.default_rng(18)
+
+    def medians(values: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.vmap(ordering.weighted_median)(values, weights)
+
+    cases = [(x, slots) for _, x, slots in samples(1)]
+    values, weights = np.zeros((len(cases), S, P)), np.zeros((len(cases), S))
+    for i, (x, slots) in enumerate(cases):
+        values[i, slots] = x
+        weights[i, slots] = random.integers(1, 4, len(x)) if i % 2 else 1
+        weights[i] /= weights[i].sum()
+    with jax.enable_x64(True):
+        expected = jax.jit(medians)(values, weights)
+        with targets.tracing_for("gpu"):
+            program = jax.jit(lambda *given: medians(*given))
+            found = program(values, weights)
+            assert "sort" in program.lower(values, weights).as_text()
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -324,6 +362,8 @@ def test_slots_may_be_permuted_and_equal_messages_are_their_own_centre(text: str
             found = centre_of(rule, x[order], counts[order])
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     message = x[0] / np.linalg.norm(x[0])
+    if rule.needs_own():
+        message *= np.sign(message @ OWN)
     expected = message
     if getattr(rule, "scale", "") == "vector":
         with jax.enable_x64(True):
@@ -349,6 +389,7 @@ def test_lanes_blocks_other_machines_and_narrow_types(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule, random = parse_rule(text), np.random.default_rng(5)
+    rule = rule.with_own(in_leaves(OWN, "float32"))
     x = random.normal(size=(2, S, P))
     weight, is_present = jnp.full(S, 1 / S), jnp.ones(S, bool)
     # Lanes differ in all traced settings. As in a sweep, whole numbers are floats.
@@ -594,10 +635,34 @@ def test_bounded_rules_move_no_further_than_their_bounds() -> None:
         assert np.linalg.norm(centre_of(NormBound(bound=0.5), x)) <= 0.5 + 1e-9
 
 
+def test_messages_are_trusted_as_far_as_they_agree_with_the_servers_own_update() -> None:
+    """Any number of malicious ones turn the centre at most to a right angle to that update."""
+    random = np.random.default_rng(17)
+    for malicious in range(S + 1):
+        x = OWN + 0.1 * random.normal(size=(S, P))
+        x[:malicious] = 1e9 * random.normal(size=(malicious, P))
+        found = centre_of(FLTrust(), x)
+        assert np.linalg.norm(found) <= 1 + 1e-12
+        assert found @ OWN >= 0
+    # Reversed messages change nothing, and with nobody trusted the server stays.
+    reversed_ = np.concatenate([x[:5], np.tile(-1e6 * OWN, (6, 1))])
+    np.testing.assert_allclose(
+        centre_of(FLTrust(), reversed_), fltrust(FLTrust(), x[:5], np.ones(5)), atol=1e-12
+    )
+    assert not centre_of(FLTrust(), np.tile(-OWN, (S, 1))).any()
+    # Where the server itself learns nothing, it has no direction to compare with.
+    nothing = FLTrust().with_own(in_leaves(0 * OWN, "float32"))
+    weight, is_present = jnp.full(S, 1 / S), jnp.ones(S, bool)
+    assert not in_vector(compiled(nothing, KEY, in_leaves(x, "float32"), weight, is_present)).any()
+
+
 # ---------------------------------------------------------------------------------------- text
 
 
-@pytest.mark.parametrize("text", [*TEXTS, *RULES, "bucketing:size=5:inner=multi_krum:selected=2"])
+FURTHER = ("bucketing:size=5:inner=multi_krum:selected=2", "fltrust:examples=9:owners=3+0")
+
+
+@pytest.mark.parametrize("text", [*TEXTS, *RULES, *FURTHER])
 def test_text_is_read_as_it_is_written(text: str) -> None:
     rule = parse_rule(text)
     assert parse_rule(str(rule)) == rule
@@ -633,6 +698,9 @@ def test_the_rule_of_buckets_is_written_last() -> None:
         "bucketing:inner=krum:size=2",
         "bucketing:inner=bucketing:inner=median",
         "krum:inner=median",
+        "fltrust:examples=0",
+        "fltrust:owners=1+1",
+        "fltrust:own=3",
     ],
 )
 def test_bad_text_is_refused(text: str) -> None:

@@ -16,7 +16,7 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.linear import linear_with_transpose
-from fedjax_sim.settings import ConfigError, fields, value_of
+from fedjax_sim.settings import ConfigError, check, fields, value_of
 from fedjax_sim.trees import TypedStructure, is_traced, typed_structure
 from fedjax_sim.types import (
     EMPTY,
@@ -30,6 +30,7 @@ from fedjax_sim.types import (
     Plan,
     StateT,
     System,
+    Timeline,
 )
 
 LEAST_BLOCKS = 4
@@ -270,9 +271,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Raises:
           ConfigError: If a setting is changed that the schedule has read, or something that is
-            part of the program: both need another `bind`.
+            part of the program: both need another `bind`. Or if values that are not traced are not
+            allowed, or the server cannot do with the messages of a tick what they ask for, as in
+            `simulate`. Traced ones cannot be checked: where a rule needs more messages than there
+            are, models are nan.
         """
-        static, ticks = self._static, self._ticks
+        static, ticks, given = self._static, self._ticks, hyper
         if hyper is None:
             hyper = self.hyper
         else:
@@ -281,6 +285,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             static = static._replace(known=known)
             if changed & {*static.weighing}:
                 ticks = self._weighed(hyper)
+            if changed:
+                self._check(given, ticks)
         problem = self.problem if problem is None else problem
         if typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
             self.problem
@@ -300,6 +306,30 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           ConfigError: If there is no such setting, or as in `replace`.
         """
         return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
+
+    def _check(self, hyper: Any, ticks: Ticks) -> None:
+        """Check new settings, and the messages of a schedule, where no value is traced."""
+        # Programs that were stacked have several keys, and several values of settings.
+        if is_traced((hyper, ticks)) or np.ndim(self.key) or np.ndim(ticks.clients) > 4:
+            return
+        try:
+            check(self.hyper)
+        except ConfigError:
+            pass  # What was filled in from the problem is nothing that a caller could give.
+        else:
+            check(hyper)
+        if self.system.live is None:
+            self.system.messages.check(hyper, self._timeline(ticks))
+
+    def _timeline(self, ticks: Ticks) -> Timeline:
+        """Return the schedule, on the host; clients hold what they worked from."""
+        shape = (self.num_ticks, np.shape(ticks.clients)[-1])
+        clients, steps, staleness, weight = (
+            np.broadcast_to(np.asarray(leaf)[0, 0], shape)
+            for leaf in (ticks.clients, ticks.steps, ticks.staleness, ticks.weight)
+        )
+        version = np.arange(self.num_ticks, dtype="int32")[:, None] - staleness
+        return Timeline(self.time, clients, steps, version, weight, version)
 
     def _changed(self, hyper: Any) -> tuple[Any, set[str]]:
         """Check new settings, give them the types of the old ones, and name those that differ."""

@@ -18,7 +18,8 @@ Clients that know all messages (`informed`):
 - `InnerProduct`: the reversed honest mean (Xie et al. 2020).
 - `MinMax`, `MinSum`: as far from the honest mean as honest messages are apart (Shejwalkar and
   Houmansadr 2021).
-- `Mimic`: the message of one honest client (Karimireddy et al. 2022).
+- `Mimic`: the message of one honest client (Karimireddy et al. 2022), which attackers may choose by
+  what they remember of earlier ticks.
 
 Clients that can be seen, by which privacy is audited, are in `canaries`. They are not among the
 attacks of the command line.
@@ -37,6 +38,7 @@ from fedjax_sim.server.attacks.adversary import (
     are_malicious,
     attacked,
     malicious_slots,
+    remembering,
 )
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
 from fedjax_sim.server.attacks.canaries import Canary
@@ -78,4 +80,5 @@ __all__ = [
     "attacks_of_one_program",
     "malicious_slots",
     "parse_attack",
+    "remembering",
 ]

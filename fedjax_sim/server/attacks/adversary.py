@@ -3,6 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -17,10 +18,10 @@ from fedjax_sim.settings import (
     Checked,
     ConfigError,
     choice,
+    clients_named,
     is_known,
     part,
     real,
-    static,
     struct,
     whole,
 )
@@ -37,16 +38,6 @@ def _is_attack(attack: Any) -> bool:
 
 def _is_empty(clients: Any) -> bool:
     return not clients
-
-
-def _are_clients(value: Any) -> bool:
-    """Tell whether a value is a tuple of different numbers of clients."""
-    return (
-        isinstance(value, tuple)
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
-        and all(each >= 0 for each in value)
-        and len(set(value)) == len(value)
-    )
 
 
 @struct
@@ -71,13 +62,8 @@ class Adversary(Checked):
         simpler_at=(0.0,),
         only_with={"attack": _is_attack, "attackers": _is_empty},
     )
-    attackers: tuple[int, ...] = static(
-        (),
-        "a tuple of different numbers of clients, from 0; on the command line joined by +, such "
-        "as 0+3",
-        _are_clients,
-        lambda text: tuple(int(word) for word in text.split("+")),
-        meaning="Numbers of the clients that are malicious, instead of a share of them.",
+    attackers: tuple[int, ...] = clients_named(
+        "Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )
     attack_from: Any = whole(
@@ -147,19 +133,59 @@ def attacked(
     """
     if adversary.is_idle:
         return local
-    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
-    cohort = Cohort(clients, slots, clients >= 0, weight)
-    messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
-    if draws is None:
-        draws = jax.random.fold_in(stream(key, "attack"), event.tick)
-    forged = adversary.attack.forge(draws, messages, cohort)
+    seen, cohort = _seen(adversary, key, event, starts, local, num_clients)
+    slots = cohort.is_malicious
+    forged = adversary.attack.forge(seen[0] if draws is None else draws, seen[1], cohort)
 
     def claim(end: Array, start: Array, progress: Array) -> Array:
         reached = (wide_of(start) + progress).astype(end.dtype)
         return jnp.where(along(slots, end), reached, end)
 
     return jax.tree.map(claim, local, starts, forged)
+
+
+@checked
+def remembering(
+    adversary: Adversary,
+    memory: Any,
+    key: Key,
+    event: Event,
+    starts: Params,
+    local: Params,
+    num_clients: Count,
+) -> tuple[Adversary, Any]:
+    """Let attackers remember a tick, and return those who do; in an empty one they do not.
+
+    Args:
+      adversary: The settings.
+      memory: What attackers remember of earlier ticks, see `Attack.first_memory`.
+      key: As in `attacked`.
+      event: As in `attacked`.
+      starts: As in `attacked`.
+      local: As in `attacked`.
+      num_clients: Number of clients, N.
+
+    Returns:
+      The settings with that memory, for `attacked`, and the memory.
+    """
+    if memory == ():
+        return adversary, memory
+    seen, cohort = _seen(adversary, key, event, starts, local, num_clients)
+    new = adversary.attack.remember(*seen, cohort, memory)
+    is_there = cohort.is_present.any()
+    memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
+    return dataclasses.replace(adversary, attack=adversary.attack.with_memory(memory)), memory
+
+
+def _seen(
+    adversary: Adversary, key: Key, event: Event, starts: Params, local: Params, num_clients: int
+) -> tuple[tuple[Key, Params], Cohort]:
+    """Return the key of attackers' draws, the messages that they see, and the slots of a tick."""
+    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+    slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
+    messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
+    draws = jax.random.fold_in(stream(key, "attack"), event.tick)
+    return (draws, messages), Cohort(clients, slots, clients >= 0, weight)
 
 
 @checked

@@ -68,6 +68,33 @@ class Attack(Checked):
         """Tell whether it forges anything: a bool, traced if its settings are."""
         return True
 
+    def first_memory(self, message: Params) -> Any:
+        """Return what attackers remember before the first tick; () if they remember nothing.
+
+        Args:
+          message: A message, leaves `[...]`, for its shapes.
+        """
+        return ()
+
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+        """Return what attackers remember once they know the messages of a tick.
+
+        Args:
+          key: As in `forge`.
+          messages: As in `forge`.
+          cohort: As in `forge`.
+          memory: What they remembered before.
+        """
+        return memory
+
+    def with_memory(self, memory: Any) -> "Attack":
+        """Return the attack of clients that remember earlier ticks, and this one.
+
+        Args:
+          memory: What `remember` returned.
+        """
+        return self
+
     def __str__(self) -> str:
         """Write the attack as `parse_attack` reads it: name and non-default values."""
         return write_kind(self)

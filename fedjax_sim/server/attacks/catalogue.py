@@ -1,6 +1,8 @@
 """Attacks by the names of the command line, and one of several, chosen by a number."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +66,24 @@ class OneAttack(OneOfSeveral, Attack):
 
         branches = [lambda attack=each: forging(attack) for each in self.options]
         return jax.lax.switch(jnp.asarray(self.which).astype("int32"), branches)
+
+    def first_memory(self, message: Params) -> Any:
+        """Return a memory for each attack; () if none needs one."""
+        memories = tuple(attack.first_memory(message) for attack in self.options)
+        return memories if any(memory != () for memory in memories) else ()
+
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+        """Return the memories of all attacks, whichever is chosen."""
+        return tuple(
+            attack.remember(key, messages, cohort, each)
+            for attack, each in zip(self.options, memory, strict=True)
+        )
+
+    def with_memory(self, memory: Any) -> Attack:
+        """Return the attacks, each with its memory."""
+        pairs = zip(self.options, memory, strict=True)
+        options = tuple(attack.with_memory(each) for attack, each in pairs)
+        return dataclasses.replace(self, options=options)
 
 
 ATTACKS: dict[str, type[Attack]] = {

@@ -8,8 +8,9 @@ Dimension letters: those of `fedjax_sim.types`, and `H` honest messages. A messa
 all leaves together.
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from fedjax_sim.server.attacks.base import (
     mean_over,
     root,
 )
-from fedjax_sim.settings import choice, fixed, real, struct
+from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct
 from fedjax_sim.types import Array, Key, Params
 
 PERTURBATIONS = ("std", "unit", "sign")
@@ -37,7 +38,7 @@ class ALittleIsEnough(Attack):
     Each number is mu - z sigma, with mean and standard deviation (of the population, as in the
     authors' code) of the honest messages.
 
-    Algorithm 3 computes z from n messages, of which f are forged. The attackers need
+    The paper computes z from n messages, of which f are forged. The attackers need
     s = floor(n / 2 + 1) - f honest supporters for a majority, so z is the quantile of the normal
     distribution at (n - f - s) / (n - f).
 
@@ -97,23 +98,115 @@ class InnerProduct(Attack):
         return in_wide(reversed_mean, messages)
 
 
+class Watched(NamedTuple):
+    """What those who mimic remember, of the ticks in which somebody reported.
+
+    Attributes:
+      ticks: `i32[]`, their number.
+      mean: The mean of the honest messages, each tick's counting equally, leaves `f[...]`.
+      direction: The direction in which honest messages vary most, of length 1, leaves `f[...]`.
+      target: `i32[]`, the client that is mimicked.
+    """
+
+    ticks: Array
+    mean: Params
+    direction: Params
+    target: Array
+
+
 @struct
 class Mimic(Attack):
     """Send the message of one honest client (Karimireddy et al. 2022, arXiv 2006.09365).
 
     It is thus counted too often, which no rule can see as an outlier, and which does harm where
-    clients have different data. In every tick it is the honest client with the lowest number among
-    those present, which in rounds of all clients is always the same one.
+    clients have different data.
 
-    Deviation: the paper chooses the client by the direction in which honest messages vary most.
+    Without warm-up it is the honest client with the lowest number among those present, which in
+    rounds of all clients is always the same one. With warm-up attackers learn the direction z in
+    which honest messages vary most by Oja's rule, one power iteration in each tick (the authors'
+    public code epfml/byzantine-robust-noniid-optimizer, codes/attacks/mimic.py): in the t-th tick,
+    counted from 0, with honest messages g_i,
+
+        mu <- (t mu + mean_i g_i) / (t + 1)
+        u = sum_i <g_i - mu, z> (g_i - mu), z <- (t z + u / ||u||) / (t + 1), z <- z / ||z||
+
+    until the warm-up is over, and mimic the client with the largest <g_i, z>. After it they stay
+    with the last one. z starts at random. That takes the memory of two messages.
+
+    Deviation: where that client does not report, which does not happen in the paper, the one with
+    the largest <g_i, z> of those who do takes its place.
     """
 
     name: str = fixed("mimic")
 
+    warmup: int = count(
+        0,
+        "Server actions in which attackers learn which honest client to mimic, not counting those "
+        "without reports. 0 takes the one with the lowest number.",
+        least=0,
+    )
+    memory: Any = filled()
+
+    def first_memory(self, message: Params) -> Any:
+        """Return a memory of nothing; () without warm-up."""
+        if not self.warmup:
+            return ()
+        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(wide_of(leaf)), message)
+        return Watched(jnp.int32(0), zeros, zeros, jnp.int32(-1))
+
+    def with_memory(self, memory: Any) -> Attack:
+        """Return the attack with this memory."""
+        return dataclasses.replace(self, memory=memory if self.warmup else None)
+
+    def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
+        """Return the memory after a power iteration; after the warm-up nothing else is learnt."""
+        if not self.warmup:
+            return memory
+        slots, ticks = cohort.references(), memory.ticks
+        wide = jax.tree.map(wide_of, messages)
+
+        def mixed(old: Array, new: Array) -> Array:
+            return (ticks * old[None] + new) / (ticks + 1).astype(new.dtype)
+
+        now = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
+        mean = jax.tree.map(mixed, memory.mean, now)
+        apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
+        leaves, structure = jax.tree.flatten(now)
+        keys = jax.random.split(key, len(leaves))
+        drawn = [
+            jax.random.normal(each, leaf.shape, leaf.dtype)
+            for each, leaf in zip(keys, leaves, strict=True)
+        ]
+        before = jax.tree.map(
+            lambda z, new: jnp.where(ticks > 0, z[None], new),
+            memory.direction,
+            jax.tree.unflatten(structure, drawn),
+        )
+        pulls = _products(apart, before)[:, 0]
+        moved = jax.tree.map(lambda leaf: along(pulls, leaf).astype(leaf.dtype) * leaf, apart)
+        pulled = _of_length_1(jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), moved))
+        direction = _of_length_1(jax.tree.map(mixed, memory.direction, pulled))
+        target = cohort.clients[_farthest(wide, direction, slots)]
+        mean, direction = jax.tree.map(lambda leaf: leaf[0], (mean, direction))
+        learnt = Watched(ticks, mean, direction, target)
+        is_learning = ticks < self.warmup
+        kept = jax.tree.map(lambda new, old: jnp.where(is_learning, new, old), learnt, memory)
+        return kept._replace(ticks=ticks + 1)
+
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return that client's message: leaves `[1, ...]`."""
-        last = np.iinfo(np.int32).max
-        chosen = jnp.argmin(jnp.where(cohort.references(), cohort.clients, last))
+        slots = cohort.references()
+        if not self.warmup:
+            last = np.iinfo(np.int32).max
+            chosen = jnp.argmin(jnp.where(slots, cohort.clients, last))
+        elif self.memory is None:
+            allowed = "0 here, where attackers cannot remember earlier messages"
+            raise ConfigError("adversary.attack.warmup", self.warmup, allowed)
+        else:
+            direction = jax.tree.map(lambda leaf: leaf[None], self.memory.direction)
+            is_target = slots & (cohort.clients == self.memory.target)
+            best = _farthest(jax.tree.map(wide_of, messages), direction, slots)
+            chosen = jnp.where(is_target.any(), jnp.argmax(is_target), best)
         return jax.tree.map(lambda leaf: leaf[chosen][None], messages)
 
 
@@ -167,8 +260,7 @@ class Optimized(Attack):
             return jax.tree.map(lambda leaf, mu: -_deviation(slots, leaf, mu), wide, mean)
         if self.perturbation == "sign":
             return jax.tree.map(lambda mu: -jnp.sign(mu), mean)
-        length = root(_products(mean, mean)[0, 0])
-        return jax.tree.map(lambda mu: -mu / divisor(length).astype(mu.dtype), mean)
+        return jax.tree.map(jnp.negative, _of_length_1(mean))
 
 
 @struct
@@ -233,6 +325,23 @@ def _products(left: Params, right: Params) -> Array:
         right,
     )
     return functools.reduce(jnp.add, jax.tree.leaves(products))
+
+
+def _of_length_1(vector: Params) -> Params:
+    """Divide a message by its length: leaves `f[1, ...]`; 0 stays 0."""
+    length = root(_products(vector, vector)[0, 0])
+    return jax.tree.map(lambda leaf: leaf / divisor(length).astype(leaf.dtype), vector)
+
+
+def _farthest(messages: Params, direction: Params, slots: Array) -> Array:
+    """Find the one of some slots whose message goes farthest in a direction: `i32[]`.
+
+    Args:
+      messages: Leaves `f[S, ...]`.
+      direction: Leaves `f[1, ...]`.
+      slots: `bool[S]`.
+    """
+    return jnp.argmax(jnp.where(slots, _products(messages, direction)[:, 0], -jnp.inf))
 
 
 def _squares(messages: Params) -> Array:

@@ -16,6 +16,7 @@ leaves: rules of one kind with equal sizes share a compiled program.
 | `norm_bound`         | Sun et al. 2019, arXiv 1911.07963         | yes      | see bound       |
 | `krum`, `multi_krum` | Blanchard et al. 2017, arXiv 1703.02757   | no       | f, n >= 2 f + 3 |
 | `bulyan`             | El Mhamdi et al. 2018, arXiv 1802.07927   | no       | f, n >= 4 f + 3 |
+| `fltrust`            | Cao et al. 2021, arXiv 2012.13995         | yes      | see below       |
 | `secure_sum`         | Bonawitz et al. 2017, arXiv 1611.04482    | yes      | none            |
 | `bucketing`          | Karimireddy et al. 2022, arXiv 2006.09365 | as inner | as inner        |
 
@@ -23,6 +24,8 @@ A rule that weighs withstands malicious clients with less than half of the weigh
 than half of the clients. Under norm bounds, a message moves the centre by at most its share of the
 weight times the bound, and under centred clipping by at most its share times the radius in each
 iteration. Buckets withstand as many malicious clients as their rule withstands malicious buckets.
+FLTrust withstands any number, as far as the server's own update shows the way: a message moves the
+centre by at most the length of that update, and never against it.
 
 The mean needs the sum of the messages only; all other rules hold the messages of all S slots at
 once, S times a model. The mean, centred clipping and norm bounds read them in place; rules that
@@ -36,6 +39,7 @@ A rule computes in at least 32 bits. Where fewer clients are present than it nee
 - `ordering`: order statistics of each coordinate.
 - `distances`: rules that choose messages by their distances.
 - `centres`: rules that weigh whole messages by their length.
+- `trust`: messages compared with an update of the server's own.
 - `secure`: the mean as secure aggregation computes it.
 - `bucketing`: another rule on the means of a few messages each.
 - `catalogue`: rules by the names of the command line, and one of several of them.
@@ -48,12 +52,14 @@ from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, No
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
 from fedjax_sim.server.rules.secure import SecureSum
+from fedjax_sim.server.rules.trust import FLTrust
 
 __all__ = [
     "RULES",
     "Bucketing",
     "Bulyan",
     "CentredClipping",
+    "FLTrust",
     "GeometricMedian",
     "Krum",
     "Mean",

@@ -69,6 +69,29 @@ class Rule(Checked):
         """
         return self
 
+    def needs_own(self) -> Any:
+        """Tell whether messages are compared with an update of the server's own.
+
+        Returns:
+          A bool, traced if the settings are; False itself if it is known that they are not.
+        """
+        return False
+
+    def with_own(self, update: Params) -> "Rule":
+        """Return the rule that compares messages with the server's own update.
+
+        Args:
+          update: Leaves `[...]`, shaped as a message.
+
+        Returns:
+          The rule.
+        """
+        return self
+
+    def roots(self) -> tuple["Rule", ...]:
+        """Return the rules whose settings say on which examples the server trains."""
+        return ()
+
     @property
     def chosen(self) -> "Rule":
         """The rule itself, or the one that it stands for. On the host."""

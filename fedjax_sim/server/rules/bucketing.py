@@ -16,6 +16,7 @@ from fedjax_sim.server.rules.base import Mean, Rule
 from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
+from fedjax_sim.server.rules.trust import FLTrust
 from fedjax_sim.settings import ConfigError, count, fixed, parse_kind, part, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
 
@@ -32,6 +33,7 @@ INNER: dict[str, type[Rule]] = {
         Krum,
         MultiKrum,
         Bulyan,
+        FLTrust,
     )
 }
 """Every kind of rule that buckets can be given to, by name."""
@@ -54,7 +56,7 @@ def parse_inner(text: str) -> Rule:
 
 @struct
 class Bucketing(Rule):
-    """A rule on the means of buckets (Karimireddy et al. 2022, arXiv 2006.09365, Algorithm 1).
+    """A rule on the means of buckets (Karimireddy et al. 2022, arXiv 2006.09365).
 
     Messages are put in random order and then into buckets of s, the last of which may have fewer.
     The means of different clients' messages differ less than the messages, so that a robust rule
@@ -94,6 +96,18 @@ class Bucketing(Rule):
     def knowing(self, dropped: Array) -> Rule:
         """Let the inner rule assume fewer malicious buckets."""
         return dataclasses.replace(self, inner=self.inner.knowing(dropped))
+
+    def needs_own(self) -> Any:
+        """Tell whether the inner rule needs it."""
+        return self.inner.needs_own()
+
+    def with_own(self, update: Params) -> Rule:
+        """Let the inner rule compare the means of buckets with the server's own update."""
+        return dataclasses.replace(self, inner=self.inner.with_own(update))
+
+    def roots(self) -> tuple[Rule, ...]:
+        """Return the inner rule's."""
+        return self.inner.roots()
 
     def least(self) -> Any:
         """Return the fewest messages that fill as many buckets as the inner rule needs."""

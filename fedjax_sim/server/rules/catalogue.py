@@ -56,6 +56,22 @@ class OneOf(OneOfSeveral, Rule):
         options = tuple(rule.knowing(dropped) for rule in self.options)
         return dataclasses.replace(self, options=options)
 
+    def needs_own(self) -> Any:
+        """Tell whether the chosen rule needs it; False itself if none does."""
+        needs = [rule.needs_own() for rule in self.options]
+        if len(set(needs)) == 1:
+            return needs[0]
+        return jnp.asarray(needs)[jnp.asarray(self.which).astype("int32")]
+
+    def with_own(self, update: Params) -> Rule:
+        """Let all rules that compare messages with the server's own update do so."""
+        options = tuple(rule.with_own(update) for rule in self.options)
+        return dataclasses.replace(self, options=options)
+
+    def roots(self) -> tuple[Rule, ...]:
+        """Return those of all rules."""
+        return tuple(root for rule in self.options for root in rule.roots())
+
     def least(self) -> Any:
         """Return what the chosen rule needs."""
         needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])

@@ -22,7 +22,7 @@ ROUNDING = 1e-4
 
 @struct
 class Median(Rule):
-    """The weighted median of each coordinate (Yin et al. 2018, arXiv 1803.01498, Definition 1).
+    """The weighted median of each coordinate (Yin et al. 2018, arXiv 1803.01498).
 
     With less than half of the weight malicious, each coordinate lies between the smallest and the
     largest honest one. With equal weights it is the ordinary median, of an even number the mean of
@@ -40,7 +40,7 @@ class Median(Rule):
 
 @struct
 class TrimmedMean(Rule):
-    """The mean without the extremes (Yin et al. 2018, arXiv 1803.01498, Definition 2).
+    """The mean without the extremes (Yin et al. 2018, arXiv 1803.01498).
 
     In each coordinate, the b smallest and the b largest values are left out, b = floor(share n).
     With at most b malicious messages, each coordinate lies between the smallest and the largest
@@ -86,7 +86,7 @@ class TrimmedMean(Rule):
 
 @struct
 class SignMajority(Rule):
-    """The majority vote of signs (Bernstein et al. 2019, arXiv 1810.05291, Algorithm 1).
+    """The majority vote of signs (Bernstein et al. 2019, arXiv 1810.05291).
 
     Each coordinate's sign is that of most weight, 0 if the vote is tied.
 

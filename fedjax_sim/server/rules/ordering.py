@@ -83,8 +83,9 @@ def weighted_median(values: Array, weight: Array) -> Array:
     of the weight, and the upper median, the largest value from which on there is at least half of
     it. With equal weights it is the ordinary median. Weights that differ by rounding are equal.
 
-    The lower median is found by bisection of the bits of a float: each step halves the range of
-    floats in which it must be, so that nothing is sorted.
+    On a CPU nothing is sorted: the lower median is found by bisection of the bits of a float, whose
+    steps halve the range of floats in which it must be. On an accelerator these steps would be
+    several launches each, and a sort is one.
 
     Args:
       values: `f[S, ...]`, of at least 32 bits and without nan.
@@ -93,33 +94,49 @@ def weighted_median(values: Array, weight: Array) -> Array:
     Returns:
       `f[...]`; nan if all weights are 0.
     """
-    kind = np.dtype(f"int{values.dtype.itemsize * 8}")
     weight = weight.astype(values.dtype)
     total = weight.sum()
     half, rounding = total / 2, 2 * weight.size * jnp.finfo(values.dtype).eps * total
+    find = _bisected if targets.is_for_cpu() else _sorted
+    lower = find(values, weight, half - rounding)
+    # If half of the weight ends here, the upper median is the next value.
+    is_above = (values > lower[None]) & (weight > 0).reshape(-1, *[1] * lower.ndim)
+    following = jnp.where(is_above, values, jnp.inf).min(axis=0)
+    has_upper = _weight_of(weight, values <= lower[None]) <= half + rounding
+    found = jnp.where(has_upper, lower / 2 + following / 2, lower)
+    return jnp.where(total > 0, found, jnp.nan)
+
+
+def _bisected(values: Array, weight: Array, enough: Array) -> Array:
+    """Find the smallest values up to which there is enough weight, `f[...]`, by bisection."""
+    kind = np.dtype(f"int{values.dtype.itemsize * 8}")
     # Of floats of one sign, the bits as whole numbers are in the same order, or in the reverse one.
     places = _reverse_negative(jax.lax.bitcast_convert_type(values, kind))
-
-    def weight_up_to(place: Array) -> Array:
-        is_below = (places <= place[None]).astype(values.dtype)
-        return jnp.tensordot(weight, is_below, 1, precision="highest")
 
     def halve(_: Array, limits: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = limits
         middle = (low & high) + ((low ^ high) >> 1)  # Their mean, which cannot overflow.
-        is_enough = weight_up_to(middle) >= half - rounding
+        is_enough = _weight_of(weight, places <= middle[None]) >= enough
         return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
 
     limits = jnp.iinfo(kind)
     ends = [jnp.full(values.shape[1:], end, kind) for end in (limits.min, limits.max)]
     place, _ = jax.lax.fori_loop(0, limits.bits, halve, (ends[0], ends[1]))
-    lower = jax.lax.bitcast_convert_type(_reverse_negative(place), values.dtype)
-    # If half of the weight ends here, the upper median is the next value.
-    is_above = (places > place[None]) & (weight > 0).reshape(-1, *[1] * place.ndim)
-    following = jnp.where(is_above, values, jnp.inf).min(axis=0)
-    has_upper = weight_up_to(place) <= half + rounding
-    found = jnp.where(has_upper, lower / 2 + following / 2, lower)
-    return jnp.where(total > 0, found, jnp.nan)
+    return jax.lax.bitcast_convert_type(_reverse_negative(place), values.dtype)
+
+
+def _sorted(values: Array, weight: Array, enough: Array) -> Array:
+    """Find the smallest values up to which there is enough weight, `f[...]`, by sorting."""
+    along = weight.reshape(-1, *[1] * (values.ndim - 1))
+    weights = jnp.broadcast_to(along, values.shape)
+    ordered, weights = jax.lax.sort((values, weights), dimension=0, num_keys=1)
+    return jnp.where(jnp.cumsum(weights, axis=0) >= enough, ordered, jnp.inf).min(axis=0)
+
+
+def _weight_of(weight: Array, are_counted: Array) -> Array:
+    """Sum the weights of some of the slots: `f[...]` of `f[S]` and `bool[S, ...]`."""
+    counted = are_counted.astype(weight.dtype)
+    return jnp.tensordot(weight, counted, 1, precision="highest")
 
 
 def _reverse_negative(bits: Array) -> Array:

@@ -69,7 +69,7 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
     The server's memory is the state of its optimizer.
     """
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan)
+    wire = Wire(problem, hyper, plan, train=local_training)
 
     def init(key: Key) -> RoundState:
         return wire.first_step(problem.init(key))
