@@ -13,8 +13,11 @@ data.
 In every tick the server trains on the root data as clients do: with their batch size, optimizer and
 rate, from the model that a client would receive now, with as many local steps as the longest update
 of the tick. Updates of asynchronous clients have begun at older models, and are compared with the
-one that begins now, because that is where the server moves from. The root data go through epochs of
-their own, which go on from tick to tick.
+one that begins now; but FedAT then moves from its tier's older model. In each tick the root data
+are shuffled anew, and the optimizer's state begins anew, also where clients keep theirs. A noisy
+loss has noise of its own for each root example, so that the server's direction has less of it than
+a client's if batches have several. In FedNova, messages have the length of the effective number of
+steps, and the server's update that of its own.
 
 Its steps are counted among those that are executed and needed, as the work of one more slot. They
 are no client's, so that `local_steps` is without them. Where the slots of a tick run on several
@@ -146,14 +149,11 @@ def own_update(
         is_inner=True, all_filled=is_even, most_steps=facts.most_steps, same_steps=is_even
     )
     steps = jnp.where(is_needed, longest, 0)[None]
-    offset = event.tick * (longest if facts.most_steps is None else facts.most_steps)
-    slot = event.within(
-        facts=inner,
-        clients=jnp.zeros(1, "int32"),
-        steps=steps,
-        offset=jnp.asarray(offset, "int32")[None],
-    )
+    none = jnp.zeros(1, "int32")
+    slot = event.within(facts=inner, clients=none, steps=steps, offset=none)
     alone = plan._replace(slots_at_once=1, client_devices=1)
     train = training(draw_root(problem, key, rule), hyper, alone)
-    reached, work = train(stream(key, "own update"), slot, start=start)
+    # How many steps the ticks before this one had is not known here, as it depends on the layout.
+    own_key = jax.random.fold_in(stream(key, "own update"), event.tick)
+    reached, work = train(own_key, slot, start=start)
     return jax.tree.map(lambda y, x: y[0] - x, reached, start), work

@@ -68,31 +68,10 @@ from fedjax_sim.server.report_settings import (
 )
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
 from fedjax_sim.server.steps import step_server
-from fedjax_sim.server.versions import Keeper, Versioned, first_version, next_version
+from fedjax_sim.server.versions import Keeper, Memo, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan
-
-
-class Memo(NamedTuple):
-    """Memory of earlier messages on both sides; () for a part that is not used.
-
-    Attributes:
-      estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
-      known: The model v that clients know, leaves `[...]`.
-      bound: Bound of the norm of an update if it adapts, C, `f[]`.
-      members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
-      noises: The last noises on the sum if they are correlated, the newest first, leaves
-        `[b - 1, ...]`.
-      attackers: What attackers remember of messages.
-    """
-
-    estimates: Params = ()
-    known: Params = ()
-    bound: Any = ()
-    members: Params = ()
-    noises: Params = ()
-    attackers: Any = ()
 
 
 class RoundState(NamedTuple):

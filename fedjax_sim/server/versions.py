@@ -15,18 +15,39 @@ from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.types import Event, Params, Plan
 
 
+class Memo(NamedTuple):
+    """Memory of earlier messages on both sides; () for a part that is not used.
+
+    Attributes:
+      estimates: Estimates of clients' progress d_i, leaves `[N, ...]`.
+      known: The model v that clients know, leaves `[...]`.
+      bound: Bound of the norm of an update if it adapts, C, `f[]`.
+      members: Estimates of the progress of clients behind local servers, leaves `[N, ...]`.
+      noises: The last noises on the sum if they are correlated, the newest first, leaves
+        `[b - 1, ...]`.
+      attackers: What attackers remember of messages.
+    """
+
+    estimates: Params = ()
+    known: Params = ()
+    bound: Any = ()
+    members: Params = ()
+    noises: Params = ()
+    attackers: Any = ()
+
+
 class Versioned(NamedTuple):
     """The state of an asynchronous system.
 
     Attributes:
       server: The newest model, leaves `[...]`.
       versions: Server models that some client works from, leaves `[R, ...]`.
-      memo: What both sides remember of messages, see `fedjax_sim.server.reports`.
+      memo: What both sides remember of messages.
     """
 
     server: Params
     versions: Params
-    memo: Any = ()
+    memo: Memo = Memo()
 
 
 class Keeper(Protocol):

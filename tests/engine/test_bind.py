@@ -496,7 +496,7 @@ def test_traced_values_are_refused_where_schedules_are_drawn(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budget": 2}, "budget is 2, but must be a Ticks, a Time or a Timeline"),
+        ({"budget": 2}, "budget is 2, but must be a Ticks, a Time, an Energy or a Timeline"),
         ({"num_ticks": 2}, r"num_ticks is 2, but must be given as budget=Ticks\(\.\.\.\)"),
         ({"timeline": []}, r"timeline is \[\], but must be given as budget=timeline"),
         (

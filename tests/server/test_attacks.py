@@ -27,6 +27,7 @@ from fedjax_sim.server.attacks import (
     attacks_of_one_program,
     malicious_slots,
     parse_attack,
+    remembering,
 )
 from fedjax_sim.settings import ConfigError, check, group, idle_of, parse, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -510,6 +511,43 @@ def test_the_direction_becomes_that_of_most_variance() -> None:
     [direction] = as_vectors(jax.tree.map(lambda leaf: leaf[None], memory.direction))
     assert np.abs(direction[2]) > 0.95
     np.testing.assert_allclose(np.linalg.norm(direction), 1, rtol=1e-5)
+
+
+def test_equal_messages_do_not_end_the_learning() -> None:
+    """A single honest message in the first tick is its own mean: the first direction stays."""
+    attack, random = Mimic(warmup=9), np.random.default_rng(5)
+    alone = cohort_of(tuple(CLIENTS[CLIENTS != EMPTY].tolist()[1:]))
+    memory = attack.first_memory(jax.tree.map(lambda leaf: leaf[0], as_model(MESSAGES)))
+    memory = attack.remember(KEY, as_model(MESSAGES), alone, memory)
+    [first] = as_vectors(jax.tree.map(lambda leaf: leaf[None], memory.direction))
+    np.testing.assert_allclose(np.linalg.norm(first), 1, rtol=1e-5)
+    x = as_model(random.normal(size=MESSAGES.shape))
+    memory = attack.remember(jax.random.fold_in(KEY, 1), x, cohort_of(()), memory)
+    [second] = as_vectors(jax.tree.map(lambda leaf: leaf[None], memory.direction))
+    np.testing.assert_allclose(np.linalg.norm(second), 1, rtol=1e-5)
+    assert np.abs(second - first).max() > 0.01
+
+
+def test_mimics_learn_from_honest_and_finite_messages_only() -> None:
+    """Not from attackers that are not at work yet, and nothing from a tick without honest ones."""
+    centres = np.array([[9.0, 9.0], [0.0, 0.1], [0.1, 0.0], [1.0, 0.0], [-1.0, 0.0]], "float32")
+    system, problem = fedjax_sim.SYSTEMS["fedavg"], Quadratic.of(centres, noise=0.1)
+    settings = {"num_clients": 5, "num_selected": 5, "batch_size": 1, "attack_from": 4}
+    hyper = system.Hyper(**settings, attackers=(0, 1), attack=Mimic(warmup=3))
+    bound = fedjax_sim.bind(system, problem, hyper, budget=fedjax_sim.Ticks(6))
+    state = bound.init()
+    for t in range(6):
+        state, _ = bound.step(state, bound.event(t))
+        assert int(state.memo.attackers.target) in (2, 3, 4)
+    assert int(state.memo.attackers.ticks) == 6
+    # Nobody honest reports, or what is honest is not finite.
+    adversary, key = bound.hyper.adversary, bound.key
+    memory, event = state.memo.attackers, bound.event(5)
+    for clients, value in (([0, 1, -1, -1, -1], 1.0), ([0, 1, 2, 3, 4], np.nan)):
+        changed = event.within(facts=event.facts, clients=jnp.array(clients, "int32"))
+        models = jnp.full((5, 2), value)
+        after = remembering(adversary, memory, key, changed, models * 0, models, 5)[1]
+        jax.tree.map(np.testing.assert_array_equal, after, memory)
 
 
 @pytest.mark.parametrize("name", slow_but(["fedavg"], ["fedavg", "fedbuff"]))

@@ -116,26 +116,51 @@ class Used(NamedTuple):
         return params[(jnp.cumsum(self.counts) - self.counts)[client] + examples].mean()
 
 
-def test_root_data_go_through_epochs_that_go_on() -> None:
-    """Two of four examples in each of three steps: in two ticks, each is used three times."""
-    hyper = settings_of("fedavg", batch_size=2, local_steps=3, lr=2.0)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
+    """Two of four examples in each of two steps: in every tick each is used once."""
+    hyper = settings_of("fedavg", batch_size=2, local_steps=steps, lr=2.0)
     system, rule = fedjax_sim.SYSTEMS["fedavg"], FLTrust(examples=4)
-    bound = fedjax_sim.bind(system, Quadratic.of(CENTRES), hyper, budget=Ticks(4))
+    bound = fedjax_sim.bind(system, Quadratic.of(CENTRES), hyper, budget=Ticks(6))
     problem, start = Used(jnp.asarray(COUNTS)), jnp.zeros(COUNTS.sum())
+    root = draw_root(problem, bound.key, rule)
+    places = (np.cumsum(COUNTS) - COUNTS)[root.clients] + np.asarray(root.examples)
 
     def used(t: int) -> np.ndarray:
         given = problem, bound.hyper, bound.plan, local_training, bound.key, bound.event(t)
         progress, work = own_update(*given, rule=rule, start=start)
-        assert int(work.needed) == int(work.executed) == 3
-        return -np.asarray(progress)
+        assert int(work.needed) == int(work.executed) == steps
+        return -np.asarray(progress)[places]
 
-    each = np.array([used(t) for t in range(4)])
-    root = draw_root(problem, bound.key, rule)
-    expected = np.zeros(COUNTS.sum())
-    expected[(np.cumsum(COUNTS) - COUNTS)[root.clients] + np.asarray(root.examples)] = 3
-    np.testing.assert_allclose(each[:2].sum(axis=0), expected, rtol=1e-6)
-    np.testing.assert_allclose(each[2:].sum(axis=0), expected, rtol=1e-6)
-    assert not np.array_equal(each[0], each[1])
+    each = np.array([used(t) for t in range(6)])
+    np.testing.assert_allclose(each.sum(axis=1), 2 * steps, rtol=1e-6)
+    assert each.max() < 1.01
+    assert len(np.unique(each, axis=0)) > 2 or steps == 2
+
+
+@pytest.mark.parametrize("way", ["slots", "packed", "differentiable", "others"])
+def test_unequal_steps_mean_the_same_in_all_layouts(way: str) -> None:
+    """What the server does in a tick does not depend on what is known of the whole schedule."""
+    hyper = settings_of("fedavg", aggregator=FLTrust(examples=4)).replace(local_epochs=1.0)
+    system, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
+    budget = Ticks(8)
+    expected = fedjax_sim.simulate(system, problem, hyper, seed=4, budget=budget)
+    assert len(np.unique(expected.timelines[0].steps.max(axis=1))) > 1
+    if way == "differentiable":
+        bound = fedjax_sim.bind(system, problem, hyper, seed=4, budget=budget, differentiable=True)
+        found = bound.model(bound.run(bound.init())[0])
+    elif way == "others":
+        packed = Layout(packed=True)
+        together = fedjax_sim.sweep(
+            system, problem, hyper, seeds=[0, 4], budget=Ticks(8), layout=packed
+        )
+        found = together.models[1]
+    else:
+        layout = Layout(packed=True) if way == "packed" else Layout(slots_at_once=1)
+        found = fedjax_sim.simulate(
+            system, problem, hyper, seed=4, budget=budget, layout=layout
+        ).models
+    np.testing.assert_allclose(found, expected.models, rtol=1e-4, atol=1e-6)
 
 
 def test_it_starts_from_what_clients_receive() -> None:

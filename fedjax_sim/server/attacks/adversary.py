@@ -154,7 +154,10 @@ def remembering(
     local: Params,
     num_clients: Count,
 ) -> tuple[Adversary, Any]:
-    """Let attackers remember a tick, and return those who do; in an empty one they do not.
+    """Let attackers remember a tick, and return those who do.
+
+    They learn from finite messages of clients that are no attackers, whether attackers are at work
+    or not. A tick without such a message teaches them nothing.
 
     Args:
       adversary: The settings.
@@ -170,9 +173,15 @@ def remembering(
     """
     if memory == ():
         return adversary, memory
-    seen, cohort = _seen(adversary, key, event, starts, local, num_clients)
-    new = adversary.attack.remember(*seen, cohort, memory)
-    is_there = cohort.is_present.any()
+    (draws, messages), cohort = _seen(adversary, key, event, starts, local, num_clients)
+    # They learn from those who are honest for ever, as far as their messages are finite.
+    is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
+    honest = cohort.is_present & ~is_foe
+    for leaf in jax.tree.leaves(messages):
+        honest &= jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+    cohort = cohort._replace(is_malicious=cohort.is_present & ~honest)
+    new = adversary.attack.remember(draws, messages, cohort, memory)
+    is_there = honest.any()
     memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
     return dataclasses.replace(adversary, attack=adversary.attack.with_memory(memory)), memory
 

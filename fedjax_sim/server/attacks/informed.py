@@ -99,7 +99,7 @@ class InnerProduct(Attack):
 
 
 class Watched(NamedTuple):
-    """What those who mimic remember, of the ticks in which somebody reported.
+    """What those who mimic remember, of the ticks in which somebody honest reported.
 
     Attributes:
       ticks: `i32[]`, their number.
@@ -131,7 +131,8 @@ class Mimic(Attack):
         u = sum_i <g_i - mu, z> (g_i - mu), z <- (t z + u / ||u||) / (t + 1), z <- z / ||z||
 
     until the warm-up is over, and mimic the client with the largest <g_i, z>. After it they stay
-    with the last one. z starts at random. That takes the memory of two messages.
+    with the last one. z starts at random, and stays where it is where all g_i - mu are 0. That
+    takes the memory of two messages.
 
     Deviation: where that client does not report, which does not happen in the paper, the one with
     the largest <g_i, z> of those who do takes its place.
@@ -141,8 +142,9 @@ class Mimic(Attack):
 
     warmup: int = count(
         0,
-        "Server actions in which attackers learn which honest client to mimic, not counting those "
-        "without reports. 0 takes the one with the lowest number.",
+        "Server actions in which attackers learn which honest client to mimic, and meanwhile mimic "
+        "the best that they know; those without honest reports do not count. 0 takes the one with "
+        "the lowest number.",
         least=0,
     )
     memory: Any = filled()
@@ -185,7 +187,13 @@ class Mimic(Attack):
         pulls = _products(apart, before)[:, 0]
         moved = jax.tree.map(lambda leaf: along(pulls, leaf).astype(leaf.dtype) * leaf, apart)
         pulled = _of_length_1(jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), moved))
-        direction = _of_length_1(jax.tree.map(mixed, memory.direction, pulled))
+        # Equal messages, such as a single one in the first tick, pull nowhere.
+        moves = _products(pulled, pulled)[0, 0] > 0
+        direction = jax.tree.map(
+            lambda new, old: jnp.where(moves, new, old),
+            _of_length_1(jax.tree.map(mixed, memory.direction, pulled)),
+            _of_length_1(before),
+        )
         target = cohort.clients[_farthest(wide, direction, slots)]
         mean, direction = jax.tree.map(lambda leaf: leaf[0], (mean, direction))
         learnt = Watched(ticks, mean, direction, target)

@@ -24,8 +24,8 @@ A rule that weighs withstands malicious clients with less than half of the weigh
 than half of the clients. Under norm bounds, a message moves the centre by at most its share of the
 weight times the bound, and under centred clipping by at most its share times the radius in each
 iteration. Buckets withstand as many malicious clients as their rule withstands malicious buckets.
-FLTrust withstands any number, as far as the server's own update shows the way: a message moves the
-centre by at most the length of that update, and never against it.
+FLTrust withstands any number, as far as the server's own update shows the way: the centre is no
+longer than that update, and never points against it.
 
 The mean needs the sum of the messages only; all other rules hold the messages of all S slots at
 once, S times a model. The mean, centred clipping and norm bounds read them in place; rules that

@@ -19,9 +19,9 @@ from fedjax_sim.types import Array, Key, Params
 class Rule(Checked):
     """The interface of rules: what a server makes of the messages of a tick.
 
-    A rule returns a centre: of equal messages, that message. The server moves by the sum of the
-    tick's weights times the centre, so that weights which do not sum to 1, such as those of stale
-    updates, mean the same under every rule.
+    A rule returns a centre: of equal messages, that message, but for FLTrust. The server moves by
+    the sum of the tick's weights times the centre, so that weights which do not sum to 1, such as
+    those of stale updates, mean the same under every rule.
 
     Attributes:
       name: Name on the command line.
