@@ -47,8 +47,8 @@ def put(tree: TreeT, place: jax.Array, new: Any) -> TreeT:
     """Replace one row of each array.
 
     Args:
-      tree: jax.Arrays of equally many rows, leaves `[M, ...]`.
-      place: `i32[]`, which row, from 0; one that does not exist replaces nothing.
+      tree: Arrays of equally many rows, leaves `[M, ...]`.
+      place: `i32[]`, which row, from 0; one that does not exist, such as -1, replaces nothing.
       new: The rows, leaves `[...]`, in the tree's structure.
 
     Returns:
@@ -58,7 +58,7 @@ def put(tree: TreeT, place: jax.Array, new: Any) -> TreeT:
     def replace(leaf: jax.Array, row: Any) -> jax.Array:
         row = jnp.asarray(row, leaf.dtype)
         if is_for_cpu():
-            return leaf.at[place].set(row, mode="drop")
+            return leaf.at[jnp.where(place < 0, len(leaf), place)].set(row, mode="drop")
         is_place = (jnp.arange(len(leaf)) == place).reshape(-1, *(1,) * (leaf.ndim - 1))
         return jnp.where(is_place, row[None], leaf)
 
@@ -69,8 +69,9 @@ def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
     """Replace several rows of each array.
 
     Args:
-      tree: jax.Arrays of equally many rows, leaves `[N, ...]`.
-      places: `i32[S]`, different rows, from 0; those that do not exist replace nothing.
+      tree: Arrays of equally many rows, leaves `[N, ...]`.
+      places: `i32[S]`, different rows, from 0; those that do not exist, such as -1, replace
+        nothing.
       new: The rows, leaves `[S, ...]` or `[...]`, in the tree's structure.
 
     Returns:
@@ -83,7 +84,7 @@ def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
     def replace(leaf: jax.Array, rows: Any) -> jax.Array:
         rows = jnp.asarray(rows, leaf.dtype)
         if is_for_cpu():
-            return leaf.at[places].set(rows, mode="drop")
+            return leaf.at[jnp.where(places < 0, num, places)].set(rows, mode="drop")
         rows = jnp.broadcast_to(rows, (len(places), *leaf.shape[1:]))
         return jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), rows[source], leaf)
 

@@ -118,9 +118,10 @@ class Energy:
 
     Attributes:
       energy_budget: What the work that the server receives may take, with its messages, of all
-        clients together, in the table's unit. A tick that would exceed it does not happen.
-      most_ticks: For live systems: a lane that has had so many ends before its energy is used. It
-        must be given.
+        clients together, in the table's unit. A tick that would exceed it does not happen; for live
+        systems, by more than a millionth. A run also ends with its trace.
+      most_ticks: For live systems, and for these only, where it must be given: a lane that has had
+        so many ends before its energy is used. Evaluations are spread over so many.
     """
 
     energy_budget: Above0
@@ -154,6 +155,22 @@ def budget_of(known: Mapping[str, Any]) -> Budget:
     name = next(name for name in BUDGETS if known.get(name) is not None)
     most = {} if name == "num_ticks" else {"most_ticks": known.get("most_ticks")}
     return BUDGETS[name](known[name], **most)
+
+
+def longer_name(longer: Budget, shorter: Budget) -> tuple[str, Any, Any]:
+    """Name what makes a budget longer than another of its kind, with both values.
+
+    Args:
+      longer: The longer one.
+      shorter: The other one.
+
+    Returns:
+      A name, and its value in the longer and in the other one.
+    """
+    (name, value), (_, before) = longer.named, shorter.named
+    if value != before or isinstance(longer, Ticks) or isinstance(shorter, Ticks):
+        return name, value, before
+    return "most_ticks", longer.most_ticks, shorter.most_ticks
 
 
 @checked

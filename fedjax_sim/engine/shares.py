@@ -160,7 +160,7 @@ class Listed(NamedTuple):
         for group in groups_of(self.lanes):
             firsts, row = schedules_of(self.system, group)
             drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-            meters = meters_of(self.system, [group[i] for i in firsts], self.options.budget)
+            meters = meters_of(self.system, group, row, self.options.budget)
             timelines, ticks = request_timelines(
                 self.system, *drawn, self.options.budget, meters=meters
             )
@@ -206,10 +206,10 @@ class Listed(NamedTuple):
           ConfigError: If the budget is too short for one tick, or too long.
         """
         for group in groups_of(self.lanes):
-            firsts, _ = schedules_of(self.system, group)
+            firsts, row = schedules_of(self.system, group)
             drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
             budget = self.options.budget
-            meters = meters_of(self.system, [group[i] for i in firsts], budget)
+            meters = meters_of(self.system, group, row, budget)
             count_ticks(self.system, *drawn, budget, goes_on=goes_on, meters=meters)
 
 

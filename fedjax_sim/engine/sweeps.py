@@ -139,7 +139,8 @@ def sweep(
         `Energy` of the clients.
       num_evals: Largest number of evaluations, after equal numbers of ticks, in addition to the
         initial one. A live system in a budget of time, whose ticks are estimated, may have up to
-        four times as many, or fewer.
+        four times as many, or fewer; in one of energy, fewer than asked for if it needs fewer ticks
+        than `most_ticks`.
 
     Other Args:
       start: The model (statistics in expectation maximisation) that all lanes start from, or a run:

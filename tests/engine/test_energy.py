@@ -1,15 +1,18 @@
 """Runs that last as long as the clients' energy: those of planned schedules, and of live clocks."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_sim
 from fedjax_sim import Checkpoints, ConfigError, Energy, Ticks
+from fedjax_sim.compression import RandSparsification
 from fedjax_sim.timelines.delays.client_table import ClientTable
 from tests.conftest import slow_but
 
@@ -99,17 +102,46 @@ def test_what_is_refused(regression: Callable, small: Callable) -> None:
         Energy(-1.0)
 
 
-def test_live_lanes_have_messages_of_equal_bits(regression: Callable, small: Callable) -> None:
-    system, problem, hyper = given("oort", regression, small)
-    odd = system.messages._replace(bits=lambda model, hyper: (int(1000 * hyper.lr), 8))
+@pytest.mark.parametrize("name", ["fedavg", "oort"])
+def test_lanes_of_one_schedule_have_messages_of_equal_bits(
+    name: str, regression: Callable, small: Callable
+) -> None:
+    system, problem, hyper = given(name, regression, small)
+    keeps = [RandSparsification(keep=1.0), RandSparsification(keep=0.25)]
+    budget = Energy(90.0, **({"most_ticks": 5} if system.live else {}))
     with pytest.raises(ConfigError, match="messages have equal bits"):
-        fedjax_sim.sweep(
-            system._replace(messages=odd),
-            problem,
-            hyper,
-            settings={"lr": [0.1, 0.2]},
-            budget=Energy(90.0, most_ticks=5),
-        )
+        fedjax_sim.sweep(system, problem, hyper, settings={"compression": keeps}, budget=budget)
+    apart = [hyper.replace(compression=keep) for keep in keeps]
+    runs = [fedjax_sim.simulate(system, problem, each, budget=budget) for each in apart]
+    assert all(float(run.curves.energy.max()) <= 90.1 for run in runs)
+
+
+@pytest.mark.parametrize("name", ["hierarchical", "async_hierarchical"])
+def test_groups_have_no_energy(name: str, regression: Callable) -> None:
+    system, law = fedjax_sim.SYSTEMS[name], {"client_table": TABLE, "delays_of": "client"}
+    inputs = system, regression(), system.paper(num_clients=7, num_groups=2, batch_size=2, **law)
+    run = fedjax_sim.simulate(*inputs, budget=Ticks(3))
+    assert "energy" not in run.curves.coords or run.curves.energy.isnull().all()
+    with pytest.raises(ConfigError, match="whose slots are no clients"):
+        fedjax_sim.simulate(*inputs, budget=Energy(90.0))
+
+
+def test_odd_energies_end_with_the_tick_they_are_of(regression: Callable, small: Callable) -> None:
+    """Energies that floats do not hold, and budgets that are exactly those of a tick."""
+    random = np.random.default_rng(1)
+    table = ClientTable(energy_step=random.uniform(size=7), energy_byte=random.uniform(size=7))
+    inputs = given("oort", regression, small, client_table=table)
+    energy = fedjax_sim.simulate(*inputs, budget=Ticks(40), num_evals=40).curves.energy.values
+    for ticks in range(3, 38, 4):
+        run = fedjax_sim.simulate(*inputs, budget=Energy(float(energy[ticks]), most_ticks=40))
+        assert len(run.timelines[0].time) == ticks
+
+
+def test_energy_that_lasts_too_long_is_refused_soon(regression: Callable, small: Callable) -> None:
+    for step, match in ((np.zeros(7), "says what steps"), (np.full(7, 1e-9), "short enough")):
+        inputs = given("fedavg", regression, small, client_table=ClientTable(energy_step=step))
+        with pytest.raises(ConfigError, match=match):
+            fedjax_sim.simulate(*inputs, budget=Energy(1.0))
 
 
 def test_lanes_that_need_more_ticks_are_named(
@@ -129,3 +161,18 @@ def test_programs_of_ones_own_end_with_the_energy(regression: Callable, small: C
     state, _ = bound.run(bound.init())
     assert int(state.tick) == 7
     np.testing.assert_allclose(state.used.to_float64(), used[6], rtol=1e-6)
+    # Settings that change what the program relies on need another one.
+    for changes in ({"drop_rate": 0.5}, {"deadline": 0.5}, {"off_time": 3.0}):
+        with pytest.raises(ConfigError, match="every slot stays filled"):
+            bound.with_settings(**changes)
+    with pytest.raises(ConfigError, match="every slot stays filled"):
+        jax.vmap(lambda rate: bound.with_settings(drop_rate=rate).init())(jnp.array([0.0, 0.3]))
+    assert jax.vmap(lambda lr: bound.with_settings(lr=lr).init().tick)(jnp.ones(2)).shape == (2,)
+    kept = given("oort", regression, small, compression=RandSparsification(keep=1.0))
+    bound = fedjax_sim.bind(*kept, budget=Energy(90.0, most_ticks=12))
+    fewer = dataclasses.replace(
+        bound.hyper,
+        messages=bound.hyper.messages.replace(compression=RandSparsification(keep=0.25)),
+    )
+    with pytest.raises(ConfigError, match="messages keep their bits"):
+        bound.replace(hyper=fewer)

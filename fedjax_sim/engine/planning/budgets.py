@@ -199,10 +199,14 @@ def lengthen_to_energy(
             counts.append(ticks_in_budget(used[-1], budget))
         if (known := _all_known(counts)) is not None:
             if min(known) == 0:
-                allowed = f"at least {max(each[0] for each in used):g}, which the first tick takes"
+                needed = float(max(each[0] for each in used))
+                allowed = f"at least {needed!r}, which the first tick takes"
                 raise ConfigError("energy_budget", budget, allowed)
             return timelines, known
-        asked *= 2
+        # So many ticks would be needed if they went on as they began.
+        least = min(float(np.nanmax(each, initial=0.0)) for each in used)
+        needed_ticks = asked * budget / least if least > 0 else 2 * asked
+        asked = max(2 * asked, min(int(1.1 * needed_ticks), 2 * MAX_TICKS))
     raise _too_long(Energy(budget))
 
 

@@ -259,7 +259,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         return _evaluate(self, state)
 
     def replace(self, *, problem: Any = None, hyper: Any = None, key: Any = None) -> Self:
-        """Return the same program with other data or settings; its schedule stays.
+        """Return the same program with other data or settings; its schedule and its length stay.
 
         New values may be traced, so that results can be mapped over them and differentiated.
 
@@ -287,6 +287,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 ticks = self._weighed(hyper)
             if changed:
                 self._check(given, ticks)
+                self._check_live(hyper, changed)
         problem = self.problem if problem is None else problem
         if typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
             self.problem
@@ -320,6 +321,23 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             check(hyper)
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
+
+    def _check_live(self, hyper: Any, changed: set[str]) -> None:
+        """Check that new settings, traced ones too, keep what a live program relies on."""
+        live, names = self._static.plan.live, ", ".join(sorted(changed))
+        if live is None or self.system.live is None or self._until is None:
+            return
+        if live.is_full and not self.system.live.sizes(hyper).is_full:
+            allowed = (
+                "such that every slot stays filled, as where it was bound; others are bound anew"
+            )
+            raise ConfigError(names, "changed", allowed)
+        if np.isfinite(self._until.energy.value).all():
+            model = jax.eval_shape(lambda: self.problem.init(jax.random.key(0)))
+            message = np.float32(sum(self.system.messages.bits(model, hyper)) / 8)
+            if (message != np.asarray(self._until.message)).any():
+                allowed = "such that messages keep their bits, whose energy is limited"
+                raise ConfigError(names, "changed", allowed)
 
     def _timeline(self, ticks: Ticks) -> Timeline:
         """Return the schedule, on the host; clients hold what they worked from."""

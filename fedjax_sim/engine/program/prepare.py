@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.planning import step_cost
@@ -159,7 +160,7 @@ def plan_group(
         [hypers[i] for i in firsts],
         options.budget,
         goes_on=options.folder is not None,
-        meters=meters_of(system, [group[i] for i in firsts], options.budget),
+        meters=meters_of(system, group, row, options.budget),
     )
     _check_messages(system, group, timelines, ticks, row)
     if per_eval is None and system.live is not None and isinstance(options.budget, Time):
@@ -266,12 +267,13 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
     time = time if system.overshoot else time * (1 + 1e-12)
     energy, message = np.inf, 0.0
     if isinstance(budget, Energy):
-        energy = budget.energy_budget * (1 + 1e-12)
+        # What a tick takes is added up in floats of the program.
+        energy = budget.energy_budget * (1 + 8 * float(jnp.finfo(jnp.result_type(float)).eps))
         model = jax.eval_shape(lambda: problem.init(jax.random.key(0)))
         different, _ = distinct_objects(hypers)
         bits = {sum(system.messages.bits(model, hyper)) for hyper in different}
         if len(bits) > 1:
-            allowed = "a budget of live lanes whose messages have equal bits"
+            allowed = "a budget of lanes whose messages have equal bits: run the others apart"
             raise ConfigError("energy_budget", budget.energy_budget, allowed)
         message = bits.pop() / 8
     time_end, energy_end = (Instant.at(np.array([each])) for each in (time, energy))

@@ -58,13 +58,10 @@ from fedjax_sim.lifecycle import (
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
 from fedjax_sim.settings import ConfigError, fields, value_of
-from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of
+from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of, longer_name
 
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
-
-
-"""Entries of a configuration that a longer run changes."""
 
 
 TIMELINE = "program of the schedule"
@@ -396,12 +393,13 @@ class Checkpoint:
                 kept = self._write("state", done, identity, arrays)
                 break
         else:
-            name = next(name for name in BUDGETS if self._asked[name] is not None)
+            budgets = budget_of(longer._asked), budget_of(self._asked)
+            name, asked, before = longer_name(*budgets)
             allowed = (
-                f"{self._asked[name]!r}: no checkpoint in {self._folder} is of a tick at which "
+                f"{before!r}: no checkpoint in {self._folder} is of a tick at which "
                 "every lane was running"
             )
-            raise ConfigError(name, longer._asked[name], allowed)
+            raise ConfigError(name, asked, allowed)
         # Killed before this line, the folder is still that of the shorter run; afterwards, the new
         # state is the only one that fits.
         longer._write_configuration(planned)

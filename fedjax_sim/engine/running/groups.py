@@ -33,11 +33,7 @@ from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.events import HAPPENED
 from fedjax_sim.results.curves import Curves, Returned
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import (
-    Layout,
-    System,
-    Timeline,
-)
+from fedjax_sim.types import Layout, System, Timeline, longer_name
 
 
 class Ready(NamedTuple):
@@ -190,7 +186,7 @@ def _go_on(
     if set(axes) != {None} and rows_at(old.all_run) is None:
         reason = reason or "it did not keep all models from which clients will still report"
     if reason:
-        (name, asked), (_, before_then) = options.budget.named, earlier.budget.named
+        name, asked, before_then = longer_name(options.budget, earlier.budget)
         allowed = (
             f"{before_then!r}, as in {options.folder}: {system.name} cannot go on from there with "
             f"these settings, because {reason}"

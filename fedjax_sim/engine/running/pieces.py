@@ -189,10 +189,10 @@ class _Pieces:
     def _longest_of_all(self, num: int) -> int:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
         if num < len(self._whole) and not self._longest:
-            firsts, _ = schedules_of(self._system, self._whole)
-            lanes, budget = [self._whole[i] for i in firsts], self._options.budget
-            drawn = [lane.seed for lane in lanes], [lane.hyper for lane in lanes]
-            meters = meters_of(self._system, lanes, budget)
+            firsts, row = schedules_of(self._system, self._whole)
+            drawn = [self._whole[i].seed for i in firsts], [self._whole[i].hyper for i in firsts]
+            budget = self._options.budget
+            meters = meters_of(self._system, self._whole, row, budget)
             ticks = count_ticks(self._system, *drawn, budget, meters=meters)
             self._longest = int(ticks.max())
         return self._longest
