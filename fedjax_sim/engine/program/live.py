@@ -325,7 +325,8 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
 def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
     """Return what is known of an event that a live clock has made."""
     if is_full:
-        return known._replace(is_live=True)
+        # Rows were counted for one lane's slots, and those of lanes that run together differ.
+        return known.unpacked()._replace(is_live=True)
     return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedjax_sim
@@ -34,3 +35,14 @@ def test_full_rounds(case: str, name: str, regression: Callable, small: Callable
     assert run.curves.ended == "ticks"
     is_filled = (run.timelines[0].clients >= 0).all()
     assert is_filled if is_full else not is_filled or case == "hours"
+
+
+def test_full_rounds_are_not_packed(regression: Callable, small: Callable) -> None:
+    """Lanes that are computed together ask different clients, whose steps no table has."""
+    system = fedjax_sim.SYSTEMS["oort"]
+    inputs = system, regression(), small(system, runtime_law="runtime_exp")
+    options: dict[str, Any] = {"seeds": 3, "budget": fedjax_sim.Ticks(9), "num_evals": 1}
+    plain = fedjax_sim.sweep(*inputs, **options)
+    layout = fedjax_sim.Layout(None, True, 1, packed=True)
+    packed = fedjax_sim.sweep(*inputs, **options, layout=layout)
+    np.testing.assert_allclose(packed.models, plain.models, rtol=1e-5)
