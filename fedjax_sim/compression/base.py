@@ -161,3 +161,9 @@ def wide_of(vector: Array) -> Array:
 def divisor(value: Array) -> Array:
     """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
     return jnp.where(value == 0, 1, value)
+
+
+def root(squares: Array) -> Array:
+    """Take square roots of numbers `f[...]`, at least 0, with the derivative 0 at 0."""
+    is_above = squares > 0
+    return jnp.where(is_above, jnp.sqrt(jnp.where(is_above, squares, 1)), 0)

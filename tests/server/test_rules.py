@@ -296,6 +296,36 @@ def test_medians_are_the_same_by_sorting() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("median", "geometric_median", "trimmed_mean:share=0.2", "krum:assumed=1"),
+        *("centred_clipping", "sign_majority", "norm_bound:bound=1"),
+    ],
+)
+def test_derivatives_are_those_of_finite_differences(text: str) -> None:
+    """Also where a message is missing, and where a median is one of the messages."""
+    with jax.enable_x64(True):
+        rule, step = parse_rule(text), 1e-6
+        for missing, dim in ((0, 3), (1, 3), (0, 1)):
+            x = np.random.default_rng(dim).normal(size=(5 + missing, dim))
+            here = np.arange(5 + missing) < 5
+            weight = jnp.asarray(here / 5)
+
+            def value(x: Any, weight: Any = weight, here: Any = here, dim: int = dim) -> Any:
+                found = rule.centre(jax.random.key(0), x, weight, jnp.asarray(here))
+                return (found * jnp.arange(1.0, dim + 1)).sum()
+
+            expected = np.zeros(x.shape)
+            for place in np.ndindex(*x.shape):
+                moved = np.zeros(x.shape)
+                moved[place] = step
+                expected[place] = float(value(x + moved) - value(x - moved)) / (2 * step)
+            found = jax.grad(value)(jnp.asarray(x))
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+            assert np.abs(expected).max() > 0.1
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_one_huge_message_leaves_no_error_in_32_bits(text: str) -> None:
     rule, random = parse_rule(text), np.random.default_rng(2)

@@ -148,9 +148,3 @@ def mean_over(slots: Array, leaf: Array) -> Array:
     """
     number = jnp.maximum(slots.sum(), 1).astype(leaf.dtype)
     return jnp.where(along(slots, leaf), leaf, 0).sum(axis=0, keepdims=True) / number
-
-
-def root(squares: Array) -> Array:
-    """Take square roots of numbers `f[...]`, at least 0, with the derivative 0 at 0."""
-    is_above = squares > 0
-    return jnp.where(is_above, jnp.sqrt(jnp.where(is_above, squares, 1)), 0)

@@ -16,14 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.compression.base import divisor, wide_of
+from fedjax_sim.compression.base import divisor, root, wide_of
 from fedjax_sim.server.attacks.base import (
     Attack,
     Cohort,
     along,
     in_wide,
     mean_over,
-    root,
 )
 from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct
 from fedjax_sim.types import Array, Key, Params

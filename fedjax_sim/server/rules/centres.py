@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression.base import divisor, wide_of
+from fedjax_sim.compression.base import divisor, root, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.coordinates import Median
 from fedjax_sim.settings import count, fixed, real, struct
@@ -136,9 +136,7 @@ def distances_to(point: Params, messages: Params) -> Array:
     parts = jnp.stack(jnp.broadcast_arrays(*jax.tree.leaves(norms)))
     largest = parts.max(axis=0)
     ratios = parts / divisor(largest)[None]
-    return jnp.where(
-        jnp.isfinite(largest), largest * jnp.sqrt(jnp.square(ratios).sum(axis=0)), jnp.inf
-    )
+    return jnp.where(jnp.isfinite(largest), largest * root(jnp.square(ratios).sum(axis=0)), jnp.inf)
 
 
 def _leaf_distances(leaf: Array, start: Array) -> Array:
@@ -148,6 +146,6 @@ def _leaf_distances(leaf: Array, start: Array) -> Array:
     small = 2.0 ** -(jnp.finfo(wide.dtype).maxexp * 5 // 8)
     plain = jnp.square(wide - start[None]).sum(axis=axes)
     scaled = jnp.square(wide * small - (start * small)[None]).sum(axis=axes)
-    return jnp.sqrt(jnp.where(jnp.isfinite(plain), plain, scaled)) / jnp.where(
+    return root(jnp.where(jnp.isfinite(plain), plain, scaled)) / jnp.where(
         jnp.isfinite(plain), 1, small
     )

@@ -122,7 +122,10 @@ def _bisected(values: Array, weight: Array, enough: Array) -> Array:
     limits = jnp.iinfo(kind)
     ends = [jnp.full(values.shape[1:], end, kind) for end in (limits.min, limits.max)]
     place, _ = jax.lax.fori_loop(0, limits.bits, halve, (ends[0], ends[1]))
-    return jax.lax.bitcast_convert_type(_reverse_negative(place), values.dtype)
+    found = jax.lax.bitcast_convert_type(_reverse_negative(place), values.dtype)
+    # The bits have no derivative, but the values that they are of have one.
+    is_found = (values == found[None]) & (weight > 0).reshape(-1, *[1] * found.ndim)
+    return jnp.where(is_found, values, jnp.inf).min(axis=0)
 
 
 def _sorted(values: Array, weight: Array, enough: Array) -> Array:
