@@ -136,8 +136,8 @@ class Claims(Mapping[int, Claim]):
     Args:
       paper: The paper's short name, the first part of each claim's id.
       claims: The claims by number.
-      since: Date of the criteria that have none of their own, as YYYY-MM-DD. They are later than
-        runs of earlier dates.
+      since: Date, as YYYY-MM-DD, of those criteria that do not state one themselves. They were
+        written after the runs of earlier dates.
       pictures: The numbers of the claims that a picture shows, by its name without ".png". A
         picture without numbers stands with every claim that its experiment judges.
     """

@@ -1,4 +1,4 @@
-"""What clients learn: images that are split by label, or next characters of their own speeches."""
+"""What clients learn: images, split by label, or the next characters of a speaker's speeches."""
 
 from collections.abc import Sequence
 from functools import partial

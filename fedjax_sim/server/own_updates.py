@@ -14,15 +14,15 @@ In every tick the server trains on the root data as clients do: with their batch
 rate, from the model that a client would receive now, with as many local steps as the longest update
 of the tick. Updates of asynchronous clients have begun at older models, and are compared with the
 one that begins now; but FedAT then moves from its tier's older model. In each tick the root data
-are shuffled anew, and the optimizer's state begins anew, also where clients keep theirs. A noisy
-loss has noise of its own for each root example, so that the server's direction has less of it than
-a client's if batches have several. In FedNova, messages have the length of the effective number of
-steps, and the server's update that of its own.
+are shuffled anew, and the optimizer's state begins anew, also where clients keep theirs. If the
+loss is noisy, the noise of each root example is drawn apart, so that the mean over a batch is less
+noisy than a client's. In FedNova, messages are scaled to the effective number of steps, and the
+server's update is not.
 
 Its steps are counted among those that are executed and needed, as the work of one more slot. They
-are no client's, so that `local_steps` is without them. Where the slots of a tick run on several
-devices, all of them do the server's steps. They are a loop of their own, so that an accelerator,
-which does all clients' steps together, launches as much for them as for the clients'.
+are not counted in `local_steps`, which are the clients'. Where the slots of a tick run on several
+devices, each device does the server's steps. They run in a second loop, after which an accelerator
+has launched about twice as many kernels as for the clients' steps alone.
 
 Dimension letters: those of `fedjax_sim.types`; `M` root examples.
 """
@@ -61,7 +61,7 @@ class RootData(NamedTuple):
     counts: Array
 
     def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean of the losses of single examples, each with a key of its own.
+        """Compute the mean of the losses of single examples, each with another key.
 
         Args:
           params: The model, leaves `[...]`.

@@ -118,7 +118,7 @@ class Combination:
         if rule.needs_own() is not False and not has_own:
             allowed = (
                 "a rule without an update of the server's own here, because messages to this "
-                "server are not the progress of its own model by local steps alone"
+                "server are something else than the progress of its model by local steps"
             )
             raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
         self.rule, self.adversary, self.num_clients = rule, adversary, num_clients

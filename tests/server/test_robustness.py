@@ -216,7 +216,7 @@ def attacked() -> Any:
 def test_a_rule_alone_is_the_rule_among_others(
     together: dict[str, fedjax_sim.Run], field: str, place: int
 ) -> None:
-    """With numbers of its own, and labels that name the rule or the attack chosen."""
+    """Each lane has the numbers of its rule, and labels name the rule or the attack chosen."""
     found, kinds = together[field], TOGETHER[field]
     assert list(found.curves[field].values) == list(map(str, kinds))
     assert found.curves.attrs["programs_compiled"] <= 5
