@@ -607,10 +607,12 @@ class Messages(NamedTuple):
         full names, each with the value, or a setting of the kind, at which there is nothing to
         obey. With another one, an algorithm that does not name the setting in `obeys` is refused:
         bits would be counted, and an epsilon stated, of what is not done.
-      check: From the settings and one lane's timeline, on the host and before compiling; it raises
-        a `ConfigError` if the server cannot do with the messages of some tick what is asked for.
+      check: From the settings and a timeline, on the host and before compiling; it raises a
+        `ConfigError` if the server cannot do with the messages of some tick what is asked for. It
+        looks at each tick alone: the timeline may have the ticks of several lanes.
       facts_of_schedule: Further facts that follow from who takes part when: from the settings, one
         lane's timeline and the ticks before each evaluation to coordinates as those of `facts`.
+        Which coordinates follows from the settings alone.
     """
 
     bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (
