@@ -32,15 +32,12 @@ Report = Callable[[int, Curves], np.ndarray]
 now, `bool[L]`."""
 
 
-def _do_nothing() -> None: ...
-
-
 def replay_schedule(
     replay: Replay,
     *,
     checkpoint: Checkpoint | None = None,
     report: Report | None = None,
-    meanwhile: Callable[[], None] = _do_nothing,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Curves:
     """Run a schedule in chunks.
 
@@ -128,7 +125,7 @@ def _replayed(
     done: int,
     seen: "_Seen",
     checkpoint: Checkpoint | None,
-    meanwhile: Callable[[], None],
+    meanwhile: Callable[[], None] | None,
 ) -> Iterator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
@@ -159,25 +156,35 @@ def _replayed(
             ready = worker.submit(_when_ready, returned)
             waiting.append(_Chunk(begin, end, returned, carries, sent, ready))
 
+        def fetch_oldest() -> _Chunk:
+            nonlocal last_ready
+            chunk = waiting.popleft()
+            began, last_ready = max(chunk.sent, last_ready), chunk.ready.result()
+            pace.note(chunk.begin, chunk.end, last_ready - began)
+            return chunk._replace(returned=processes.fetch(chunk.returned))
+
         if first is not None:
             send(0, 0, first, time.monotonic())
         while waiting or (done < whole and seen.is_running.any()):
             while done < whole and len(waiting) < most and not (waiting and asked_to_stop()):
-                if waiting and checkpoint is not None:
-                    is_saved = done == replay.all_run or checkpoint.is_due()
-                    kept = jax.tree.map(jnp.copy, carries) if is_saved else None
-                    waiting[-1] = waiting[-1]._replace(carries=kept)
                 begin, done, sent = done, pace.end_after(done), time.monotonic()
-                carries, returned = replay.advance(carries, begin, done, seen.is_running)
+                try:
+                    if waiting and checkpoint is not None:
+                        is_saved = begin == replay.all_run or checkpoint.is_due()
+                        kept = jax.tree.map(jnp.copy, carries) if is_saved else None
+                        waiting[-1] = waiting[-1]._replace(carries=kept)
+                    carries, returned = replay.advance(carries, begin, done, seen.is_running)
+                except Exception:
+                    # Programs that call the host on a CPU run, and may fail, while they are sent.
+                    # What was done before them is kept.
+                    if waiting:
+                        yield fetch_oldest()
+                    raise
                 send(begin, done, returned, sent)
-            if waiting[-1].end > 0:
+            if waiting[-1].end > 0 and meanwhile is not None:
                 meanwhile()
-                meanwhile = _do_nothing
-            chunk = waiting.popleft()
-            ready = chunk.ready.result()
-            pace.note(chunk.begin, chunk.end, ready - max(chunk.sent, last_ready))
-            last_ready = ready
-            yield chunk._replace(returned=processes.fetch(chunk.returned))
+                meanwhile = None
+            yield fetch_oldest()
 
 
 def _when_ready(returned: Any) -> float:
