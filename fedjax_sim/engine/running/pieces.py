@@ -136,8 +136,8 @@ class _Pieces:
           lanes: The next piece; the first one of the group if None.
         """
         lanes = lanes or self._group[: self._options.layout.max_lanes]
-        schedules = self._plan.num * len(lanes) / len(self._group)
-        on_host = self._plan.bytes_fixed + self._plan.bytes_each * schedules
+        plan = self._plan._replace(num=-(-self._plan.num * len(lanes) // len(self._group)))
+        on_host = plan.bytes_fixed + plan.bytes_each * plan.num
         # Otherwise all schedules of the sweep would be drawn first, to find out the longest.
         is_known = self._longest > 0 or len(lanes) == len(self._whole)
         problems = 2 * _bytes_that_differ([lane.problem for lane in lanes])
