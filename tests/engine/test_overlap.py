@@ -87,6 +87,13 @@ def test_a_chunk_is_sent_before_the_one_before_is_fetched(
     np.testing.assert_array_equal(watched.models, ahead.models)
 
 
+def test_lanes_that_may_all_have_ended_run_in_order(
+    run: Callable[..., Run], trace: list[str]
+) -> None:
+    run(fedjax_sim.SYSTEMS["oort"])
+    assert trace[1:] == [*IN_ORDER, "end", "fetch"]
+
+
 def test_a_chunk_is_sent_before_a_state_is_saved(
     run: Callable[..., Run], trace: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,8 +61,8 @@ def replay_schedule(
         done, carries, first = saved.done, saved.states, None
         seen.restore(saved.curves, 1 + done // per_eval)
     with contextlib.nullcontext() if checkpoint is None else deferring_stops():
-        for chunk in _replayed(replay, carries, first, done, seen, checkpoint, meanwhile):
-            begin, done, returned, carries = chunk.begin, chunk.end, chunk.returned, chunk.carries
+        chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
+        for begin, done, returned, carries, *_ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
                 if is_live and checkpoint is not None:
