@@ -222,7 +222,7 @@ class Layout(NamedTuple):
         differ enough in their steps.
       max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
       evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
-        watches, and with checkpoints stretches of ticks that take about ten seconds.
+        watches, and with checkpoints stretches of ticks that take five to ten seconds.
     """
 
     slots_at_once: Count | None = None
