@@ -303,6 +303,11 @@ class Replay:
         return int(self._schedule.ticks[:, -1].min()) // step * step
 
     @property
+    def bytes_of_tables(self) -> int:
+        """Count the bytes of the schedules of a chunk."""
+        return memory.count_bytes(self._schedule.between(0, self.program.chunk[0]))
+
+    @property
     def work(self) -> np.ndarray:
         """Local steps of all schedules at each tick, and one for the tick: `i64[V * E]`."""
         return 1 + self._schedule.work.sum(axis=0, dtype=np.int64)
@@ -387,18 +392,6 @@ class Replay:
         first = begin // self.program.chunk[1]
         inputs = self.tables(first), self._place(begin, end), self._running(is_running)
         return _advance(self.program, self.lanes, carries, *inputs)
-
-    def bytes_ahead(self, is_kept: bool) -> int:
-        """Count the bytes that sending a chunk before the one before it is done takes.
-
-        These are its schedules and what it returns and, if the state before it `is_kept`, a copy.
-        """
-        described = self.described()
-        tables = described.tables(0)
-        inputs = tables, described._place(0, 0), described._running(None)
-        carries = described.carries()
-        _, returned = _advance.eval_shape(self.program, described.lanes, carries, *inputs)
-        return memory.count_bytes((tables, returned, carries if is_kept else ()))
 
     def _running(self, is_running: np.ndarray | None) -> Any:
         """Put on the devices which lanes run, all for None; None if no lane can be stopped."""

@@ -141,12 +141,9 @@ def _replayed(
       checkpoint: Says which states are to be saved.
       meanwhile: As in `replay_schedule`.
     """
-    # Not where a chunk's results decide about the next one, because lanes may be stopped or may
-    # all have ended, and not where it would take memory that the lanes were not planned with.
+    # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
-    is_ahead = not decides and memory.fits_ahead(replay.bytes_ahead(checkpoint is not None))
-    most = 2 if is_ahead else 1
-    pace, whole = _Pace(replay, most), replay.num_evals * replay.program.chunk[1]
+    pace, whole = _Pace(replay, 1 if decides else 2), replay.num_evals * replay.program.chunk[1]
     waiting: deque[_Chunk] = deque()
     last_ready = 0.0
     with ThreadPoolExecutor(1) as worker:
@@ -163,10 +160,18 @@ def _replayed(
             pace.note(chunk.begin, chunk.end, last_ready - began)
             return chunk._replace(returned=processes.fetch(chunk.returned))
 
+        def may_overtake() -> bool:
+            """Tell whether a chunk may be sent although one is waiting."""
+            if decides or len(waiting) > 1 or asked_to_stop():
+                return False
+            kept = () if checkpoint is None else carries
+            taken = memory.count_bytes((waiting[-1].returned, kept)) + replay.bytes_of_tables
+            return memory.fits_ahead(taken)
+
         if first is not None:
             send(0, 0, first, time.monotonic())
         while waiting or (done < whole and seen.is_running.any()):
-            while done < whole and len(waiting) < most and not (waiting and asked_to_stop()):
+            while done < whole and (not waiting or may_overtake()):
                 begin, done, sent = done, pace.end_after(done), time.monotonic()
                 try:
                     if waiting and checkpoint is not None:
