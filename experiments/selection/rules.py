@@ -115,7 +115,7 @@ SPEAKERS = Study(
         tuning_seeds=2,
         rates=(1.0, 3.0, 9.0),
         server_rates=SERVER_RATES,
-        systems=NAMES[:6],
+        systems=NAMES,
         network=Window,
     ),
     smoke=Sizes(
@@ -137,9 +137,8 @@ SPEAKERS = Study(
 )
 """The same of plays. Clients, reports, clocks and the budget are those of `STUDY`.
 
-Evaluations are fewer than on images (`evals`, at most), because each takes longer. Pisces and FedAT
-are left out: together they take as long as all others. Pisces may act on single reports, and would
-need more server steps than `methods` allows it here.
+Evaluations are fewer than on images (`evals`, at most), because each takes longer. Pisces may act
+on single reports, and may make as many server steps as there.
 """
 
 
@@ -212,7 +211,9 @@ def methods(sizes: Any) -> dict[str, Method]:
         "TiFL": Method(tifl.system, tiers.replace(profile_rounds=1), 1, local),
         "FedCS": Method(fedcs.system, fast.replace(num_candidates=2 * heard), 4, local),
         "FedBuff": Method(BUFFERED, buffered, 6, both),
-        "Pisces": Method(pisces.system, pisces.Hyper(**shared, **at_work), 6, both),
+        "Pisces": Method(
+            pisces.system, pisces.Hyper(**shared, **at_work), 2400 // sizes.evals, both
+        ),
         "FedAT": Method(fedat.system, fedat.Hyper(**cohort), 15, local),
     }
     return {name: found[name] for name in sizes.systems}
