@@ -127,16 +127,10 @@ OF_IMAGES = Claims(
 )
 ON_SPEAKERS = len(OF_IMAGES)
 """What is added to the number of a claim on images for that on speakers."""
-NOT_SPOKEN = {
-    **dict.fromkeys((8, 9), "Pisces on the plays: about a quarter of an hour of a core"),
-    10: "FedAT on the plays: about ten minutes of a core",
-}
-"""What claims on speakers that were not run would cost, by the number of the claim on images."""
 SPOKEN = {
     number + ON_SPEAKERS: claim._replace(
         text=f"Tiny Shakespeare by speaker: {claim.text}",
         changed="",
-        cost=NOT_SPOKEN.get(number, ""),
     )
     for number, claim in OF_IMAGES.items()
 }
