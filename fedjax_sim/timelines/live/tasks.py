@@ -4,7 +4,9 @@ Who takes the place of a client that has finished is decided at that moment, by 
 How long work takes, what is lost, and from which model work starts are the rules of the planned
 clock with `restart="replaced"` (`timelines.arrivals`), with the same streams of random numbers.
 
-Arrivals are found one after another, each among M tasks, so a tick costs S M comparisons.
+Arrivals are found one after another, each among M tasks, so a tick costs S M comparisons. On an
+accelerator, where each arrival would be a train of launches, they are found together if the rule
+allows it (`_land_together`).
 
 Dimension letters: `N` clients, `M` tasks in flight, `S` slots of a tick.
 """
@@ -17,7 +19,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import put, repeat, repeat_while
+from fedjax_sim.targets import is_for_cpu, put, put_all, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import TRIES
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
 from fedjax_sim.timelines.live.devices import (
@@ -255,11 +257,9 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
     num, at_work = len(tasks.place), len(tasks.flights.client)
     if num == at_work:
         return replacing.own
-    event_key = jax.random.fold_in(stream(key, "replacements"), tasks.event)
 
     def draw(number: Array) -> Array:
-        drawn_key = jax.random.fold_in(event_key, number)
-        drawn = jax.random.randint(drawn_key, (), 0, num - at_work + 1, "int32")
+        drawn = _draw_idle(key, tasks.event, number, num - at_work)
         return jnp.where(drawn == 0, replacing.own, tasks.order[at_work - 1 + drawn])
 
     if replacing.devices.windows is None:
@@ -274,6 +274,12 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
         lambda found: (found[0] + 1, draw(found[0])),
         (jnp.int32(1), draw(jnp.int32(0))),
     )[1]
+
+
+def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
+    """Draw one of the idle clients and the one that has finished, which is 0: `i32[]`."""
+    event_key = jax.random.fold_in(stream(key, "replacements"), event)
+    return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
 
 
 def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
@@ -337,9 +343,7 @@ def live_tasks(
             other = choose(key, Replacing(tasks, done.client, devices, state)).astype("int32")
             number = tasks.turns[other]
             new = begin_work(devices, other, number, done.ends, tasks.number)
-            # Work that takes no time comes after that of the same time which has arrived.
-            is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
-            new = new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
+            new = _after(new, done)
             at = tasks.place[other]
             tasks = tasks._replace(
                 event=tasks.event + 1,
@@ -351,11 +355,13 @@ def live_tasks(
             return tasks, slots.put(jnp.where(lost, num_used, filled), done), filled + ~lost
 
         given = carried, slots, jnp.int32(0)
-        if devices.loss is None:
-            found = repeat(num_used, land, given)
+        are_free = devices.loss is None and devices.windows is None
+        if choose is uniformly and are_free and not is_for_cpu():
+            tasks, slots = _land_together(key, carried, devices, num_used)
+        elif devices.loss is None:
+            tasks, slots, _ = repeat(num_used, land, given)
         else:
-            found = repeat_while(lambda given: given[2] < num_used, land, given)
-        tasks, slots, _ = found
+            tasks, slots, _ = repeat_while(lambda given: given[2] < num_used, land, given)
         tasks = tasks._replace(
             number=carried.number + 1,
             flights=tasks.flights.after_action(tasks.now, carried.number),
@@ -369,3 +375,132 @@ def live_tasks(
         return carried._replace(memory=learn(key, landed))
 
     return Clock(init, next_tick, after, lambda carried: carried.flights.versions())
+
+
+def _after(new: Flights, done: Flights) -> Flights:
+    """Let work that takes no time come after that of the same time which has arrived.
+
+    Args:
+      new: The new work, leaves `[...]`.
+      done: The work that it follows, leaves `[...]`.
+    """
+    is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
+    return new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
+
+
+class _Found(NamedTuple):
+    """The arrivals of a tick as far as they are known, leaves `[S, ...]`.
+
+    Attributes:
+      known: `i32[]`, how many of them, from the first, are right.
+      done: What arrives.
+      place: `i32[S]`, where it was in flight.
+      other: `i32[S]`, who takes the place.
+      new: Its work.
+    """
+
+    known: Array
+    done: Flights
+    place: Array
+    other: Array
+    new: Flights
+
+
+def _land_together(
+    key: Key, tasks: Tasks, devices: Devices, num_used: int
+) -> tuple[Tasks, Flights]:
+    """Find the next arrivals at once, where clients are replaced `uniformly` and none is away.
+
+    Draws depend on the number of the arrival, and on the client and the number of its work. So if
+    the arrivals before one are known, so is the work that follows each of them. First all are taken
+    from the work in flight. They are right up to the first one before which new work ends. With
+    the work that is known to be new they are found again, which at least one more of them survives,
+    until all are right.
+
+    Args:
+      key: The lane's clock key.
+      tasks: The tasks before.
+      devices: The clients, of whom no work is lost and who are always available.
+      num_used: Arrivals, S.
+
+    Returns:
+      The tasks after the last arrival, and what has arrived, leaves `[S]`.
+    """
+    num, at_work = len(tasks.place), len(tasks.flights.client)
+    slots = jnp.arange(num_used, dtype="int32")
+    is_earlier = slots[:, None] > slots[None]
+    drawn = jnp.zeros_like(slots)
+    if num > at_work:
+        draw = jax.vmap(lambda event: _draw_idle(key, event, jnp.int32(0), num - at_work))
+        drawn = draw(tasks.event + slots)
+    idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
+
+    def find(found: _Found) -> _Found:
+        is_known = slots < found.known
+        never = found.new._replace(ends=Flights.none(num_used, tasks.taken).ends)
+        known = never._replace(ends=found.new.ends.where(is_known, never.ends))
+        every = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), tasks.flights, known)
+        place = jnp.concatenate([jnp.arange(at_work, dtype="int32"), found.place])
+        done, place = _in_order(every, place, num_used)
+        # An idle place holds whoever has left its work there last.
+        is_there = is_earlier & (idle[:, None] == idle[None])
+        left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
+        who = jnp.where(left == EMPTY, tasks.order[idle], done.client[left])
+        other = jnp.where(idle == EMPTY, done.client, who)
+        again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
+        new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
+        new = _after(new, done)
+        is_missed = _is_before(new, place, done, place) & is_earlier & ~is_known[None]
+        right = jnp.where(is_missed.any(axis=1), slots, num_used).min()
+        return _Found(right, done, place, other, new)
+
+    nothing = Flights.none(num_used, tasks.taken)
+    found = find(_Found(jnp.int32(0), nothing, slots * 0, slots * 0, nothing))
+    found = repeat_while(lambda found: found.known < num_used, find, found)
+    _, done, place, other, new = found
+
+    def last(places: Array) -> Array:
+        is_over = (is_earlier.T & (places[:, None] == places[None])).any(axis=1)
+        return jnp.where(is_over, EMPTY, places)
+
+    own = last(place)
+    at, who = jnp.concatenate([own, last(idle)]), jnp.concatenate([other, done.client])
+    everyone = jnp.arange(num, dtype="int32")
+    given = (everyone[:, None] == other[None]).sum(axis=1, dtype="int32")
+    tasks = tasks._replace(
+        now=jax.tree.map(lambda leaf: leaf[-1], done.ends),
+        event=tasks.event + num_used,
+        order=put_all(tasks.order, at, who),
+        place=put_all(tasks.place, jnp.where(at == EMPTY, EMPTY, who), at),
+        turns=tasks.turns + given,
+        flights=put_all(tasks.flights, own, new),
+    )
+    return tasks, done
+
+
+def _in_order(flights: Flights, place: Array, number: int) -> tuple[Flights, Array]:
+    """Return the work that ends first, in order, and its places, as `Flights.first` finds it.
+
+    Args:
+      flights: Work, leaves `[...]`.
+      place: `i32[...]`; of work in the same place the one that stands first comes first.
+      number: How much of it.
+    """
+    keys = *flights.ends, flights.lot, place
+    others, structure = jax.tree.flatten(flights)
+    *_, place = found = jax.lax.sort((*keys, *others), num_keys=4, is_stable=True)
+    place = found[3]
+    done, place = jax.tree.map(
+        lambda leaf: leaf[:number], (jax.tree.unflatten(structure, found[4:]), place)
+    )
+    return done, place
+
+
+def _is_before(new: Flights, place: Array, done: Flights, at: Array) -> Array:
+    """Tell of each done work which new work ends before it: `bool[S, S]`, the new ones last."""
+    is_before, is_same = jnp.bool_(False), jnp.bool_(True)
+    keys = (*new.ends, new.lot, place), (*done.ends, done.lot, at)
+    for one, other in zip(*keys, strict=True):
+        is_before |= is_same & (one[None] < other[:, None])
+        is_same &= one[None] == other[:, None]
+    return is_before
