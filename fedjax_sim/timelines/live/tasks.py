@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import is_for_cpu, put, put_all, repeat, repeat_while
+from fedjax_sim.targets import is_for_cpu, pick, put, put_all, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import TRIES
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
 from fedjax_sim.timelines.live.devices import (
@@ -427,21 +428,17 @@ def _land_together(
       The tasks after the last arrival, and what has arrived, leaves `[S]`.
     """
     num, at_work = len(tasks.place), len(tasks.flights.client)
-    slots = jnp.arange(num_used, dtype="int32")
+    slots = np.arange(num_used, dtype="int32")
     is_earlier = slots[:, None] > slots[None]
-    drawn = jnp.zeros_like(slots)
+    drawn = jnp.zeros(num_used, "int32")
     if num > at_work:
         draw = jax.vmap(lambda event: _draw_idle(key, event, jnp.int32(0), num - at_work))
         drawn = draw(tasks.event + slots)
     idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
+    front, at_front = _in_order(tasks.flights, num_used)
 
-    def find(found: _Found) -> _Found:
-        is_known = slots < found.known
-        never = found.new._replace(ends=Flights.none(num_used, tasks.taken).ends)
-        known = never._replace(ends=found.new.ends.where(is_known, never.ends))
-        every = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), tasks.flights, known)
-        place = jnp.concatenate([jnp.arange(at_work, dtype="int32"), found.place])
-        done, place = _in_order(every, place, num_used)
+    def follow(known: Array, done: Flights, place: Array) -> _Found:
+        """Find out who follows arrivals, and how many of these are right."""
         # An idle place holds whoever has left its work there last.
         is_there = is_earlier & (idle[:, None] == idle[None])
         left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
@@ -450,12 +447,26 @@ def _land_together(
         again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
         new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
         new = _after(new, done)
-        is_missed = _is_before(new, place, done, place) & is_earlier & ~is_known[None]
-        right = jnp.where(is_missed.any(axis=1), slots, num_used).min()
-        return _Found(right, done, place, other, new)
+        is_missed = _are_before(new, place, done, place) & is_earlier & (slots[None] >= known)
+        known = jnp.where(is_missed, slots[:, None], num_used).min()
+        return _Found(known, done, place, other, new)
 
-    nothing = Flights.none(num_used, tasks.taken)
-    found = find(_Found(jnp.int32(0), nothing, slots * 0, slots * 0, nothing))
+    def find(found: _Found) -> _Found:
+        """Put the new work that is known in its place among that in flight."""
+        new, place, is_known = found.new, found.place, slots < found.known
+        before = _are_before(new, place, front, at_front)
+        turn = slots + (before & is_known[None]).sum(axis=1, dtype="int32")
+        sooner = _are_before(new, place, new, place)
+        sooner = (sooner | is_earlier & ~sooner.T) & is_known[None]
+        of_new = (~before).sum(axis=0, dtype="int32") + sooner.sum(axis=1, dtype="int32")
+        is_old = turn[None] == slots[:, None]
+        is_new = (of_new[None] == slots[:, None]) & is_known[None]
+        among = pick(is_old, (front, at_front)), pick(is_new, (new, place))
+        is_born = is_new.any(axis=1)
+        done = jax.tree.map(lambda old, born: jnp.where(is_born, born, old), *among)
+        return follow(found.known, *done)
+
+    found = follow(jnp.int32(0), front, at_front)
     found = repeat_while(lambda found: found.known < num_used, find, found)
     _, done, place, other, new = found
 
@@ -478,29 +489,32 @@ def _land_together(
     return tasks, done
 
 
-def _in_order(flights: Flights, place: Array, number: int) -> tuple[Flights, Array]:
-    """Return the work that ends first, in order, and its places, as `Flights.first` finds it.
+def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
+    """Return the work that ends first, in the order in which `Flights.first` finds it.
 
     Args:
-      flights: Work, leaves `[...]`.
-      place: `i32[...]`; of work in the same place the one that stands first comes first.
-      number: How much of it.
+      flights: Work, leaves `[M]`.
+      number: How much of it, S.
+
+    Returns:
+      The work, leaves `[S]`, which never ends where there is no more; and its places, `i32[S]`.
     """
-    keys = *flights.ends, flights.lot, place
-    others, structure = jax.tree.flatten(flights)
-    *_, place = found = jax.lax.sort((*keys, *others), num_keys=4, is_stable=True)
-    place = found[3]
-    done, place = jax.tree.map(
-        lambda leaf: leaf[:number], (jax.tree.unflatten(structure, found[4:]), place)
-    )
-    return done, place
+    missing = max(number - len(flights.client), 0)
+    if missing:
+        none = Flights.none(missing, flights.lot)
+        flights = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), flights, none)
+    place = jnp.arange(len(flights.client), dtype="int32")
+    others, structure = jax.tree.flatten((flights, place))
+    keys = *flights.ends, flights.lot
+    found = jax.lax.sort((*keys, *others), num_keys=len(keys), is_stable=True)[len(keys) :]
+    return jax.tree.unflatten(structure, [leaf[:number] for leaf in found])
 
 
-def _is_before(new: Flights, place: Array, done: Flights, at: Array) -> Array:
-    """Tell of each done work which new work ends before it: `bool[S, S]`, the new ones last."""
+def _are_before(work: Flights, place: Array, other: Flights, at: Array) -> Array:
+    """Tell which work `[S]` ends before which other: `bool[S, S]`, a row for each other one."""
     is_before, is_same = jnp.bool_(False), jnp.bool_(True)
-    keys = (*new.ends, new.lot, place), (*done.ends, done.lot, at)
-    for one, other in zip(*keys, strict=True):
-        is_before |= is_same & (one[None] < other[:, None])
-        is_same &= one[None] == other[:, None]
+    keys = (*work.ends, work.lot, place), (*other.ends, other.lot, at)
+    for one, another in zip(*keys, strict=True):
+        is_before |= is_same & (one[None] < another[:, None])
+        is_same &= one[None] == another[:, None]
     return is_before
