@@ -123,17 +123,18 @@ class LiveLane(NamedTuple):
         is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
         version, tick = jnp.asarray(received.version, "int32"), lived.tick
         steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
-        is_held = version[:, None] == lived.held[None]
-        read = is_held.argmax(axis=1).astype("int32")
+        num_rows = len(lived.held)
+        found = _first(version[:, None] == lived.held[None])
+        read = jnp.where(found < num_rows, found, 0)
         if clock.in_use is None:
             write = jnp.int32(0)
             is_known = version == tick
         else:
             used = clock.in_use(time)
             is_used = (lived.held[:, None] == used[None]).any(axis=1) & (lived.held >= 0)
-            write = is_used.argmin().astype("int32")
+            write = _first(~is_used)
             # Every row is in use if more versions are than the clock has declared.
-            is_known = is_held.any(axis=1) & ~is_used.all()
+            is_known = (found < num_rows) & (write < num_rows)
         # Whether the lane goes on.
         is_twice = not self.system.can_repeat and _has_twice(clients, is_there, self.num_clients)
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
@@ -198,7 +199,7 @@ class LiveLane(NamedTuple):
             _where(goes_on, time, lived.clock),
             received.time.where(goes_on, lived.now),
             tick + goes_on,
-            put(lived.held, jnp.where(goes_on, write, len(lived.held)), tick + 1),
+            put(lived.held, jnp.where(goes_on, write, num_rows), tick + 1),
             lived.delivered.at[counted].add(event.steps, mode="drop"),
             self._used(lived, event.clients, event.steps).where(goes_on, lived.used),
             lived.until,
@@ -328,6 +329,21 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
         return known.unpacked()._replace(is_live=True)
     return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
+
+
+def _first(holds: Array) -> Array:
+    """Find the first place of each row at which a condition holds, or the number of places.
+
+    On a GPU this is no launch of its own, as it is no search with two results.
+
+    Args:
+      holds: `bool[..., R]`.
+
+    Returns:
+      `i32[...]`.
+    """
+    num = holds.shape[-1]
+    return jnp.where(holds, jnp.arange(num, dtype="int32"), num).min(axis=-1)
 
 
 def _is_earlier(clients: Array) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import is_for_cpu, pick, put, put_all, repeat, repeat_while
+from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import TRIES
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
 from fedjax_sim.timelines.live.devices import (
@@ -437,22 +437,8 @@ def _land_together(
     idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
     front, at_front = _in_order(tasks.flights, num_used)
 
-    def follow(known: Array, done: Flights, place: Array) -> _Found:
-        """Find out who follows arrivals, and how many of these are right."""
-        # An idle place holds whoever has left its work there last.
-        is_there = is_earlier & (idle[:, None] == idle[None])
-        left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
-        who = jnp.where(left == EMPTY, tasks.order[idle], done.client[left])
-        other = jnp.where(idle == EMPTY, done.client, who)
-        again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
-        new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
-        new = _after(new, done)
-        is_missed = _are_before(new, place, done, place) & is_earlier & (slots[None] >= known)
-        known = jnp.where(is_missed, slots[:, None], num_used).min()
-        return _Found(known, done, place, other, new)
-
     def find(found: _Found) -> _Found:
-        """Put the new work that is known in its place among that in flight."""
+        # The new work that is known takes its place among that in flight.
         new, place, is_known = found.new, found.place, slots < found.known
         before = _are_before(new, place, front, at_front)
         turn = slots + (before & is_known[None]).sum(axis=1, dtype="int32")
@@ -461,30 +447,53 @@ def _land_together(
         of_new = (~before).sum(axis=0, dtype="int32") + sooner.sum(axis=1, dtype="int32")
         is_old = turn[None] == slots[:, None]
         is_new = (of_new[None] == slots[:, None]) & is_known[None]
-        among = pick(is_old, (front, at_front)), pick(is_new, (new, place))
         is_born = is_new.any(axis=1)
-        done = jax.tree.map(lambda old, born: jnp.where(is_born, born, old), *among)
-        return follow(found.known, *done)
+        among = pick(is_old, (front, at_front)), pick(is_new, (new, place))
+        done, place = jax.tree.map(lambda old, born: jnp.where(is_born, born, old), *among)
+        # An idle place holds whoever has left its work there last.
+        is_there = is_earlier & (idle[:, None] == idle[None])
+        left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
+        who = jnp.where(left == EMPTY, tasks.order[idle], done.client[left])
+        other = jnp.where(idle == EMPTY, done.client, who)
+        again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
+        new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
+        new = _after(new, done)
+        is_missed = _are_before(new, place, done, place) & is_earlier & ~is_known[None]
+        known = jnp.where(is_missed, slots[:, None], num_used).min()
+        return _Found(known, done, place, other, new)
 
-    found = follow(jnp.int32(0), front, at_front)
+    none, nobody = Flights.none(num_used, tasks.taken), jnp.full(num_used, EMPTY, "int32")
+    found = _Found(jnp.int32(0), none, nobody, nobody, none)
     found = repeat_while(lambda found: found.known < num_used, find, found)
     _, done, place, other, new = found
 
-    def last(places: Array) -> Array:
-        is_over = (is_earlier.T & (places[:, None] == places[None])).any(axis=1)
-        return jnp.where(is_over, EMPTY, places)
+    def last(keys: Array, num: int) -> Array:
+        """Find the last arrival with each of some keys, or -1: `i32[num]`."""
+        is_of = keys[None] == jnp.arange(num)[:, None]
+        return jnp.where(is_of, slots[None], EMPTY).max(axis=1)
 
-    own = last(place)
-    at, who = jnp.concatenate([own, last(idle)]), jnp.concatenate([other, done.client])
+    # Of several arrivals at one place, or with one client, the last one counts.
+    in_place, in_idle = last(place, at_work), last(idle, num)
+    comes, leaves = last(other, num), last(jnp.where(idle == EMPTY, EMPTY, done.client), num)
     everyone = jnp.arange(num, dtype="int32")
     given = (everyone[:, None] == other[None]).sum(axis=1, dtype="int32")
+    order = jnp.where(in_idle == EMPTY, tasks.order, done.client[in_idle])
+    at_last = last(place, num)
+    order = jnp.where(at_last == EMPTY, order, other[at_last])
+    moved = jnp.where(comes >= leaves, place[comes], idle[leaves])
+    moved = jnp.where(jnp.maximum(comes, leaves) == EMPTY, tasks.place, moved)
+    flights = jax.tree.map(
+        lambda old, born: jnp.where(in_place == EMPTY, old, born),
+        tasks.flights,
+        pick(in_place[:, None] == slots[None], new),
+    )
     tasks = tasks._replace(
         now=jax.tree.map(lambda leaf: leaf[-1], done.ends),
         event=tasks.event + num_used,
-        order=put_all(tasks.order, at, who),
-        place=put_all(tasks.place, jnp.where(at == EMPTY, EMPTY, who), at),
+        order=order,
+        place=moved,
         turns=tasks.turns + given,
-        flights=put_all(tasks.flights, own, new),
+        flights=flights,
     )
     return tasks, done
 
