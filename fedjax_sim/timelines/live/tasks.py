@@ -435,9 +435,10 @@ def _land_together(
         draw = jax.vmap(lambda event: _draw_idle(key, event, jnp.int32(0), num - at_work))
         drawn = draw(tasks.event + slots)
     idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
-    front, at_front = _in_order(tasks.flights, num_used)
+    in_order = _in_order(tasks.flights, num_used)
 
     def find(found: _Found) -> _Found:
+        front, at_front = jax.tree.map(lambda leaf: leaf[:num_used], in_order)
         # The new work that is known takes its place among that in flight.
         new, place, is_known = found.new, found.place, slots < found.known
         before = _are_before(new, place, front, at_front)
@@ -516,7 +517,7 @@ def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
     others, structure = jax.tree.flatten((flights, place))
     keys = *flights.ends, flights.lot
     found = jax.lax.sort((*keys, *others), num_keys=len(keys), is_stable=True)[len(keys) :]
-    return jax.tree.unflatten(structure, [leaf[:number] for leaf in found])
+    return jax.tree.unflatten(structure, found)
 
 
 def _are_before(work: Flights, place: Array, other: Flights, at: Array) -> Array:
