@@ -120,6 +120,9 @@ class LiveLane(NamedTuple):
         _check_received(received, sizes)
         # The rows of the versions that are read, and a row that nobody needs for the new one.
         clients = jnp.asarray(received.clients, "int32")
+        if not is_for_cpu():
+            # Otherwise a GPU decides again, for each pair of slots, who reports.
+            clients = jax.lax.optimization_barrier(clients)
         is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
         version, tick = jnp.asarray(received.version, "int32"), lived.tick
         steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
@@ -359,7 +362,8 @@ def _has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
     """Tell whether two slots that are filled have the same client: `bool[]`."""
     own = jnp.where(is_there, clients, num_clients + jnp.arange(len(clients)))
     if len(clients) <= FEW_SLOTS:
-        return _is_earlier(own).any()
+        # In two steps, because a reduction to one value would be a launch of its own on a GPU.
+        return (_is_earlier(own).sum(axis=1, dtype="int32") > 0).any()
     order = jnp.sort(own)
     return (order[1:] == order[:-1]).any()
 

@@ -84,16 +84,16 @@ class LiveCohorts(Clients):
         limits = delays.off_time, delays.drop_rate, self.clock.deadline
         return all(is_known(limit, 0) for limit in limits)
 
-    def share(self, counts: Array, clients: Array) -> Array:
-        """Return what reports of clients `i32[A]` weigh, `f[A]`, by everyone's examples `i32[N]`.
+    def share(self, counts: Array, clients: Array) -> Array | None:
+        """Return what reports of clients `i32[A]` weigh, `f[A]`; None if they weigh the same.
 
         Args:
-          counts: Numbers of examples.
+          counts: Everyone's number of examples, `i32[N]`.
           clients: Who is asked.
         """
-        found = jnp.maximum(clients, 0)
-        is_equal = self.weighting == "equal"
-        return (jnp.ones_like(found) if is_equal else counts[found]).astype(float)
+        if self.weighting == "equal":
+            return None
+        return counts[jnp.maximum(clients, 0)].astype(float)
 
 
 class Asked(NamedTuple):
