@@ -222,7 +222,7 @@ class Layout(NamedTuple):
         differ enough in their steps.
       max_lanes: Largest number of lanes in memory at one time; by default as many as fit.
       evals_per_chunk: Evaluations between two returns to the host. By default all, 1 if somebody
-        watches, and with checkpoints stretches of ticks that take about ten seconds.
+        watches, and with checkpoints stretches of ticks that take five to ten seconds.
     """
 
     slots_at_once: Count | None = None
@@ -607,10 +607,12 @@ class Messages(NamedTuple):
         full names, each with the value, or a setting of the kind, at which there is nothing to
         obey. With another one, an algorithm that does not name the setting in `obeys` is refused:
         bits would be counted, and an epsilon stated, of what is not done.
-      check: From the settings and one lane's timeline, on the host and before compiling; it raises
-        a `ConfigError` if the server cannot do with the messages of some tick what is asked for.
+      check: From the settings and a timeline, on the host and before compiling; it raises a
+        `ConfigError` if the server cannot do with the messages of some tick what is asked for. It
+        looks at each tick alone: the timeline may have the ticks of several lanes.
       facts_of_schedule: Further facts that follow from who takes part when: from the settings, one
         lane's timeline and the ticks before each evaluation to coordinates as those of `facts`.
+        Which coordinates follows from the settings alone.
     """
 
     bits: Callable[[Params, Any], tuple[int, int]] = lambda params, hyper: (

@@ -78,7 +78,7 @@ FIGURES = {
 SEED, TICKS = 0, 200
 """Seed and server actions of the schedules on the pages of algorithms."""
 SINGLE_MODULES = (
-    *("types", "settings", "streams", "batching", "trees", "targets"),
+    *("types", "streams", "batching", "trees", "targets"),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
 )
 """Public modules that are no packages."""

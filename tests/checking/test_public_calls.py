@@ -13,9 +13,10 @@ import pytest
 import fedjax_sim
 from fedjax_sim import settings
 
-INNER = ("checking", "cli", "events", "lifecycle", "systems")
+INNER = ("checking", "cli", "events", "lifecycle", "settings", "systems")
 """Rooms without calls for users: the mechanism, the command line, events that the engine makes,
-what ends processes, and systems, which are records that `sweep` and the timelines receive."""
+what ends processes, settings, on which the mechanism rests, and systems, which are records that
+`sweep` and the timelines receive."""
 MADE_HERE = {
     # Results, which users read and do not make.
     *("FairnessReport", "Predictive", "Reliability", "Results", "Fitted", "Accounts", "Guarantee"),

@@ -23,7 +23,7 @@ import fedjax_sim
 
 ROOT = Path(fedjax_sim.__file__).parent
 SINGLE_MODULES = (
-    *("types", "settings", "streams", "batching", "trees", "targets"),
+    *("types", "streams", "batching", "trees", "targets"),
     *("theory.favano", "theory.fedem", "theory.fedstaleweight", "theory.hierarchical"),
 )
 CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")

@@ -260,10 +260,10 @@ def test_a_resumed_run_has_the_pieces_it_had(
     """
     replay_group = groups.replay_group
 
-    def run_one(planned: Any, replay: Any, options: Any, saved: Any) -> Any:
+    def run_one(planned: Any, replay: Any, options: Any, *given: Any) -> Any:
         if options.folder.name == "part_1":
             raise KeyboardInterrupt
-        return replay_group(planned, replay, options, saved)
+        return replay_group(planned, replay, options, *given)
 
     stepwise = OPTIONS["layout"]._replace(evals_per_chunk=5)
     with monkeypatch.context() as patch:
@@ -427,7 +427,7 @@ def _pieces_of(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what runs the pieces of the eight lanes, before it does."""
     found: list[Any] = []
 
-    def run(self: Any) -> Any:
+    def run(self: Any, *_: Any) -> Any:
         found.append(self)
         raise MeasuredError
 

@@ -20,7 +20,7 @@ from fedjax_sim.engine.planning.schedule import (
     pad_evaluations,
     steps_before,
 )
-from fedjax_sim.engine.planning.store import store_rows
+from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all, store_rows
 from fedjax_sim.types import EMPTY
 
 NAN, INF = np.nan, np.inf
@@ -203,6 +203,21 @@ def test_a_store_never_returns_a_wrong_version_and_is_as_small_as_possible(
     )
     # The initial model has row 0, even if nobody reads it.
     assert rows - 1 == max(alive, 1)
+
+
+@pytest.mark.parametrize("num", [1, MANY, 3 * MANY])
+def test_rows_of_many_schedules_are_those_of_each(num: int) -> None:
+    random = np.random.default_rng(num)
+    for num_ticks in (0, 1, 7, 60):
+        shape = num, num_ticks + 1
+        reach = random.integers(-1, 30, shape) * random.integers(0, 2, shape)
+        last_read = np.minimum(np.arange(num_ticks + 1) + reach, num_ticks)
+        last_read[random.random(shape) < 0.2] = -1
+        rows, used = assign_rows_of_all(last_read)
+        for i, last in enumerate(last_read):
+            row, num_rows = assign_rows(last)
+            np.testing.assert_array_equal(rows[i], row)
+            assert used[i] == num_rows
 
 
 def test_steps_delivered_before() -> None:

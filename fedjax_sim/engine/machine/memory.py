@@ -26,6 +26,10 @@ SHARE = 0.8
 """Share of the free memory that a sweep is planned for. Compilers and estimates need the rest."""
 
 
+AHEAD = 0.05
+"""Share of the free memory that may be taken to work ahead, of what planning leaves."""
+
+
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 """Where Linux lists the memory maps of this process, and how many it may have."""
 
@@ -87,6 +91,17 @@ def free_here() -> Free:
         if (stats := device.memory_stats()) and "bytes_limit" in stats
     ]
     return Free(host, min(on_devices, default=float("inf")))
+
+
+def fits_ahead(on_device: float, on_host: float = 0.0) -> bool:
+    """Tell whether the host may work ahead, which takes so many bytes on a device and on the host.
+
+    Several processes never do: all of them would have to find room, and what they gather is fetched
+    by programs that would wait for the work that was sent ahead.
+    """
+    free = free_here()
+    fits = on_device <= AHEAD * free.device and on_host <= AHEAD * free.host
+    return fits and jax.process_count() == 1
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:

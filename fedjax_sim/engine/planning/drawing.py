@@ -7,6 +7,7 @@ Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -388,7 +389,14 @@ def _draw_with(
         for old in list(_programs)[:-MOST_PROGRAMS]:
             _programs.pop(old, None)
     program, _ = _programs[known]
-    return program(seeds, leaves)
+
+    def run() -> Drawn:
+        with jax.enable_x64(True):  # JAX's settings belong to a thread.
+            return jax.block_until_ready(program(seeds, leaves))
+
+    # A CPU device runs what one thread asks for in its order, and lanes may be running on it.
+    with ThreadPoolExecutor(1) as worker:
+        return worker.submit(run).result()
 
 
 _programs: dict[tuple, tuple[Callable[..., Drawn], ClosedJaxpr]] = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_sim.engine.planning.store import (
     HeldVersions,
-    assign_rows,
+    assign_rows_of_all,
     count_alive,
     held_versions,
     last_reads,
@@ -431,30 +431,36 @@ def _assign_stores(
       at_end: As `_needed_at_end`: what is kept up to the end of each schedule, unless the store
         would have to be more than twice as large; None to keep nothing.
     """
-    num, total, _ = shape
-    row = np.zeros((num, total + 1), np.int32)
+    num, total, num_slots = shape
     is_newest = (reads.staleness == 0) | ~reads.present
     has_any = reads.present.any(axis=2) | (np.arange(total) >= ends[:, None])
     if is_newest.all() and has_any.all():
         # Only the next tick reads a version: one row is enough.
+        row = np.zeros((num, total + 1), np.int32)
         return _Stores(row, np.where(reads.present, 0, round_up(2) - 1), round_up(2))
-    read = np.empty(shape, np.int32)
     present = np.broadcast_to(reads.present, shape)
-    used = np.empty(num, np.int32)
-    for i, end in enumerate(ends):
-        staleness = np.broadcast_to(
-            reads.staleness[i if len(reads.staleness) > 1 else 0], shape[1:]
-        )
-        version = reads.tick - staleness
-        here = present[i, :end]
-        last = last_reads(version[:end], here)
-        for kept in () if at_end is None else at_end[i]:
-            longer = last_reads(version[:end], here, kept[None], ends[i : i + 1])
-            if round_up(count_alive(longer) + 1) <= 2 * round_up(count_alive(last) + 1):
-                last = longer
+    version = np.broadcast_to(reads.tick - reads.staleness, shape)
+    last, read = np.full((num, total + 1), -1), np.empty(shape, np.int32)
+    # Some schedules at a time, which bounds the memory.
+    step = max(1, SORTED_TOGETHER // max(1, total * num_slots))
+    pieces = [slice(first, first + step) for first in range(0, num, step)]
+    for few in pieces:
+        schedule, tick, slot = np.nonzero(present[few])
+        is_own = tick < ends[few][schedule]
+        found = version[few][schedule, tick, slot]
+        np.maximum.at(last[few], (schedule[is_own], found[is_own]), tick[is_own])
+    for i, kept_ones in enumerate(at_end or ()):
+        for kept in kept_ones:
+            end = ends[i]
+            longer = last_reads(version[i, :end], present[i, :end], kept[None], ends[i : i + 1])
+            if round_up(count_alive(longer) + 1) <= 2 * round_up(count_alive(last[i]) + 1):
+                last[i, : end + 1] = longer
                 break
-        row[i, : end + 1], used[i] = assign_rows(last)
-        read[i] = row[i][version]
+    row, used = assign_rows_of_all(last)
+    row[np.arange(total + 1) > ends[:, None]] = 0
+    for few in pieces:
+        places = version[few].reshape(len(row[few]), -1)
+        read[few] = np.take_along_axis(row[few], places, axis=1).reshape(-1, *shape[1:])
     rows = round_up(int(used.max()))
     # The same scratch row in all schedules, however many rows each of them needs.
     row[row == used[:, None] - 1] = rows - 1

@@ -27,6 +27,9 @@ import numpy as np
 
 from fedjax_sim.types import EMPTY, Leaf
 
+MANY = 8
+"""Schedules from which on it is quicker to go through their ticks together than one by one."""
+
 
 def round_up(rows: int) -> int:
     """Round rows up to a multiple of 8: sharing one program between sweeps is worth unused rows."""
@@ -113,6 +116,37 @@ def assign_rows(last_read: np.ndarray) -> tuple[np.ndarray, int]:
         heapq.heappush(in_use, (int(last_read[v]), int(row[v])))
     row[row < 0] = used
     return row, used + 1
+
+
+def assign_rows_of_all(last_read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Assign rows of the stores of D schedules, as `assign_rows` does.
+
+    Args:
+      last_read: `i64[D, T + 1]`.
+
+    Returns:
+      The row of each version, `i32[D, T + 1]`, and the numbers of rows, `i64[D]`.
+    """
+    num, length = last_read.shape
+    row = np.full((num, length), -1, np.int32)
+    if num < MANY:
+        used = np.empty(num, np.int64)
+        for i, last in enumerate(last_read):
+            row[i], used[i] = assign_rows(last)
+        return row, used
+    # The last tick at which each row is read; the first one that is free is taken.
+    busy = np.full((num, 8), -1, last_read.dtype)
+    row[:, 0], busy[:, 0] = 0, last_read[:, 0]
+    for v in range(1, length):
+        needed = np.flatnonzero(last_read[:, v] >= v)
+        is_free = busy[needed] < v
+        if not is_free.any(axis=1).all():
+            busy = np.pad(busy, ((0, 0), (0, busy.shape[1])), constant_values=-1)
+            is_free = busy[needed] < v
+        place = is_free.argmax(axis=1)
+        row[needed, v], busy[needed, place] = place, last_read[needed, v]
+    used = row.max(axis=1).astype(np.int64) + 1
+    return np.where(row < 0, used[:, None], row).astype(np.int32), used + 1
 
 
 class HeldVersions(NamedTuple):

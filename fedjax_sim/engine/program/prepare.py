@@ -66,6 +66,8 @@ depend on how many others run."""
 
 NO_FACTS = Messages().facts_of_schedule
 """What systems have whose messages say nothing of who takes part."""
+CHECKED_TOGETHER = 2**20
+"""Slots of schedules that are checked together."""
 
 
 LARGEST_BLOCK = 32
@@ -283,19 +285,43 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
 def _check_messages(
     system: System, group: list[Lane], timelines: Timeline, ticks: np.ndarray, row: np.ndarray
 ) -> None:
-    """Check what the server does with messages, once for lanes of equal settings and schedule."""
+    """Check what the server does with messages: the ticks of lanes with equal settings together."""
     hypers = [lane.hyper for lane in group]
-    firsts, _ = distinct_rows(distinct_objects(hypers)[1], row)
-    for i in firsts:
-        timeline = Timeline(*(leaf[row[i], : ticks[row[i]]] for leaf in timelines))
+    different, number = distinct_objects(hypers)
+    num_slots = timelines.clients[0].size
+
+    def are_allowed() -> bool:
+        for i, hyper in enumerate(different):
+            rows = np.unique(row[number == i])
+            for few in np.array_split(rows, -(-len(rows) * num_slots // CHECKED_TOGETHER) or 1):
+                try:
+                    system.messages.check(hyper, _ticks_of(timelines, few, ticks))
+                except ConfigError:
+                    return False
+        return True
+
+    if are_allowed():
+        return
+    # Lane by lane, to say which.
+    for i in distinct_rows(number, row)[0]:
         try:
-            system.messages.check(hypers[i], timeline)
+            system.messages.check(hypers[i], _ticks_of(timelines, row[i : i + 1], ticks))
         except ConfigError as error:
             if len(seeds := {lane.seed for lane in group}) == 1:
                 raise
             field, value, allowed = error.parts
             allowed += f" (in a lane with seed {group[i].seed}, one of {len(seeds)} seeds)"
             raise ConfigError(field, value, allowed) from None
+
+
+def _ticks_of(timelines: Timeline, rows: np.ndarray, ticks: np.ndarray) -> Timeline:
+    """Put the ticks of some schedules, of which each has its own number, after one another."""
+    if len(rows) == 1:
+        return Timeline(*(leaf[rows[0], : ticks[rows[0]]] for leaf in timelines))
+    if len(rows) == len(timelines.time) and (ticks[rows] == timelines.time.shape[1]).all():
+        return Timeline(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in timelines))
+    is_own = np.arange(timelines.time.shape[1]) < ticks[rows, None]
+    return Timeline(*(leaf[rows][is_own] for leaf in timelines))
 
 
 def told_of(
@@ -321,12 +347,16 @@ def _told_of_schedules(
     """Add facts that follow from who takes part, once for lanes of equal settings and schedule."""
     if system.messages.facts_of_schedule is NO_FACTS:
         return told
-    firsts, number = distinct_rows(distinct_objects(hypers)[1], row)
-    known = []
-    for i in firsts:
-        timeline = Timeline(*(leaf[row[i], : ticks[row[i]]] for leaf in timelines))
-        facts = system.messages.facts_of_schedule(hypers[i], timeline, evaluated[row[i]])
-        known.append(dict(facts))
+    different, of_hyper = distinct_objects(hypers)
+
+    def facts(i: int) -> dict[str, np.ndarray]:
+        timeline = _ticks_of(timelines, row[i : i + 1], ticks)
+        return dict(system.messages.facts_of_schedule(hypers[i], timeline, evaluated[row[i]]))
+
+    firsts, number = distinct_rows(of_hyper, row)
+    # Most settings have none, whatever the schedule is.
+    names = {i: facts(int(np.argmax(of_hyper == i))).keys() for i in range(len(different))}
+    known = [facts(i) if names[int(of_hyper[i])] else {} for i in firsts.tolist()]
     if not any(known):
         return told
     return [told[i] | known[place] for i, place in enumerate(number.tolist())]

@@ -303,15 +303,18 @@ class Replay:
         return int(self._schedule.ticks[:, -1].min()) // step * step
 
     @property
+    def bytes_of_tables(self) -> int:
+        """Count the bytes of the schedules of a chunk."""
+        return memory.count_bytes(self._schedule.between(0, self.program.chunk[0]))
+
+    @property
     def work(self) -> np.ndarray:
         """Local steps of all schedules at each tick, and one for the tick: `i64[V * E]`."""
         return 1 + self._schedule.work.sum(axis=0, dtype=np.int64)
 
     def begin(self) -> Any:
-        """Compute initial carries and fetch the first evaluation of all lanes."""
-        holders = self.first_holders()
-        carries, first = self._begin(self.program, self.lanes, holders, self._starts)
-        return carries, processes.fetch(first)
+        """Begin to compute initial carries and the first evaluation of all lanes."""
+        return self._begin(self.program, self.lanes, self.first_holders(), self._starts)
 
     def carries(self) -> Any:
         """Describe the carries: shapes, dtypes and devices."""
@@ -380,7 +383,7 @@ class Replay:
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> Any:
-        """Replay the ticks from `begin` to `end`, a chunk, and fetch the evaluations.
+        """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The carries are given away. If the chunk ends between two evaluations, its metrics and
         models are zeros. If lanes can be stopped, those that do not run (`bool[L]`) keep their
@@ -388,8 +391,7 @@ class Replay:
         """
         first = begin // self.program.chunk[1]
         inputs = self.tables(first), self._place(begin, end), self._running(is_running)
-        carries, returned = _advance(self.program, self.lanes, carries, *inputs)
-        return carries, processes.fetch(returned)
+        return _advance(self.program, self.lanes, carries, *inputs)
 
     def _running(self, is_running: np.ndarray | None) -> Any:
         """Put on the devices which lanes run, all for None; None if no lane can be stopped."""

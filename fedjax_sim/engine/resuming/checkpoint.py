@@ -326,6 +326,10 @@ class Checkpoint:
             )
         return None
 
+    def is_due(self) -> bool:
+        """Tell whether the last state is old enough for another one to be written."""
+        return time.monotonic() - self._last >= self._every
+
     def save(
         self,
         done: int,
@@ -345,7 +349,7 @@ class Checkpoint:
         Raises:
           StorageError: If the disk refuses. Older checkpoints are then kept.
         """
-        if time.monotonic() - self._last < self._every and not now:
+        if not (now or self.is_due()):
             return
         arrays = {f"state:{i}": _fetched(leaf) for i, leaf in enumerate(jax.tree.leaves(states))}
         for kind, named in curves.items():

@@ -1,7 +1,8 @@
 """Replay schedules chunk by chunk, with the work of the host between two calls of the program.
 
-Between chunks the host keeps what evaluations returned, passes it on to whoever watches, ends lanes
-that are to stop, writes checkpoints, and stops if it was asked to. Where checkpoints are written,
+After each chunk the host keeps what evaluations returned, passes it on to whoever watches, ends
+lanes that are to stop, writes checkpoints, and stops if it was asked to. Meanwhile the devices work
+on the next chunk, unless what was returned decides about it. Where checkpoints are written,
 stretches of ticks are chosen from the speed of the last one, so that they take some seconds.
 
 Dimension letters: those of `fedjax_sim.types`; `V` evaluations, `C` evaluations of a chunk.
@@ -9,12 +10,16 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations, `C` evaluations
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.events import HAPPENED
@@ -28,7 +33,11 @@ now, `bool[L]`."""
 
 
 def replay_schedule(
-    replay: Replay, *, checkpoint: Checkpoint | None = None, report: Report | None = None
+    replay: Replay,
+    *,
+    checkpoint: Checkpoint | None = None,
+    report: Report | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Curves:
     """Run a schedule in chunks.
 
@@ -36,36 +45,36 @@ def replay_schedule(
       replay: The program with its inputs.
       checkpoint: Opened; resumed from if it holds something, and written to between chunks.
       report: Called after each evaluation.
+      meanwhile: Called once, while the devices work on the first chunk.
 
     Raises:
-      Stopped: If a signal asked for it, after the chunk that was running and a checkpoint.
+      Stopped: If a signal asked for it, after the chunks that were sent and a checkpoint.
     """
     saved = None if checkpoint is None else checkpoint.load(replay.carries())
     replay.prepare(begins=saved is None)
     seen = _Seen(replay.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
+    is_live = replay.program.plan.live is not None
     if saved is None:
         carries, first = replay.begin()
-        seen.put(jax.tree.map(lambda leaf: leaf[:, None], first), 0)
     else:
-        done, carries = saved.done, saved.states
+        done, carries, first = saved.done, saved.states, None
         seen.restore(saved.curves, 1 + done // per_eval)
-    pace = _Pace(replay)
     with contextlib.nullcontext() if checkpoint is None else deferring_stops():
-        is_live = replay.program.plan.live is not None
-        if is_live and saved is None and checkpoint is not None:
-            # A longer run may have to go on from here.
-            checkpoint.save(0, carries, seen.kinds, now=True)
-        while done < replay.num_evals * per_eval and seen.is_running.any():
-            end, began = pace.end_after(done), time.monotonic()
-            carries, (observed, counted) = replay.advance(carries, done, end, seen.is_running)
-            seen.add(counted, done // per_eval)
-            if end % per_eval == 0:
-                seen.put(observed, 1 + done // per_eval)
-            pace.note(done, end, time.monotonic() - began)
-            if is_live and checkpoint is not None and seen.ended(end).any():
-                checkpoint.keep_before(done)
-            done = end
+        chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
+        for begin, done, returned, carries, *_ in chunks:
+            if done == 0:
+                seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
+                if is_live and checkpoint is not None:
+                    # A longer run may have to go on from here.
+                    checkpoint.save(0, carries, seen.kinds, now=True)
+                continue
+            observed, counted = returned
+            seen.add(counted, begin // per_eval)
+            if done % per_eval == 0:
+                seen.put(observed, 1 + begin // per_eval)
+            if is_live and checkpoint is not None and seen.ended(done).any():
+                checkpoint.keep_before(begin)
             has_ended = False
             if done % per_eval == 0 and report is not None:
                 known = Curves(
@@ -74,7 +83,7 @@ def replay_schedule(
                 stops = report(done // per_eval, known)
                 has_ended = bool(stops.any())
                 seen.stop(stops, done // per_eval)
-            if checkpoint is not None:
+            if checkpoint is not None and carries is not None:
                 number = asked_to_stop()
                 # A longer run goes on from the tick up to which all lanes ran.
                 is_needed = number is not None or has_ended or done == replay.all_run
@@ -89,13 +98,118 @@ def replay_schedule(
     return Curves(seen.kinds["metric"], seen.kinds["info"], models, samples, seen.stopped_at)
 
 
+class _Chunk(NamedTuple):
+    """A chunk that was sent to the devices.
+
+    Attributes:
+      begin: Ticks before it.
+      end: Ticks after it; 0 for the beginning, which has none.
+      returned: What the program returned, on the devices until the chunk is done.
+      carries: The state after it; None if the next chunk has taken it.
+      sent: When it was sent.
+      ready: Will be when it was done.
+    """
+
+    begin: int
+    end: int
+    returned: Any
+    carries: Any
+    sent: float
+    ready: Future[float]
+
+
+def _replayed(
+    replay: Replay,
+    carries: Any,
+    first: Any,
+    done: int,
+    seen: "_Seen",
+    checkpoint: Checkpoint | None,
+    meanwhile: Callable[[], None] | None,
+) -> Iterator[_Chunk]:
+    """Send chunk after chunk to the devices, and yield each with its results on the host.
+
+    The next chunk is sent before the results of one are fetched, so that the devices need not wait
+    for the host. A state that may have to be saved is copied first, as the next chunk takes it.
+
+    Args:
+      replay: The program with its inputs.
+      carries: The state after `done` ticks.
+      first: What the beginning returned, if the run begins now.
+      done: Ticks done.
+      seen: What is known; which lanes run is read when a chunk is sent.
+      checkpoint: Says which states are to be saved.
+      meanwhile: As in `replay_schedule`.
+    """
+    # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
+    decides = replay.program.can_stop or replay.program.plan.live is not None
+    pace, whole = _Pace(replay, 1 if decides else 2), replay.num_evals * replay.program.chunk[1]
+    waiting: deque[_Chunk] = deque()
+    last_ready = 0.0
+    with ThreadPoolExecutor(1) as worker:
+
+        def send(begin: int, end: int, returned: Any, sent: float) -> None:
+            # The host may come for the results much later than they are there.
+            ready = worker.submit(_when_ready, returned)
+            waiting.append(_Chunk(begin, end, returned, carries, sent, ready))
+
+        def fetch_oldest() -> _Chunk:
+            nonlocal last_ready
+            chunk = waiting.popleft()
+            began, last_ready = max(chunk.sent, last_ready), chunk.ready.result()
+            pace.note(chunk.begin, chunk.end, last_ready - began)
+            return chunk._replace(returned=processes.fetch(chunk.returned))
+
+        def may_overtake() -> bool:
+            """Tell whether a chunk may be sent although one is waiting."""
+            if decides or len(waiting) > 1 or asked_to_stop():
+                return False
+            kept = () if checkpoint is None else carries
+            taken = memory.count_bytes((waiting[-1].returned, kept)) + replay.bytes_of_tables
+            return memory.fits_ahead(taken)
+
+        if first is not None:
+            send(0, 0, first, time.monotonic())
+        while waiting or (done < whole and seen.is_running.any()):
+            while done < whole and (not waiting or may_overtake()):
+                begin, done, sent = done, pace.end_after(done), time.monotonic()
+                try:
+                    if waiting and checkpoint is not None:
+                        is_saved = begin == replay.all_run or checkpoint.is_due()
+                        kept = jax.tree.map(jnp.copy, carries) if is_saved else None
+                        waiting[-1] = waiting[-1]._replace(carries=kept)
+                    carries, returned = replay.advance(carries, begin, done, seen.is_running)
+                except Exception:
+                    # Programs that call the host on a CPU run, and may fail, while they are sent.
+                    # What was done before them is kept.
+                    if waiting:
+                        yield fetch_oldest()
+                    raise
+                send(begin, done, returned, sent)
+            if waiting[-1].end > 0 and meanwhile is not None:
+                meanwhile()
+                meanwhile = None
+            yield fetch_oldest()
+
+
+def _when_ready(returned: Any) -> float:
+    """Wait for arrays, and return the time."""
+    jax.block_until_ready(returned)
+    return time.monotonic()
+
+
 class _Pace:
-    """Where chunks end: stretches of ticks that take about `SECONDS`, or whole evaluations."""
+    """Where chunks end: stretches of ticks, or whole evaluations.
+
+    Those that are sent at a time take about `SECONDS` together, as a run stops after them.
+    """
 
     SECONDS = 10.0
     """A third of what is promised, because ticks of equal work may take unequal time."""
 
-    def __init__(self, replay: Replay):
+    def __init__(self, replay: Replay, most: int = 1):
+        """Take the program and how many chunks are sent at a time."""
+        self._seconds = self.SECONDS / most
         (num, per_eval), self._block = replay.program.chunk, replay.program.block
         self._all_run, self._per_eval, self._whole = replay.all_run, per_eval, num * per_eval
         self._work = np.concatenate([[0], np.cumsum(replay.work)]) if self._block else np.zeros(0)
@@ -108,7 +222,7 @@ class _Pace:
         last = (1 + done // self._per_eval) * self._per_eval
         if done < self._all_run < last:
             last = self._all_run
-        within = self._work[done] + self._per_second * self.SECONDS
+        within = self._work[done] + self._per_second * self._seconds
         end = int(np.searchsorted(self._work, within, side="right")) - 1
         return min(last, done + max(1, (end - done) // self._block) * self._block)
 

@@ -53,13 +53,17 @@ class Ready(NamedTuple):
     saved: Checkpoint | None = None
     is_drawn: bool = True
 
-    def run(self) -> Returned:
-        """Replay the group and collect the results of its lanes."""
+    def run(self, meanwhile: Callable[[], None] | None = None) -> Returned:
+        """Replay the group and collect the results of its lanes.
+
+        Args:
+          meanwhile: Called once, while the devices work.
+        """
         planned, replay, options, saved, _ = self
         if saved is not None:
             drawn = pack_timelines(planned.timelines, planned.ticks) if self.is_drawn else None
             saved.open(planned.decided(replay), all_run=replay.all_run, drawn=drawn)
-        return replay_group(planned, replay, options, saved)
+        return replay_group(planned, replay, options, saved, meanwhile)
 
 
 def plan_or_load(
@@ -206,7 +210,11 @@ def _go_on(
 
 
 def replay_group(
-    planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
+    planned: Planned,
+    replay: Replay,
+    options: Options,
+    saved: Checkpoint | None,
+    meanwhile: Callable[[], None] | None,
 ) -> Returned:
     """Replay a group and collect the results of its lanes."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
@@ -236,7 +244,7 @@ def replay_group(
 
     with contextlib.closing(watch):
         watch.begin()
-        curves = replay_schedule(replay, checkpoint=saved, report=report)
+        curves = replay_schedule(replay, checkpoint=saved, report=report, meanwhile=meanwhile)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
     if saved is not None:

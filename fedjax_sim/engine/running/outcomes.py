@@ -260,12 +260,12 @@ def _energy(
       "energy", `f64[L, V + 1]`, nan in lanes whose table does not say; nothing if none does.
     """
     group, system = planned.group, planned.program.system
-    if all(getattr(lane.hyper, "energies", None) is None for lane in group):
+    hypers, of_hyper = distinct_objects([lane.hyper for lane in group])
+    if all(getattr(hyper, "energies", None) is None for hyper in hypers):
         return {}
     ends = schedule.ticks[row]
     found = np.full(ends.shape, np.nan)
     _, of_problem = distinct_objects([lane.problem for lane in group])
-    _, of_hyper = distinct_objects([lane.hyper for lane in group])
     firsts, number = distinct_rows(of_hyper, of_problem, row)
     for i, first in enumerate(firsts.tolist()):
         lane, model = group[first], planned.model

@@ -3,7 +3,8 @@
 A group of lanes that fits runs in one piece, and nothing is said. Otherwise one sentence says how
 many lanes run at a time. If memory runs out all the same, their number is halved. Pieces give the
 results of the whole: they are evaluated after the same ticks, and with a pinned layout a lane's
-bits do not depend on which others run.
+bits do not depend on which others run. While a piece runs, the host plans the next one: it draws
+its schedules and lays them out.
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules.
 """
@@ -11,7 +12,8 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules.
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,29 +62,31 @@ def run_in_pieces(
       ConfigError: If a timeline is not allowed, or a single lane does not fit in memory.
     """
     parts: list[Returned] = []
+    groups = []
     for group in groups_of(lanes):
         is_whole = len(places) == len(lanes)
         chosen = group if is_whole else [lane for lane in group if lane.place in places]
         if chosen:
-            parts += _Pieces(system, chosen, group, options, number=len(parts)).run()
+            groups.append(_Pieces(system, chosen, group, options))
+    for each, next_one in itertools.zip_longest(groups, groups[1:]):
+        parts += each.run(len(parts), None if next_one is None else next_one.plan_ahead)
     return parts
 
 
 class _Pieces:
     """The pieces of one group of lanes."""
 
-    def __init__(
-        self, system: System, group: list[Lane], whole: list[Lane], options: Options, *, number: int
-    ):
+    def __init__(self, system: System, group: list[Lane], whole: list[Lane], options: Options):
         """Order the lanes so that those of one schedule are adjacent and planned together.
 
         Args:
           group: L lanes of equal static settings and shapes.
           whole: All such lanes of the sweep. The others run elsewhere.
           options: The options of the sweep.
-          number: Pieces of earlier groups.
         """
-        self._system, self._options, self._number = system, options, number
+        self._system, self._options = system, options
+        # Number of the piece among those of all groups.
+        self._number = 0
         firsts, row = schedules_of(system, group)
         self._group = [group[i] for i in np.argsort(row, kind="stable").tolist()]
         self._drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
@@ -96,14 +100,24 @@ class _Pieces:
         self._too_large: list[tuple[int, int]] = []
         # Bytes that were free on each device when they were last measured.
         self._free: float | None = None
+        # What was planned while other lanes ran.
+        self._ahead: Ready | Returned | None = None
 
-    def run(self) -> list[Returned]:
-        """Run the group piece by piece."""
+    def run(self, number: int, following: Callable[[], None] | None) -> list[Returned]:
+        """Run the group piece by piece.
+
+        Args:
+          number: Pieces of earlier groups.
+          following: Called while the last piece runs: `plan_ahead` of the next group.
+        """
+        self._number = number
         parts: list[Returned] = []
         rest, size = self._group, self._options.layout.max_lanes or self._lanes_to_plan()
         while rest:
             size = min(self._lanes_of_earlier_run() or size, len(rest))
-            part, fits = self._try(rest[:size], len(rest))
+            after = rest[size:][:size]
+            meanwhile = partial(self.plan_ahead, after) if after else following
+            part, fits = self._try(rest[:size], len(rest), meanwhile)
             if part is None:
                 size = fits
             else:
@@ -112,25 +126,59 @@ class _Pieces:
                 rest = rest[size:]
         return parts
 
-    def _try(self, lanes: list[Lane], num_left: int) -> tuple[Returned | None, int]:
+    def plan_ahead(self, lanes: list[Lane] | None = None) -> None:
+        """Plan lanes while others run, where that takes little memory.
+
+        Not with checkpoints: planning reads the folder of the piece, which it may turn into that of
+        a longer run, and a signal would have to wait.
+
+        Args:
+          lanes: The next piece; the first one of the group if None.
+        """
+        lanes = lanes or self._group[: self._options.layout.max_lanes]
+        plan = self._plan._replace(num=-(-self._plan.num * len(lanes) // len(self._group)))
+        on_host = plan.bytes_fixed + plan.bytes_each * plan.num
+        # Otherwise all schedules of the sweep would be drawn first, to find out the longest.
+        is_known = self._longest > 0 or len(lanes) == len(self._whole)
+        problems = 2 * _bytes_that_differ([lane.problem for lane in lanes])
+        if self._options.checkpoints is None and is_known and memory.fits_ahead(problems, on_host):
+            # What is refused is planned again in its turn, and refused then.
+            with contextlib.suppress(Exception):
+                self._ahead = self._plan_or_load(lanes)
+
+    def _plan_or_load(self, lanes: list[Lane]) -> Ready | Returned:
+        """Plan a piece, or load its result."""
+        saved = self._options.checkpoints
+        if saved is not None:
+            saved = dataclasses.replace(saved, folder=self._folder())
+        options = dataclasses.replace(self._options, checkpoints=saved)
+        longest = partial(self._longest_of_all, len(lanes))
+        return plan_or_load(self._system, lanes, options, longest=longest)
+
+    def _take_ahead(self, lanes: list[Lane]) -> Ready | Returned | None:
+        """Return the plan that was made ahead, if it is that of these lanes; no plan is kept."""
+        found, self._ahead = self._ahead, None
+        places = {lane.place for lane in lanes}
+        is_same = isinstance(found, Ready) and {x.place for x in found.planned.group} == places
+        return found if is_same else None
+
+    def _try(
+        self, lanes: list[Lane], num_left: int, meanwhile: Callable[[], None] | None
+    ) -> tuple[Returned | None, int]:
         """Run lanes, or find out that fewer must be tried.
 
         Args:
           lanes: The lanes.
           num_left: Lanes that have not run yet, these included.
+          meanwhile: Called once, while the lanes run.
 
         Returns:
           What the lanes returned, or None if they do not fit; and how many fit.
         """
         num = len(lanes)
-        saved = self._options.checkpoints
-        if saved is not None:
-            saved = dataclasses.replace(saved, folder=self._folder())
-        options = dataclasses.replace(self._options, checkpoints=saved)
-        longest = partial(self._longest_of_all, num)
         found: Ready | Returned | None = None
         try:
-            found = plan_or_load(self._system, lanes, options, longest=longest)
+            found = self._take_ahead(lanes) or self._plan_or_load(lanes)
             if isinstance(found, Returned):
                 return found, num
             if num == len(self._whole):
@@ -145,14 +193,14 @@ class _Pieces:
                 if needs.total > free:  # A program of XLA for CPUs might wait for ever.
                     raise MemoryError
                 self._accepted = num
-            return found.run(), num
+            return found.run(meanwhile), num
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             if not memory.is_out_of_memory(error):
                 raise
             if not self._may_halve(num):
                 raise self._refusal(error, num) from None
-        # Only without the error and the plan does nothing hold the arrays of the failed attempt.
-        found = None
+        # Only without the error and the plans does nothing hold the arrays of the failed attempt.
+        found = self._ahead = None
         gc.collect()
         if self._options.checkpoints is not None:
             remove_checkpoints(self._folder())

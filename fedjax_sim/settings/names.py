@@ -1,0 +1,281 @@
+"""What the settings of a struct are: names, full and short, meanings, defaults, and their use."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_sim.settings.errors import ConfigError
+
+Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
+"""Names of settings, and the values (or a test of them) with which another one has an effect."""
+NO_CONDITION: Uses = MappingProxyType({})
+FORMER_NAMES = {
+    "aggregation": "field_rule",
+    "alpha": "regularization",
+    "client_weights": "weighting",
+    "control": "anchor",
+    "delays": "delays_of",
+    "participation": "participants",
+    "round_time": "round_length",
+    "sampling": "batches",
+    "weighting": "rule",
+}
+"""Settings that had one name and several meanings until version 0.1, and their names since."""
+GONE = {
+    "lr_scale": "left out: multiply lr, or let `optimizer` do it",
+    "throttle": "left out: a `client_table` gives single clients their rates",
+}
+"""Settings that there were until version 0.1, and what to do without them."""
+
+
+class DefaultTime(float):
+    """A default of a setting in units of time, or per unit, in which nobody has given it.
+
+    A number that a user gives is of another class, even if it is equal. So a default can be told
+    apart where a trace or a table of clients brings another unit of time.
+    """
+
+
+class DefaultCount(int):
+    """A default number of clients, which nobody has given: a run has those of its problem."""
+
+
+def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
+    """Make a field of its metadata, and mark its default if it depends on what nobody has given.
+
+    Args:
+      default: The default.
+      metadata: What the field's maker says of it.
+
+    Returns:
+      The field.
+    """
+    if metadata.get("of_time") and default != 0:
+        default = DefaultTime(default)
+    if metadata.get("of_problem"):
+        default = DefaultCount(default)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
+    """Return the settable fields of a settings struct by full name.
+
+    The struct's own fields come first, those of the class before those of the classes that it
+    inherits, and then the fields of each group, with the defaults that they have there.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return fields_of(hyper_type)[0]
+
+
+def groups(hyper_type: type) -> tuple[dataclasses.Field, ...]:
+    """Return the fields of a settings struct that hold groups.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return fields_of(hyper_type)[1]
+
+
+@functools.lru_cache(maxsize=256)
+def fields_of(
+    hyper_type: type,
+) -> tuple[Mapping[str, dataclasses.Field], tuple[dataclasses.Field, ...], tuple[Any, ...]]:
+    """Find settable fields by full name, groups, and fields that a base had left settable.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    found = {field.name: field for field in dataclasses.fields(hyper_type)}
+    bases = [base for base in hyper_type.__mro__ if dataclasses.is_dataclass(base)]
+    names = dict.fromkeys(name for base in bases for name in inspect.get_annotations(base))
+    ordered = [found[name] for name in names if name in found]
+    settable = {field.name: field for field in ordered if "accepts" in field.metadata}
+    held = tuple(field for field in ordered if "group" in field.metadata)
+    inside = {}
+    for owner in held:
+        for name, field in fields(type(owner.default)).items():
+            if name not in owner.metadata["without"]:
+                full = f"{owner.name}.{name}"
+                inside[full] = with_default(value_of(owner.default, name), field.metadata)
+                inside[full].name = full
+    fixed = tuple(
+        field
+        for field in ordered
+        if field.name not in settable and any(field.name in fields(base) for base in bases[1:])
+    )
+    return MappingProxyType(settable | inside), held, fixed
+
+
+def is_traced(field: dataclasses.Field) -> bool:
+    """Tell whether a field can vary between lanes of one compiled program.
+
+    Args:
+      field: A field of `fields`.
+    """
+    return bool(field.metadata.get("pytree_node", True))
+
+
+def value_of(hyper: Any, name: str) -> Any:
+    """Return the value of a setting.
+
+    Args:
+      name: The setting's full name.
+    """
+    return functools.reduce(getattr, name.split("."), hyper)
+
+
+def full_name(hyper_type: type, name: str) -> str:
+    """Return the full name of a setting, such as `delays.rate_fast`.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The full name, or its last part if no other setting ends in it.
+
+    Raises:
+      ConfigError: If there is no such setting, or several.
+    """
+    known = names_of(hyper_type)
+    if name not in known:
+        raise unknown_name(name, [hyper_type])
+    return known[name]
+
+
+def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
+    """Return the error for a name that no setting has, or several of one struct.
+
+    It gives today's name of a setting that was renamed, or else the names that there are.
+
+    Args:
+      name: The name.
+      hyper_types: Classes of the settings structs among whose settings it may be.
+    """
+    known: set[str] = set()
+    ends: set[str] = set()
+    for kind in hyper_types:
+        if new := names_of(kind).get(FORMER_NAMES.get(name, "")):
+            return ConfigError("setting name", name, f"`{new}`, as it is called now")
+        known |= {short_name(kind, full) for full in fields(kind)}
+        ends |= {full for full in fields(kind) if full.rpartition(".")[2] == name}
+    if name in GONE:
+        return ConfigError("setting name", name, GONE[name])
+    return ConfigError("setting name", name, f"one of {', '.join(sorted(ends or known))}")
+
+
+def names_of(hyper_type: type) -> Mapping[str, str]:
+    """Return the full name of every setting by each of its names, short ones and full ones.
+
+    Args:
+      hyper_type: A settings struct's class.
+    """
+    return _names_of(hyper_type)
+
+
+@functools.lru_cache(maxsize=256)
+def _names_of(hyper_type: type) -> Mapping[str, str]:
+    known = fields(hyper_type)
+    shorts = {short_name(hyper_type, name): name for name in known}
+    return MappingProxyType(shorts | {name: name for name in known})
+
+
+def short_name(hyper_type: type, name: str) -> str:
+    """Return the shortest name of a setting.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The setting's full name.
+    """
+    end = name.rpartition(".")[2]
+    is_only = sum(each.rpartition(".")[2] == end for each in fields(hyper_type)) == 1
+    return end if is_only else name
+
+
+def known_values(hyper: Any) -> Iterator[tuple[str, float]]:
+    """Iterate over full names and values of settings that make the program simpler."""
+    if dataclasses.is_dataclass(hyper):
+        kind: Any = type(hyper)
+        for name, values in _simpler_at(kind).items():
+            for simple in values:
+                if is_known(value_of(hyper, name), simple):
+                    yield name, simple
+
+
+@functools.lru_cache(maxsize=256)
+def _simpler_at(hyper_type: type) -> Mapping[str, tuple[float, ...]]:
+    """Return the values at which settings make the program simpler, by full name."""
+    found = {name: field.metadata.get("simpler_at") for name, field in fields(hyper_type).items()}
+    return MappingProxyType({name: values for name, values in found.items() if values})
+
+
+def is_known(value: Any, number: float) -> bool:
+    """Tell whether a setting has this value in every lane and was known before tracing.
+
+    Args:
+      value: The setting's value, in one lane or in all.
+      number: The value to compare with.
+    """
+    return not isinstance(value, jax.core.Tracer) and bool(np.all(np.asarray(value) == number))
+
+
+def is_not(number: float) -> Callable[[Any], bool]:
+    """Return a test for `only_with`: whether a setting may have another value than `number`."""
+    return lambda value: not is_known(value, number)
+
+
+def idle_of(hyper: Any) -> set[str]:
+    """Return the full names of settings without effect, as `only_with` and `decided` say.
+
+    A condition names a setting of the same struct, or of one of its groups.
+    """
+    found = set(hyper.decided()) if hasattr(hyper, "decided") else set()
+    for name, field in fields(type(hyper)).items():
+        owner = value_of(hyper, name.rpartition(".")[0]) if "." in name else hyper
+        for other, values in field.metadata.get("only_with", NO_CONDITION).items():
+            value = value_of(owner, other)
+            if not (values(value) if callable(values) else value in values):
+                found.add(name)
+    return found
+
+
+def describe(hyper_type: type) -> list[str]:
+    """Describe every setting: name, meaning, default and allowed values; groups come last.
+
+    Args:
+      hyper_type: A settings struct's class.
+
+    Returns:
+      One line for each setting, and one before each group.
+    """
+    lines, owner = [], ""
+    meanings = {field.name: field for field in groups(hyper_type)}
+    for name, field in fields(hyper_type).items():
+        inside, _, last = name.rpartition(".")
+        if inside != owner:
+            owner, kind = inside, type(meanings[inside].default).__name__
+            lines += [f"{owner}: {meanings[inside].metadata['group']} (`{kind}`):"]
+        about = f"{field.metadata['meaning']} Default {default_text(field)}; "
+        lines += [f"{'  ' if inside else ''}{last}: {about}{field.metadata['allowed']}."]
+    return lines
+
+
+def default_text(field: dataclasses.Field) -> str:
+    """Write a field's default as a user would type it.
+
+    Args:
+      field: A field of `fields`.
+
+    Returns:
+      The text.
+    """
+    default = field.default
+    if callable(default):
+        return getattr(default, "__qualname__", repr(default))
+    # A part, such as a compressor, is written as the command line reads it.
+    return str(default) if dataclasses.is_dataclass(default) else repr(default)

@@ -1,0 +1,99 @@
+"""Read and write settings as the command line has them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_sim.settings.checks import check
+from fedjax_sim.settings.errors import ConfigError
+from fedjax_sim.settings.names import fields, full_name
+
+
+def parse(hyper_type: type, name: str, text: str) -> Any:
+    """Read one value of a field from the command line's text.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: Name of the setting.
+      text: The text.
+
+    Returns:
+      The value.
+
+    Raises:
+      ConfigError: If there is no setting of this name, or the text is no value of it.
+    """
+    metadata = fields(hyper_type)[full_name(hyper_type, name)].metadata
+    try:
+        return metadata["parse"](text)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, AttributeError):
+        raise ConfigError(name, text, metadata["allowed"]) from None
+
+
+def parse_kind(
+    setting: str, kinds: Mapping[str, type], text: str, example: str, *, last: str = ""
+) -> Any:
+    """Read one of several kinds of settings structs from text, for a setting made by `part`.
+
+    Args:
+      setting: Name of the setting, for error messages.
+      kinds: The kinds by name.
+      text: A name of `kinds`, followed by values for its fields, such as "block:norm=inf:block=9".
+        Other fields have their defaults.
+      example: An example of such a text, for error messages.
+      last: Name of a field whose value is itself a kind, or several: all that follows its name.
+
+    Returns:
+      The struct.
+
+    Raises:
+      ConfigError: If the name, a field or a value is not allowed.
+    """
+    outer, has_last, rest = text.partition(f":{last}=") if last else (text, "", "")
+    name, *words = outer.split(":")
+    if has_last:
+        words.append(f"{last}={rest}")
+    if name not in kinds:
+        raise ConfigError(
+            setting, text, "one of " + ", ".join(kinds) + f", with values such as {example}"
+        )
+    kind, values = kinds[name], {}
+    for word in words:
+        field, equals, value = word.partition("=")
+        if not equals or field in values:
+            raise ConfigError(
+                f"{setting} {name}",
+                word,
+                "name=value with each name once, and the names "
+                + (", ".join(fields(kind)) or "none"),
+            )
+        values[field] = parse(kind, field, value)
+    found = kind(**values)
+    check(found)
+    return found
+
+
+def write_kind(value: Any) -> str:
+    """Write a struct as `parse_kind` reads it: its `name`, and values that are not defaults.
+
+    Args:
+      value: A struct with the attribute `name`.
+
+    Returns:
+      The text.
+    """
+    known = fields(type(value))
+    given = {
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.name in known and getattr(value, field.name) != known[field.name].default
+    }
+
+    def written(each: Any) -> str:
+        if isinstance(each, tuple):
+            return "+".join(map(str, each))
+        return each if isinstance(each, str) else format(each, ".12g")
+
+    return ":".join([value.name, *(f"{name}={written(each)}" for name, each in given.items())])
