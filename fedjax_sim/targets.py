@@ -186,15 +186,13 @@ def pack(tree: TreeT) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Tree
       tree: A pytree of arrays.
 
     Returns:
-      The vectors; whole numbers and truth values of up to 32 bits share one, which is that of the
-      floats of 32 bits if there are any: it has their bits. And a function from these, which may
-      have further axes before their own, to the tree.
+      The vectors; whole numbers and truth values of up to 32 bits share one. And a function from
+      these, which may have further axes before their own, to the tree.
     """
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     forms = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    has_floats = any(form.dtype == "float32" for form in forms)
-    kinds = [_kind_of(leaf.dtype, has_floats=has_floats) for leaf in leaves]
+    kinds = [_kind_of(leaf.dtype) for leaf in leaves]
     parts: dict[Any, list[jax.Array]] = {kind: [] for kind in kinds}
     for leaf, kind in zip(leaves, kinds, strict=True):
         parts[kind].append(_cast(leaf.ravel(), kind))
@@ -213,24 +211,11 @@ def pack(tree: TreeT) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Tree
     return [jnp.concatenate(each) for each in parts.values()], unpack
 
 
-def _kind_of(kind: Any, *, has_floats: bool) -> Any:
+def _kind_of(kind: Any) -> Any:
     """Return the type of the vector in which numbers of a type stand."""
-    if not _is_small(kind):
-        return kind
-    return jnp.dtype("float32" if has_floats else "int32")
-
-
-def _is_small(kind: Any) -> bool:
     is_whole = jnp.issubdtype(kind, jnp.signedinteger) and kind.itemsize <= 4
-    return is_whole or jnp.issubdtype(kind, bool)
+    return jnp.dtype("int32") if is_whole or jnp.issubdtype(kind, bool) else kind
 
 
 def _cast(leaf: jax.Array, kind: Any) -> jax.Array:
-    """Change the type; whole numbers and floats of 32 bits have each other's bits."""
-    if leaf.dtype == kind:
-        return leaf
-    if kind == "float32":
-        return jax.lax.bitcast_convert_type(leaf.astype("int32"), kind)
-    if leaf.dtype == "float32":
-        leaf = jax.lax.bitcast_convert_type(leaf, "int32")
-    return leaf.astype(kind)
+    return leaf if leaf.dtype == kind else leaf.astype(kind)

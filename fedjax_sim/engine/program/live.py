@@ -264,9 +264,7 @@ class LiveLane(NamedTuple):
         return _where(goes_on, after, state), _where(goes_on, info, nothing)
 
 
-def open_live(
-    system: System, problem: Any, hyper: Any, key: Key, plan: Plan
-) -> LiveLane | None:
+def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:
     """Bind a system's clock; None if its schedule is planned.
 
     Args:
@@ -282,7 +280,9 @@ def open_live(
         raise ConfigError("in_use of the clock", clock.in_use, allowed)
     is_batched = plan.lanes_at_once or plan.family_size > 1
     energies = getattr(hyper, "energies", None)
-    return LiveLane(system, clock, clock_key(key), sizes, problem.counts.shape[0], energies, is_batched)
+    return LiveLane(
+        system, clock, clock_key(key), sizes, problem.counts.shape[0], energies, is_batched
+    )
 
 
 def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
