@@ -362,8 +362,7 @@ def _has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
     """Tell whether two slots that are filled have the same client: `bool[]`."""
     own = jnp.where(is_there, clients, num_clients + jnp.arange(len(clients)))
     if len(clients) <= FEW_SLOTS:
-        # In two steps, because a reduction to one value would be a launch of its own on a GPU.
-        return (_is_earlier(own).sum(axis=1, dtype="int32") > 0).any()
+        return _is_earlier(own).any()
     order = jnp.sort(own)
     return (order[1:] == order[:-1]).any()
 
