@@ -103,9 +103,9 @@ def pick(is_row: jax.Array, tree: TreeT) -> TreeT:
     """
 
     def one(leaf: jax.Array) -> jax.Array:
-        if leaf.dtype == bool:
-            return (is_row & leaf[None]).any(axis=1)
         is_here = is_row.reshape(*is_row.shape, *(1,) * (leaf.ndim - 1))
+        if leaf.dtype == bool:
+            return (is_here & leaf[None]).any(axis=1)
         kind = jnp.finfo if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.iinfo
         least = -jnp.inf if kind is jnp.finfo else kind(leaf.dtype).min
         return jnp.where(is_here, leaf[None], jnp.asarray(least, leaf.dtype)).max(axis=1)

@@ -5,8 +5,9 @@ How long work takes, what is lost, and from which model work starts are the rule
 clock with `restart="replaced"` (`timelines.arrivals`), with the same streams of random numbers.
 
 Arrivals are found one after another, each among M tasks, so a tick costs S M comparisons. On an
-accelerator, where each arrival would be a train of launches, they are found together if the rule
-allows it (`_land_together`).
+accelerator, where each arrival would be a train of launches, they are found together if clients are
+replaced uniformly, none is away, which may take several draws, and no work is lost, so that S
+arrivals are S events (`_land_together`).
 
 Dimension letters: `N` clients, `M` tasks in flight, `S` slots of a tick.
 """
