@@ -78,17 +78,39 @@ def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
       The arrays.
     """
     num = len(jax.tree.leaves(tree)[0])
-    is_place = places[:, None] == jnp.arange(num)[None]
-    is_new, source = is_place.any(axis=0), is_place.argmax(axis=0)
+    is_place = jnp.arange(num)[:, None] == places[None]
 
     def replace(leaf: jax.Array, rows: Any) -> jax.Array:
         rows = jnp.asarray(rows, leaf.dtype)
         if is_for_cpu():
             return leaf.at[jnp.where(places < 0, num, places)].set(rows, mode="drop")
         rows = jnp.broadcast_to(rows, (len(places), *leaf.shape[1:]))
-        return jnp.where(is_new.reshape(-1, *(1,) * (leaf.ndim - 1)), rows[source], leaf)
+        is_new = is_place.any(axis=1).reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.where(is_new, pick(is_place, rows), leaf)
 
     return jax.tree.map(replace, tree, new)
+
+
+def pick(is_row: jax.Array, tree: TreeT) -> TreeT:
+    """Look up rows of small arrays by a mask, which is no launch of its own on a GPU.
+
+    Args:
+      is_row: `bool[N, S]`, at most one true value in each row.
+      tree: Arrays, leaves `[S, ...]`.
+
+    Returns:
+      The rows, leaves `[N, ...]`, of any value where the mask has none.
+    """
+
+    def one(leaf: jax.Array) -> jax.Array:
+        is_here = is_row.reshape(*is_row.shape, *(1,) * (leaf.ndim - 1))
+        if leaf.dtype == bool:
+            return (is_here & leaf[None]).any(axis=1)
+        kind = jnp.finfo if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.iinfo
+        least = -jnp.inf if kind is jnp.finfo else kind(leaf.dtype).min
+        return jnp.where(is_here, leaf[None], jnp.asarray(least, leaf.dtype)).max(axis=1)
+
+    return jax.tree.map(one, tree)
 
 
 def repeat(number: int, body: Callable[[Any], TreeT], begin: TreeT) -> TreeT:

@@ -64,6 +64,7 @@ class LiveLane(NamedTuple):
     Attributes:
       system: The system.
       clock: The clock.
+      key: Its random key, which is derived once and not at every tick.
       sizes: What it never exceeds.
       num_clients: Clients, N.
       energies: Energy of a local step and of a byte of each client, `f64[N]`, on the host; None if
@@ -73,22 +74,22 @@ class LiveLane(NamedTuple):
 
     system: System
     clock: Clock
+    key: Key
     sizes: Sizes
     num_clients: int
     energies: tuple[np.ndarray, np.ndarray] | None
     is_batched: bool
 
-    def init(self, key: Key, state: Any) -> Lived:
+    def init(self, state: Any) -> Lived:
         """Begin at time 0, without a limit.
 
         Args:
-          key: The random key of learning.
           state: The algorithm's first state.
         """
         held = jnp.full(rows_of(self.sizes) - 1, EMPTY, "int32").at[0].set(0)
         return Lived(
             state,
-            self.clock.init(clock_key(key)),
+            self.clock.init(self.key),
             Instant.at(0.0),
             jnp.int32(0),
             held,
@@ -99,12 +100,11 @@ class LiveLane(NamedTuple):
         )
 
     def step(
-        self, key: Key, lived: Lived, frame: Event, learn: Callable[[Any, Event], tuple[Any, Any]]
+        self, lived: Lived, frame: Event, learn: Callable[[Any, Event], tuple[Any, Any]]
     ) -> tuple[Lived, Any]:
         """Take one tick, or nothing if the lane has ended.
 
         Args:
-          key: The random key of learning.
           lived: What the lane carries.
           frame: The event of a timeline that says nothing.
           learn: The algorithm's step, from state and event.
@@ -115,25 +115,29 @@ class LiveLane(NamedTuple):
         if frame.facts.replaced:
             allowed = "as it was bound: a live clock makes the event, which a step may change"
             raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
-        clock, sizes, time_key = self.clock, self.sizes, clock_key(key)
-        time, received = clock.next(time_key, lived.clock, lived.state)
+        clock, sizes = self.clock, self.sizes
+        time, received = clock.next(self.key, lived.clock, lived.state)
         _check_received(received, sizes)
         # The rows of the versions that are read, and a row that nobody needs for the new one.
         clients = jnp.asarray(received.clients, "int32")
+        if not is_for_cpu():
+            # Otherwise a GPU decides again, for each pair of slots, who reports.
+            clients = jax.lax.optimization_barrier(clients)
         is_there, is_full = clients != EMPTY, sizes.is_full and frame.facts.all_filled
         version, tick = jnp.asarray(received.version, "int32"), lived.tick
         steps = jnp.where(is_there, jnp.asarray(received.steps, "int32"), 0)
-        is_held = version[:, None] == lived.held[None]
-        read = is_held.argmax(axis=1).astype("int32")
+        num_rows = len(lived.held)
+        found = _first(version[:, None] == lived.held[None])
+        read = jnp.where(found < num_rows, found, 0)
         if clock.in_use is None:
             write = jnp.int32(0)
             is_known = version == tick
         else:
             used = clock.in_use(time)
             is_used = (lived.held[:, None] == used[None]).any(axis=1) & (lived.held >= 0)
-            write = is_used.argmin().astype("int32")
+            write = _first(~is_used)
             # Every row is in use if more versions are than the clock has declared.
-            is_known = is_held.any(axis=1) & ~is_used.all()
+            is_known = (found < num_rows) & (write < num_rows)
         # Whether the lane goes on.
         is_twice = not self.system.can_repeat and _has_twice(clients, is_there, self.num_clients)
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
@@ -191,14 +195,14 @@ class LiveLane(NamedTuple):
                 executed=info.executed + jnp.where(goes_on, received.executed, 0),
                 needed=info.needed + jnp.where(goes_on, received.needed, 0),
             )
-        time = clock.after(time_key, time, event, state, seen)
+        time = clock.after(self.key, time, event, state, seen)
         counted = jnp.where(event.clients >= 0, event.clients, self.num_clients)
         after = Lived(
             state,
             _where(goes_on, time, lived.clock),
             received.time.where(goes_on, lived.now),
             tick + goes_on,
-            put(lived.held, jnp.where(goes_on, write, len(lived.held)), tick + 1),
+            put(lived.held, jnp.where(goes_on, write, num_rows), tick + 1),
             lived.delivered.at[counted].add(event.steps, mode="drop"),
             self._used(lived, event.clients, event.steps).where(goes_on, lived.used),
             lived.until,
@@ -260,10 +264,11 @@ class LiveLane(NamedTuple):
         return _where(goes_on, after, state), _where(goes_on, info, nothing)
 
 
-def open_live(system: System, problem: Any, hyper: Any, plan: Plan) -> LiveLane | None:
+def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:
     """Bind a system's clock; None if its schedule is planned.
 
     Args:
+      key: The random key of learning.
       plan: How the machine is used, with what the clock never exceeds.
     """
     sizes = plan.live
@@ -275,7 +280,9 @@ def open_live(system: System, problem: Any, hyper: Any, plan: Plan) -> LiveLane 
         raise ConfigError("in_use of the clock", clock.in_use, allowed)
     is_batched = plan.lanes_at_once or plan.family_size > 1
     energies = getattr(hyper, "energies", None)
-    return LiveLane(system, clock, sizes, problem.counts.shape[0], energies, is_batched)
+    return LiveLane(
+        system, clock, clock_key(key), sizes, problem.counts.shape[0], energies, is_batched
+    )
 
 
 def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
@@ -328,6 +335,21 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
         return known.unpacked()._replace(is_live=True)
     return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
+
+
+def _first(holds: Array) -> Array:
+    """Find the first place of each row at which a condition holds, or the number of places.
+
+    On a GPU this is no launch of its own, as it is no search with two results.
+
+    Args:
+      holds: `bool[..., R]`.
+
+    Returns:
+      `i32[...]`.
+    """
+    num = holds.shape[-1]
+    return jnp.where(holds, jnp.arange(num, dtype="int32"), num).min(axis=-1)
 
 
 def _is_earlier(clients: Array) -> Array:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, Self
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
 from fedjax_sim.engine.program.live import LiveLane, open_live
@@ -18,7 +19,7 @@ from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import names_of
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import tracing_for
+from fedjax_sim.targets import is_for_cpu, tracing_for
 from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import (
     Algorithm,
@@ -124,7 +125,7 @@ class Opened(NamedTuple):
             problem = _with_start(self.problem, start)
             algorithm = self.system.algorithm(problem, self.hyper, self.plan)
         state = algorithm.init(stream(self.key, "init"))
-        return state if self.live is None else self.live.init(self.key, state)
+        return state if self.live is None else self.live.init(state)
 
     def learnt(self, state: Any) -> Any:
         """Return the algorithm's state: a live lane carries its clock as well."""
@@ -133,16 +134,16 @@ class Opened(NamedTuple):
     def step(self, state: Any, event: Event) -> tuple[Any, Any]:
         """Take one tick, and check its result."""
         if self.live is not None:
-            return self.live.step(self.key, state, event, self._learn)
+            return self.live.step(state, event, self._learn)
         return self._learn(state, event)
 
     def _learn(self, state: Any, event: Event) -> tuple[Any, Any]:
         event = event.within(facts=event.facts._replace(trace=next_trace()))
-        state, event = jax.lax.optimization_barrier((state, event))
+        state, event = _apart((state, event))
         with noting_changes() as changes:
             result = self.algorithm.step(self.key, state, event)
         check_step(state, event, result, changes)
-        return jax.lax.optimization_barrier((keep_narrow(state, result[0]), result[1]))
+        return _apart((keep_narrow(state, result[0]), result[1]))
 
     def evaluate(
         self, state: Any, further: Collection[str] = ()
@@ -165,6 +166,24 @@ class Opened(NamedTuple):
         return model, in_32_bits({**found[0], **found[1]})
 
 
+def _apart(tree: Any) -> Any:
+    """Keep what is before apart from what is after: last bits would depend on both.
+
+    Whole numbers have none, and on a GPU each that is kept apart may be a launch.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    is_kept = [is_for_cpu() or not _is_exact(leaf) for leaf in leaves]
+    kept = [leaf for leaf, keeps in zip(leaves, is_kept, strict=True) if keeps]
+    rest = iter(jax.lax.optimization_barrier(kept))
+    found = (next(rest) if keeps else leaf for leaf, keeps in zip(leaves, is_kept, strict=True))
+    return jax.tree.unflatten(structure, found)
+
+
+def _is_exact(leaf: Any) -> bool:
+    kind = jnp.result_type(leaf)
+    return jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, bool)
+
+
 def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> Opened:
     """Make the algorithm of a lane and check it.
 
@@ -174,7 +193,7 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
     """
     algorithm = system.algorithm(problem, hyper, plan)
     check_algorithm(algorithm, system, hyper)
-    live = open_live(system, problem, hyper, plan)
+    live = open_live(system, problem, hyper, key, plan)
     return Opened(system, problem, hyper, key, plan, algorithm, live)
 
 

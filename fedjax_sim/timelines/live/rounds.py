@@ -11,6 +11,7 @@ that the server uses.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
@@ -83,16 +84,16 @@ class LiveCohorts(Clients):
         limits = delays.off_time, delays.drop_rate, self.clock.deadline
         return all(is_known(limit, 0) for limit in limits)
 
-    def share(self, counts: Array, clients: Array) -> Array:
-        """Return what reports of clients `i32[A]` weigh, `f[A]`, by everyone's examples `i32[N]`.
+    def share(self, counts: Array, clients: Array) -> Array | None:
+        """Return what reports of clients `i32[A]` weigh, `f[A]`; None if they weigh the same.
 
         Args:
-          counts: Numbers of examples.
+          counts: Everyone's number of examples, `i32[N]`.
           clients: Who is asked.
         """
-        found = jnp.maximum(clients, 0)
-        is_equal = self.weighting == "equal"
-        return (jnp.ones_like(found) if is_equal else counts[found]).astype(float)
+        if self.weighting == "equal":
+            return None
+        return counts[jnp.maximum(clients, 0)].astype(float)
 
 
 class Asked(NamedTuple):
@@ -242,20 +243,19 @@ def live_rounds(
         limit = jnp.asarray(limit if asked.deadline is None else asked.deadline, taken.dtype)
         waits = round_length(taken, is_asked, lost, num_used=num_used, limit=limit)
         arrival = arrivals_in(taken, is_asked, lost)
-        share = jnp.ones_like(taken) if asked.share is None else asked.share
+        share = asked.share
         if len(clients) > num_used:
             first_ones = jnp.argsort(arrival, stable=True)[:num_used]
-            clients, share, steps, arrival = (
-                leaf[first_ones] for leaf in (clients, share, steps, arrival)
+            clients, share, steps, arrival = jax.tree.map(
+                lambda leaf: leaf[first_ones], (clients, share, steps, arrival)
             )
         is_in = jnp.isfinite(arrival) & (arrival <= limit)
-        share = jnp.where(is_in, share, 0)
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
             clients=jnp.where(is_in, clients, EMPTY),
             steps=jnp.where(is_in, steps, 0),
             version=jnp.broadcast_to(number, clients.shape),
-            weight=share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny),
+            weight=_weights(is_in, share, taken.dtype),
             executed=asked.executed,
             needed=asked.needed,
         )
@@ -272,3 +272,11 @@ def live_rounds(
         return carried._replace(memory=learn(key, shown))
 
     return Clock(init, next_round, after)
+
+
+def _weights(is_in: Array, share: Array | None, kind: Any) -> Array:
+    """Weigh the reports `bool[S]` that are in by their shares `f[S]`, or equally: `f[S]`."""
+    if share is None:
+        return jnp.where(is_in, 1 / jnp.maximum(is_in.sum(), 1).astype(kind), 0)
+    share = jnp.where(is_in, share, 0)
+    return share / jnp.maximum(share.sum(), jnp.finfo(share.dtype).tiny)

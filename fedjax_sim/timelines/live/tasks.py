@@ -4,7 +4,10 @@ Who takes the place of a client that has finished is decided at that moment, by 
 How long work takes, what is lost, and from which model work starts are the rules of the planned
 clock with `restart="replaced"` (`timelines.arrivals`), with the same streams of random numbers.
 
-Arrivals are found one after another, each among M tasks, so a tick costs S M comparisons.
+Arrivals are found one after another, each among M tasks, so a tick costs S M comparisons. On an
+accelerator, where each arrival would be a train of launches, they are found together if clients are
+replaced uniformly, none is away, which may take several draws, and no work is lost, so that S
+arrivals are S events (`_land_together`).
 
 Dimension letters: `N` clients, `M` tasks in flight, `S` slots of a tick.
 """
@@ -14,10 +17,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import put, repeat, repeat_while
+from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import TRIES
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
 from fedjax_sim.timelines.live.devices import (
@@ -255,11 +259,9 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
     num, at_work = len(tasks.place), len(tasks.flights.client)
     if num == at_work:
         return replacing.own
-    event_key = jax.random.fold_in(stream(key, "replacements"), tasks.event)
 
     def draw(number: Array) -> Array:
-        drawn_key = jax.random.fold_in(event_key, number)
-        drawn = jax.random.randint(drawn_key, (), 0, num - at_work + 1, "int32")
+        drawn = _draw_idle(key, tasks.event, number, num - at_work)
         return jnp.where(drawn == 0, replacing.own, tasks.order[at_work - 1 + drawn])
 
     if replacing.devices.windows is None:
@@ -274,6 +276,12 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
         lambda found: (found[0] + 1, draw(found[0])),
         (jnp.int32(1), draw(jnp.int32(0))),
     )[1]
+
+
+def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
+    """Draw one of the idle clients and the one that has finished, which is 0: `i32[]`."""
+    event_key = jax.random.fold_in(stream(key, "replacements"), event)
+    return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
 
 
 def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
@@ -337,9 +345,7 @@ def live_tasks(
             other = choose(key, Replacing(tasks, done.client, devices, state)).astype("int32")
             number = tasks.turns[other]
             new = begin_work(devices, other, number, done.ends, tasks.number)
-            # Work that takes no time comes after that of the same time which has arrived.
-            is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
-            new = new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
+            new = _after(new, done)
             at = tasks.place[other]
             tasks = tasks._replace(
                 event=tasks.event + 1,
@@ -351,11 +357,13 @@ def live_tasks(
             return tasks, slots.put(jnp.where(lost, num_used, filled), done), filled + ~lost
 
         given = carried, slots, jnp.int32(0)
-        if devices.loss is None:
-            found = repeat(num_used, land, given)
+        are_free = devices.loss is None and devices.windows is None
+        if choose is uniformly and are_free and not is_for_cpu():
+            tasks, slots = _land_together(key, carried, devices, num_used)
+        elif devices.loss is None:
+            tasks, slots, _ = repeat(num_used, land, given)
         else:
-            found = repeat_while(lambda given: given[2] < num_used, land, given)
-        tasks, slots, _ = found
+            tasks, slots, _ = repeat_while(lambda given: given[2] < num_used, land, given)
         tasks = tasks._replace(
             number=carried.number + 1,
             flights=tasks.flights.after_action(tasks.now, carried.number),
@@ -369,3 +377,155 @@ def live_tasks(
         return carried._replace(memory=learn(key, landed))
 
     return Clock(init, next_tick, after, lambda carried: carried.flights.versions())
+
+
+def _after(new: Flights, done: Flights) -> Flights:
+    """Let work that takes no time come after that of the same time which has arrived.
+
+    Args:
+      new: The new work, leaves `[...]`.
+      done: The work that it follows, leaves `[...]`.
+    """
+    is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
+    return new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
+
+
+class _Found(NamedTuple):
+    """The arrivals of a tick as far as they are known, leaves `[S, ...]`.
+
+    Attributes:
+      known: `i32[]`, how many of them, from the first, are right.
+      done: What arrives.
+      place: `i32[S]`, where it was in flight.
+      other: `i32[S]`, who takes the place.
+      new: Its work.
+    """
+
+    known: Array
+    done: Flights
+    place: Array
+    other: Array
+    new: Flights
+
+
+def _land_together(
+    key: Key, tasks: Tasks, devices: Devices, num_used: int
+) -> tuple[Tasks, Flights]:
+    """Find the next arrivals at once, where clients are replaced `uniformly` and none is away.
+
+    Draws depend on the number of the arrival, and on the client and the number of its work. So if
+    the arrivals before one are known, so is the work that follows each of them. First all are taken
+    from the work in flight. They are right up to the first one before which new work ends. With
+    the work that is known to be new they are found again, which at least one more of them survives,
+    until all are right.
+
+    Args:
+      key: The lane's clock key.
+      tasks: The tasks before.
+      devices: The clients, of whom no work is lost and who are always available.
+      num_used: Arrivals, S.
+
+    Returns:
+      The tasks after the last arrival, and what has arrived, leaves `[S]`.
+    """
+    num, at_work = len(tasks.place), len(tasks.flights.client)
+    slots = np.arange(num_used, dtype="int32")
+    is_earlier = slots[:, None] > slots[None]
+    drawn = jnp.zeros(num_used, "int32")
+    if num > at_work:
+        draw = jax.vmap(lambda event: _draw_idle(key, event, jnp.int32(0), num - at_work))
+        drawn = draw(tasks.event + slots)
+    idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
+    in_order = _in_order(tasks.flights, num_used)
+
+    def find(found: _Found) -> _Found:
+        front, at_front = jax.tree.map(lambda leaf: leaf[:num_used], in_order)
+        # The new work that is known takes its place among that in flight.
+        new, place, is_known = found.new, found.place, slots < found.known
+        before = _are_before(new, place, front, at_front)
+        turn = slots + (before & is_known[None]).sum(axis=1, dtype="int32")
+        sooner = _are_before(new, place, new, place)
+        sooner = (sooner | is_earlier & ~sooner.T) & is_known[None]
+        of_new = (~before).sum(axis=0, dtype="int32") + sooner.sum(axis=1, dtype="int32")
+        is_old = turn[None] == slots[:, None]
+        is_new = (of_new[None] == slots[:, None]) & is_known[None]
+        is_born = is_new.any(axis=1)
+        among = pick(is_old, (front, at_front)), pick(is_new, (new, place))
+        done, place = jax.tree.map(lambda old, born: jnp.where(is_born, born, old), *among)
+        # An idle place holds whoever has left its work there last.
+        is_there = is_earlier & (idle[:, None] == idle[None])
+        left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
+        who = jnp.where(left == EMPTY, tasks.order[idle], done.client[left])
+        other = jnp.where(idle == EMPTY, done.client, who)
+        again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
+        new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
+        new = _after(new, done)
+        is_missed = _are_before(new, place, done, place) & is_earlier & ~is_known[None]
+        known = jnp.where(is_missed, slots[:, None], num_used).min()
+        return _Found(known, done, place, other, new)
+
+    none, nobody = Flights.none(num_used, tasks.taken), jnp.full(num_used, EMPTY, "int32")
+    found = _Found(jnp.int32(0), none, nobody, nobody, none)
+    found = repeat_while(lambda found: found.known < num_used, find, found)
+    _, done, place, other, new = found
+
+    def last(keys: Array, num: int) -> Array:
+        """Find the last arrival with each of some keys, or -1: `i32[num]`."""
+        is_of = keys[None] == jnp.arange(num)[:, None]
+        return jnp.where(is_of, slots[None], EMPTY).max(axis=1)
+
+    # Of several arrivals at one place, or with one client, the last one counts.
+    in_place, in_idle = last(place, at_work), last(idle, num)
+    comes, leaves = last(other, num), last(jnp.where(idle == EMPTY, EMPTY, done.client), num)
+    everyone = jnp.arange(num, dtype="int32")
+    given = (everyone[:, None] == other[None]).sum(axis=1, dtype="int32")
+    order = jnp.where(in_idle == EMPTY, tasks.order, done.client[in_idle])
+    at_last = last(place, num)
+    order = jnp.where(at_last == EMPTY, order, other[at_last])
+    moved = jnp.where(comes >= leaves, place[comes], idle[leaves])
+    moved = jnp.where(jnp.maximum(comes, leaves) == EMPTY, tasks.place, moved)
+    flights = jax.tree.map(
+        lambda old, born: jnp.where(in_place == EMPTY, old, born),
+        tasks.flights,
+        pick(in_place[:, None] == slots[None], new),
+    )
+    tasks = tasks._replace(
+        now=jax.tree.map(lambda leaf: leaf[-1], done.ends),
+        event=tasks.event + num_used,
+        order=order,
+        place=moved,
+        turns=tasks.turns + given,
+        flights=flights,
+    )
+    return tasks, done
+
+
+def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
+    """Return the work that ends first, in the order in which `Flights.first` finds it.
+
+    Args:
+      flights: Work, leaves `[M]`.
+      number: How much of it, S.
+
+    Returns:
+      The work, leaves `[S]`, which never ends where there is no more; and its places, `i32[S]`.
+    """
+    missing = max(number - len(flights.client), 0)
+    if missing:
+        none = Flights.none(missing, flights.lot)
+        flights = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), flights, none)
+    place = jnp.arange(len(flights.client), dtype="int32")
+    others, structure = jax.tree.flatten((flights, place))
+    keys = *flights.ends, flights.lot
+    found = jax.lax.sort((*keys, *others), num_keys=len(keys), is_stable=True)[len(keys) :]
+    return jax.tree.unflatten(structure, found)
+
+
+def _are_before(work: Flights, place: Array, other: Flights, at: Array) -> Array:
+    """Tell which work `[S]` ends before which other: `bool[S, S]`, a row for each other one."""
+    is_before, is_same = jnp.bool_(False), jnp.bool_(True)
+    keys = (*work.ends, work.lot, place), (*other.ends, other.lot, at)
+    for one, another in zip(*keys, strict=True):
+        is_before |= is_same & (one[None] < another[:, None])
+        is_same &= one[None] == another[:, None]
+    return is_before
