@@ -453,6 +453,10 @@ def test_a_users_problem_needs_no_base_class(name: str, small: Callable) -> None
     sent = {"scaffold": 2, "mimelite": 2}.get(name, 1)
     # In Power-of-Choice four clients send a loss, and three of them a model.
     bits = 3 * 96 + 4 * 32 if name == "powerofchoice" else slots * sent * 96
+    if name in ("fedcs", "safa", "pisces", "fedat"):  # Their ticks have unequal numbers of reports.
+        (timeline,) = run.timelines
+        assert run.curves.uplink_bits[-1] == 96 * (timeline.clients != EMPTY).sum() > 0
+        return
     assert run.curves.uplink_bits[-1] == 6 * bits
 
 
