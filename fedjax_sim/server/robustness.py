@@ -307,7 +307,7 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
 
     Args:
       hyper: `Robust` settings.
-      timeline: One lane's schedule.
+      timeline: Ticks of one lane's schedule, or of several.
 
     Raises:
       ConfigError: If a tick has too few messages, or unequal weights for a rule that does not
@@ -323,7 +323,7 @@ def check_numbers(hyper: Any, timeline: Timeline, *, most: int | None = None) ->
 
     Args:
       hyper: `Robust` settings.
-      timeline: One lane's schedule.
+      timeline: Ticks of one lane's schedule, or of several.
       most: The most messages of a tick, if not all clients that take part send one.
 
     Raises:
@@ -339,7 +339,7 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
 
     Args:
       hyper: Settings of `EdgeTraining`.
-      timeline: One lane's schedule.
+      timeline: Ticks of one lane's schedule, or of several.
 
     Raises:
       ConfigError: If a rule cannot be used.

@@ -293,7 +293,8 @@ def _check_messages(
     def are_allowed() -> bool:
         for i, hyper in enumerate(different):
             rows = np.unique(row[number == i])
-            for few in np.array_split(rows, -(-len(rows) * num_slots // CHECKED_TOGETHER) or 1):
+            num_pieces = min(len(rows), max(1, -(-len(rows) * num_slots // CHECKED_TOGETHER)))
+            for few in np.array_split(rows, num_pieces):
                 try:
                     system.messages.check(hyper, _ticks_of(timelines, few, ticks))
                 except ConfigError:

@@ -326,9 +326,9 @@ class Checkpoint:
             )
         return None
 
-    def is_due(self) -> bool:
-        """Tell whether the last state is old enough for another one to be written."""
-        return time.monotonic() - self._last >= self._every
+    def is_due(self, within: float = 0.0) -> bool:
+        """Tell whether the last state will be old enough for another one within some seconds."""
+        return time.monotonic() - self._last + within >= self._every
 
     def save(
         self,

@@ -11,7 +11,7 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations, `C` evaluations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -60,8 +60,9 @@ def replay_schedule(
     else:
         done, carries, first = saved.done, saved.states, None
         seen.restore(saved.curves, 1 + done // per_eval)
-    with contextlib.nullcontext() if checkpoint is None else deferring_stops():
-        chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
+    chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
+    stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
+    with stops_wait, contextlib.closing(chunks):
         for begin, done, returned, carries, *_ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
@@ -126,7 +127,7 @@ def _replayed(
     seen: "_Seen",
     checkpoint: Checkpoint | None,
     meanwhile: Callable[[], None] | None,
-) -> Iterator[_Chunk]:
+) -> Generator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
     The next chunk is sent before the results of one are fetched, so that the devices need not wait
@@ -145,7 +146,8 @@ def _replayed(
     decides = replay.program.can_stop or replay.program.plan.live is not None
     pace, whole = _Pace(replay, 1 if decides else 2), replay.num_evals * replay.program.chunk[1]
     waiting: deque[_Chunk] = deque()
-    last_ready = 0.0
+    # When the last chunk was done, and how long it took.
+    last_ready, lasted = 0.0, 0.0
     with ThreadPoolExecutor(1) as worker:
 
         def send(begin: int, end: int, returned: Any, sent: float) -> None:
@@ -154,10 +156,12 @@ def _replayed(
             waiting.append(_Chunk(begin, end, returned, carries, sent, ready))
 
         def fetch_oldest() -> _Chunk:
-            nonlocal last_ready
+            nonlocal last_ready, lasted
             chunk = waiting.popleft()
             began, last_ready = max(chunk.sent, last_ready), chunk.ready.result()
-            pace.note(chunk.begin, chunk.end, last_ready - began)
+            if chunk.end > 0:
+                lasted = last_ready - began
+                pace.note(chunk.begin, chunk.end, lasted)
             return chunk._replace(returned=processes.fetch(chunk.returned))
 
         def may_overtake() -> bool:
@@ -175,7 +179,8 @@ def _replayed(
                 begin, done, sent = done, pace.end_after(done), time.monotonic()
                 try:
                     if waiting and checkpoint is not None:
-                        is_saved = begin == replay.all_run or checkpoint.is_due()
+                        # It is saved once the chunk is done, if that is due then.
+                        is_saved = begin == replay.all_run or checkpoint.is_due(within=lasted)
                         kept = jax.tree.map(jnp.copy, carries) if is_saved else None
                         waiting[-1] = waiting[-1]._replace(carries=kept)
                     carries, returned = replay.advance(carries, begin, done, seen.is_running)
@@ -229,7 +234,7 @@ class _Pace:
     def note(self, begin: int, end: int, seconds: float) -> None:
         """Learn from the seconds that a chunk took."""
         if self._block:
-            self._per_second = (self._work[end] - self._work[begin]) / max(seconds, 1e-6)
+            self._per_second = (self._work[end] - self._work[begin]) / max(seconds, 1e-3)
 
 
 class _Seen:

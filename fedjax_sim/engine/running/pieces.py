@@ -135,13 +135,15 @@ class _Pieces:
         Args:
           lanes: The next piece; the first one of the group if None.
         """
+        if self._options.checkpoints is not None or self._ahead is not None:
+            return
         lanes = lanes or self._group[: self._options.layout.max_lanes]
         plan = self._plan._replace(num=-(-self._plan.num * len(lanes) // len(self._group)))
         on_host = plan.bytes_fixed + plan.bytes_each * plan.num
         # Otherwise all schedules of the sweep would be drawn first, to find out the longest.
         is_known = self._longest > 0 or len(lanes) == len(self._whole)
         problems = 2 * _bytes_that_differ([lane.problem for lane in lanes])
-        if self._options.checkpoints is None and is_known and memory.fits_ahead(problems, on_host):
+        if is_known and memory.fits_ahead(problems, on_host):
             # What is refused is planned again in its turn, and refused then.
             with contextlib.suppress(Exception):
                 self._ahead = self._plan_or_load(lanes)
