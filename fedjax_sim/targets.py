@@ -92,7 +92,7 @@ def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
 
 
 def pick(is_row: jax.Array, tree: TreeT) -> TreeT:
-    """Look up rows of small arrays by a mask, which is no launch of its own on a GPU.
+    """Look up rows of small arrays by a mask, which a GPU computes together with what uses them.
 
     Args:
       is_row: `bool[N, S]`, at most one true value in each row.

@@ -1,6 +1,7 @@
 """A clock that a user wrote wrongly gets one sentence, before anything learns."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +13,10 @@ import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
 from fedjax_sim.engine import contract as timeline_checks
 from fedjax_sim.engine.contract import check_values
+from fedjax_sim.engine.program import prepare
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError, count, real, struct
-from fedjax_sim.types import Work
+from fedjax_sim.types import Messages, Work
 
 PROBLEM = Quadratic.of(np.ones((7, 2), "float32"), start=0.0)
 
@@ -192,3 +194,29 @@ def test_a_wrong_timeline_gets_one_sentence(
     with pytest.raises(ConfigError, match=sentence) as caught:
         run(timeline)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("together", [1, 25, 2**20])
+def test_messages_are_checked_tick_by_tick(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tick of every schedule once, none of no tick; a refusal names the lane."""
+    monkeypatch.setattr(prepare, "CHECKED_TOGETHER", together)
+    seen: list[int] = []
+
+    def shifted(key: jax.Array, hyper: Hyper, num_ticks: int) -> Timeline:
+        timeline = visits(key, hyper, num_ticks)
+        return timeline._replace(clients=(timeline.clients + jax.random.randint(key, (), 0, 7)) % 7)
+
+    def check(hyper: Any, timeline: Timeline) -> None:
+        assert timeline.clients.shape[1:] == (1,) and timeline.clients.size > 0
+        seen.append(len(timeline.time))
+        if hyper.lr > 1:
+            first = timeline.clients[0, 0]
+            raise ConfigError("lr", hyper.lr, f"at most 1 with {first} first, {len(seen)}")
+
+    system = VISITS._replace(timeline=shifted, messages=Messages(check=check))
+    swept = partial(fedjax_sim.sweep, system, PROBLEM, seeds=5, budget=fedjax_sim.Ticks(10))
+    run = swept(Hyper())
+    assert len({int(each.clients[0, 0]) for each in run.timelines}) > 1
+    assert sum(seen) == 50
+    with pytest.raises(ConfigError, match=r"in a lane with seed 0, one of 5 seeds"):
+        swept(Hyper(lr=2.0))

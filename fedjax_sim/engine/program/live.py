@@ -340,7 +340,7 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
 def _first(holds: Array) -> Array:
     """Find the first place of each row at which a condition holds, or the number of places.
 
-    On a GPU this is no launch of its own, as it is no search with two results.
+    A GPU computes a minimum together with what it is made of, and `argmax` in a kernel of its own.
 
     Args:
       holds: `bool[..., R]`.
