@@ -13,12 +13,16 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from numpy.typing import ArrayLike
+
 from fedjax_sim.checking.kinds import Limit, OneOf, Shape
 
 TargetT = TypeVar("TargetT", bound=Callable[..., Any])
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NUMPYS = ("numpy._typing", "<class 'numpy._typing")
 """How the types begin that NumPy's `ArrayLike` is a union of."""
+NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
+"""The class of types that are named by a statement `type`, as NumPy's are from Python 3.12 on."""
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
 KEY = "a random key"
@@ -201,6 +205,8 @@ def _kind_of(annotation: Any) -> Kind:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in SIMPLE:
         return SIMPLE[annotation]
+    if annotation == ArrayLike:
+        return ARRAY
     if origin is typing.Annotated:
         return functools.reduce(_narrowed, annotation.__metadata__, _kind_of(args[0]))
     if origin in (types.UnionType, typing.Union):
@@ -211,8 +217,12 @@ def _kind_of(annotation: Any) -> Kind:
     kind = origin or annotation
     if isinstance(kind, TypeVar):
         return OPEN
-    if not isinstance(kind, type) or kind in (object, collections.abc.Hashable):
+    if isinstance(kind, NAMED_TYPES):
+        return _kind_of(kind.__value__)
+    if kind in UNCHECKED:
         return ANYTHING
+    if not isinstance(kind, type):
+        raise TypeError(f"The annotation {annotation} cannot be checked.")
     if kind is type:
         return Kind(lambda value, _: isinstance(value, type), "a class")
     if kind.__module__.partition(".")[0] in ("numpy", "jax", "jaxlib") and hasattr(kind, "ndim"):
@@ -404,3 +414,12 @@ SIMPLE: dict[Any, Kind] = {
     bytes: Kind(lambda value, _: isinstance(value, bytes), "bytes"),
 }
 SIMPLE[type(None)] = SIMPLE[None]
+UNCHECKED = (
+    object,
+    collections.abc.Hashable,
+    typing.Self,
+    typing.ClassVar,
+    typing.Unpack,
+    dataclasses.KW_ONLY,
+)
+"""Annotations that every argument satisfies, or that no argument has."""

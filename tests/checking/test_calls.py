@@ -73,6 +73,7 @@ KINDS: list[tuple[Any, list[Any], list[Any]]] = [
     (Array, [np.ones(2), jnp.ones(2), [1.0, 2.0], 3, True], ["a", None, {}, [[1], [1, 2]], len]),
     (npt.ArrayLike, [np.ones(2), [1, 2], 3.0, np.array(["a"])], ["a", None, [[1], [1, 2]]]),
     (npt.ArrayLike | None, [None, 3.0], ["a"]),
+    (npt.NDArray[np.float64], [np.ones(2)], ["a", None]),
     (Key, [jax.random.key(0), jax.random.PRNGKey(0)], [0, None, np.zeros(2)]),
     (Count, [1, np.int32(3)], [0, -1, 1.5, True]),
     (Probability, [0, 1, 0.5, jnp.float32(1)], [5, -0.1, float("inf"), True, "0"]),
