@@ -94,7 +94,9 @@ def weighted_median(values: Array, weight: Array) -> Array:
     Returns:
       `f[...]`; nan if all weights are 0.
     """
-    weight = weight.astype(values.dtype)
+    # Values are compared with themselves, and a compiler that computes them twice may round them in
+    # two ways (a product and a sum as one operation), so that the median is found nowhere.
+    values, weight = jax.lax.optimization_barrier((values, weight.astype(values.dtype)))
     total = weight.sum()
     half, rounding = total / 2, 2 * weight.size * jnp.finfo(values.dtype).eps * total
     find = _bisected if targets.is_for_cpu() else _sorted
