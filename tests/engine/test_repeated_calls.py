@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -241,6 +242,90 @@ def test_functions_and_constants_that_a_loss_names(
     monkeypatch.undo()
     monkeypatch.setitem(globals(), "scaled", lambda number: number / 2)
     assert constant == loss_of(sweep(distances())) == by_hand != loss_of(first)
+
+
+class Scale:
+    def __init__(self, by: Any) -> None:
+        self.by = by
+
+    def __call__(self, number: jax.Array) -> jax.Array:
+        return number * self.by
+
+
+BY: Any = None
+"""Where `by_object` and others find what the tests change."""
+
+
+def by_array(number: jax.Array) -> jax.Array:
+    return number * jnp.sum(BY)
+
+
+def by_object(number: jax.Array) -> jax.Array:
+    return number * BY.by
+
+
+def by_object_within(number: jax.Array) -> jax.Array:
+    return number * BY.inner.by
+
+
+def by_item(number: jax.Array) -> jax.Array:
+    return number * BY["by"][0]
+
+
+def by_method(number: jax.Array) -> jax.Array:
+    return BY(number)
+
+
+def by_bound(number: jax.Array) -> jax.Array:
+    return BY.scaled(number)
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "edit"),
+    [
+        (by_array, np.ones(1), lambda held: np.multiply(held, 0.5, out=held)),
+        (by_array, jnp.ones(1), lambda _: jnp.full(1, 0.5)),
+        (by_array, np.float32(1), lambda _: np.float32(0.5)),
+        (by_object, Scale(1.0), lambda held: setattr(held, "by", 0.5)),
+        (by_object, SimpleNamespace(by=1.0), lambda held: setattr(held, "by", 0.5)),
+        (by_object, Scale(np.ones(())), lambda held: held.by.fill(0.5)),
+        (by_object_within, SimpleNamespace(inner=Scale(1)), lambda h: setattr(h.inner, "by", 0.5)),
+        (by_item, {"by": [1.0]}, lambda held: held["by"].__setitem__(0, 0.5)),
+        (by_method, Scale(1.0), lambda held: setattr(held, "by", 0.5)),
+        (
+            by_bound,
+            SimpleNamespace(scaled=Scale(1.0).__call__),
+            lambda held: setattr(held.scaled.__self__, "by", 0.5),
+        ),
+    ],
+)
+def test_what_a_loss_reads_may_change(
+    by_hand: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable,
+    first: Any,
+    edit: Callable[[Any], Any],
+) -> None:
+    """Arrays, attributes of objects, and items, changed in place or given again."""
+    monkeypatch.setitem(globals(), "scaled", function)
+    monkeypatch.setitem(globals(), "BY", first)
+    before = loss_of(sweep(distances()))
+    assert loss_of(sweep(distances())) == before
+    changed = edit(first)
+    if function is by_array:
+        monkeypatch.setitem(globals(), "BY", changed)
+    assert loss_of(sweep(distances())) == by_hand != before
+
+
+def test_arrays_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = jnp.arange(3.0)
+    monkeypatch.setitem(globals(), "BY", array)
+    first, alive = number_of_code(by_array), weakref.ref(array)
+    assert number_of_code(by_array) == first
+    monkeypatch.undo()
+    del array
+    gc.collect()
+    assert alive() is None
 
 
 def test_code_has_a_number_of_its_own() -> None:
