@@ -24,6 +24,7 @@ FORMER_NAMES = {
     "participation": "participants",
     "round_time": "round_length",
     "sampling": "batches",
+    "selection": "candidates",
     "weighting": "rule",
 }
 """Settings that had one name and several meanings until version 0.1, and their names since."""
