@@ -163,6 +163,27 @@ def test_what_cannot_fit_is_not_compiled(
     assert max(compiled[1:]) <= 4 and sum(lanes_run[1:]) == 12 and max(lanes_run[1:]) <= 4
 
 
+@pytest.mark.parametrize(("seeds", "max_lanes"), [(1, None), (4, 4), (4, 1)])
+def test_a_lane_that_cannot_fit_is_refused_before_it_is_compiled(
+    small: Callable, monkeypatch: pytest.MonkeyPatch, seeds: int, max_lanes: int | None
+) -> None:
+    """Its five models take more than there is, whatever number of lanes was asked for."""
+    free = 4 * 5003 * 4
+    monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
+    monkeypatch.setattr(memory, "free_here", lambda: Free(np.inf, free))
+    monkeypatch.setattr(replay.Replay, "compile", lambda self, **how: pytest.fail("compiled"))
+    with pytest.raises(fedjax_sim.ConfigError, match="memory is .* but must be enough for one"):
+        fedjax_sim.sweep(
+            fedjax_sim.SYSTEMS["fedavg"],
+            Bowl(jnp.ones(7, "int32"), 5003),
+            small(fedjax_sim.SYSTEMS["fedavg"]),
+            seeds=seeds,
+            budget=fedjax_sim.Ticks(2),
+            num_evals=1,
+            layout=Layout(4, True, 1, max_lanes=max_lanes),
+        )
+
+
 def test_running_out_of_memory_halves_the_lanes(
     sweep: Sweep,
     whole: fedjax_sim.Run,

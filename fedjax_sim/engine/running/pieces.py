@@ -185,6 +185,8 @@ class _Pieces:
                 return found, num
             if num == len(self._whole):
                 self._longest = int(found.planned.ticks.max())
+            if num == 1 or self._is_decided(num):
+                self._refuse_what_cannot_fit(found)
             if not self._is_decided(num):
                 fits = self._lanes_that_fit(found, num_left)
                 if fits != num:
@@ -264,6 +266,17 @@ class _Pieces:
         most = min(num * max(0.0, has) / needs if needs > has else num for has, needs in limits)
         return num if most >= num else memory.even_pieces(num, int(most))
 
+    def _refuse_what_cannot_fit(self, ready: Ready) -> None:
+        """Refuse to compile a program for which not even the arrays fit that follow from shapes.
+
+        Raises:
+          MemoryError: If they do not.
+        """
+        if not ready.replay.is_known:
+            needs, free = self._needed(ready, [_known_arrays(ready)])
+            if needs.total > free:
+                raise MemoryError
+
     def _lanes_that_fit(self, ready: Ready, num_left: int) -> int:
         """Count the lanes that fit, from their compiled programs.
 
@@ -282,7 +295,7 @@ class _Pieces:
             return needs, free
 
         if num > 1 and not replay.is_known:
-            # A program for which not even the arrays fit that follow from shapes is not compiled.
+            # As in `_refuse_what_cannot_fit`, with what is left free for others.
             needs, free = needed([_known_arrays(ready)])
             if needs.total > free:
                 most = int(num * max(0.0, free - needs.fixed) / needs.lanes)
@@ -334,7 +347,7 @@ class _Pieces:
     def _say_what_is_chosen(self, ready: Ready, needs: Needs, free: float) -> None:
         """Say how many lanes run at a time, if not all do, and name a large store of models."""
         num, num_all, name = len(ready.planned.group), len(self._group), self._system.name
-        if num < num_all:
+        if num < num_all and needs.total <= free:
             of_all = needs.fixed + needs.lanes * num_all / num
             memory.say(
                 f"{num_all} lanes of {name} run {num} at a time, which takes about "
