@@ -172,7 +172,7 @@ def test_a_lane_that_cannot_fit_is_refused_before_it_is_compiled(
     monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
     monkeypatch.setattr(memory, "free_here", lambda: Free(np.inf, free))
     monkeypatch.setattr(replay.Replay, "compile", lambda self, **how: pytest.fail("compiled"))
-    with pytest.raises(fedjax_sim.ConfigError, match="memory is .* but must be enough for one"):
+    with pytest.raises(fedjax_sim.ConfigError, match=r"memory is .* but must be enough for one"):
         fedjax_sim.sweep(
             fedjax_sim.SYSTEMS["fedavg"],
             Bowl(jnp.ones(7, "int32"), 5003),
