@@ -96,19 +96,11 @@ class Instant(NamedTuple):
         return self.later(type(self)(-earlier.value, -earlier.rest)).value
 
     def is_before(self, other: Self) -> jax.Array:
-        """Tell whether it is before another instant: `bool[...]`.
-
-        Args:
-          other: The other one.
-        """
+        """Tell whether it is before another instant: `bool[...]`."""
         return (self.value < other.value) | ((self.value == other.value) & (self.rest < other.rest))
 
     def or_later(self, other: Self) -> Self:
-        """Return the later one of two instants.
-
-        Args:
-          other: The other one.
-        """
+        """Return the later one of two instants."""
         return self.where(~self.is_before(other), other)
 
     def where(self, is_self: jax.Array, other: Self) -> Self:
@@ -116,7 +108,6 @@ class Instant(NamedTuple):
 
         Args:
           is_self: The condition, `bool[...]`.
-          other: The other one.
 
         Returns:
           The instants.

@@ -153,9 +153,6 @@ def sweep(
 def read_pickle(path: Path) -> Any:
     """Read a sealed pickle that this sweep, or a part of it, has just written.
 
-    Args:
-      path: The file.
-
     Raises:
       InputError: If it is damaged.
     """

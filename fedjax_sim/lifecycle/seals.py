@@ -71,7 +71,6 @@ def check_seal(path: Path, *, trust: bool = False) -> str:
     """Check that a file is as it was written.
 
     Args:
-      path: The file.
       trust: Whether a file that carries no SHA-256 is taken as it is.
 
     Returns:
@@ -112,7 +111,6 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
     """Read a sealed JSON file.
 
     Args:
-      path: The file.
       trust: Whether a file that carries no SHA-256 is taken as it is.
 
     Returns:
@@ -137,7 +135,6 @@ def write_record(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object for `read_record`.
 
     Args:
-      path: The file.
       content: What JSON can hold.
 
     Raises:
@@ -163,10 +160,6 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits.
-
-    Args:
-      path: The file.
-    """
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

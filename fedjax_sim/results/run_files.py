@@ -97,9 +97,6 @@ def write_files(folder: Path, run: Kept) -> None:
 def files_in(folder: Path) -> set[str]:
     """List the files that a run wrote into a folder, as far as they are still there.
 
-    Args:
-      folder: The folder.
-
     Returns:
       The names in the list of its config.json; none if that is missing or of another program.
     """
@@ -120,7 +117,6 @@ def write_tables(
     """Write config.json, and then summary.json, after the other files of a folder.
 
     Args:
-      folder: The folder.
       config: The content of config.json, to which the list of files is added.
       summary: The content of summary.json.
       files: The SHA-256 of each other file, by its name.
@@ -157,7 +153,6 @@ def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
     """Write a netCDF file.
 
     Args:
-      path: The file.
       groups: The content, by name of the group.
 
     Returns:
@@ -174,9 +169,6 @@ def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
 
 def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
     """Read a netCDF file that was checked: the content by name of the group.
-
-    Args:
-      path: The file.
 
     Raises:
       InputError: If it carried no SHA-256 and is no such file.
@@ -218,7 +210,6 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
     """Check that files of a folder are as they were written, all for one run.
 
     Args:
-      folder: The folder.
       names: Names of files, apart from config.json.
       trust: Whether files that carry no SHA-256 are taken as they are.
 
@@ -254,7 +245,6 @@ def check_run(folder: Path, *, trust: bool) -> dict[str, Any]:
     """Check all files that `read_files` reads.
 
     Args:
-      folder: The folder.
       trust: Whether files that carry no SHA-256 are taken as they are.
 
     Returns:
@@ -282,7 +272,6 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
     """Read a folder: the attributes of the runs of all systems, by name of the system.
 
     Args:
-      folder: The folder.
       trust: Whether pickles are read, and files that carry no SHA-256 are taken as they are.
 
     Raises:

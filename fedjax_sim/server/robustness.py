@@ -82,7 +82,6 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
     """Check that messages are not compressed where the rule itself says how they are coded.
 
     Args:
-      hyper: Settings.
       rule: Full name of the rule's setting.
       compression: Full name of the compressor's, which the settings need not have.
 

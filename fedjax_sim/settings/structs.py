@@ -100,11 +100,7 @@ def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
 
 
 def alternatives_in(hyper: Any) -> list[str]:
-    """List full names of the settings whose values are one of several alternatives.
-
-    Args:
-      hyper: Settings.
-    """
+    """List full names of the settings whose values are one of several alternatives."""
     values = {name: value_of(hyper, name) for name in fields(type(hyper))}
     return [
         name

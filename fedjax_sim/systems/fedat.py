@@ -96,11 +96,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
 
 def tiers_of(devices: Devices) -> Array:
-    """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest.
-
-    Args:
-      devices: The clients.
-    """
+    """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest."""
     hyper: Any = devices.hyper
     if hyper.delays.trace is None:
         latency = hyper.times_per_update / devices.speeds.rate
@@ -255,7 +251,6 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
     """Estimate how many rounds of all tiers end in a stretch of time, if they are of mean length.
 
     Args:
-      hyper: The settings.
       time: Units of virtual time.
     """
     if hyper.delays.trace is not None:

@@ -216,7 +216,6 @@ def expected_times(devices: Devices, now: Instant) -> Array:
     """Compute how long clients expect to take if they are asked now: `f[N]`.
 
     Args:
-      devices: The clients.
       now: The time.
     """
     hyper = devices.hyper

@@ -203,7 +203,6 @@ def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
 
     Args:
       key: The lane's clock key.
-      devices: The clients.
       pace: What is known; the free slot has no client.
       now: The time.
     """
@@ -310,7 +309,6 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
     """Estimate how many reports arrive in a stretch of time; there are no more ticks.
 
     Args:
-      hyper: The settings.
       time: Units of virtual time.
     """
     if hyper.delays.trace is not None:

@@ -260,7 +260,6 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
     """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate.
 
     Args:
-      hyper: The settings.
       time: Units of virtual time.
     """
     if hyper.delays.trace is not None:

@@ -237,7 +237,6 @@ def profile(key: Key, hyper: Hyper, drawn: Drawn) -> tuple[Array, Instant]:
 
     Args:
       key: The key of profiling.
-      hyper: The settings.
       drawn: The clients' speeds and hours.
 
     Returns:
@@ -269,10 +268,8 @@ def tier_accuracies(
 
     Args:
       problem: What is learnt.
-      hyper: The settings.
       key: The lane's clock key.
       number: `i32[]`, the number of the round.
-      state: The algorithm's state.
       tier: `i32[N]`.
     """
     model: Params = state.server

@@ -238,7 +238,6 @@ class LiveLane(NamedTuple):
 
         Args:
           learn: The step.
-          state: The algorithm's state.
           event: The event, without slots if the lane has ended, unless it `is_full`.
           goes_on: `bool[]`, whether the lane goes on.
           is_full: Whether slots are filled at every tick.
@@ -314,7 +313,6 @@ def happened_of(lived: Lived, event: Event) -> dict[str, Array]:
 
     Args:
       lived: What the lane carries after the tick.
-      event: The event.
     """
     goes_on = lived.ended == RUNS
     return {

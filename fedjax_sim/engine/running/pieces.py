@@ -170,7 +170,6 @@ class _Pieces:
         """Run lanes, or find out that fewer must be tried.
 
         Args:
-          lanes: The lanes.
           num_left: Lanes that have not run yet, these included.
           meanwhile: Called once, while the lanes run.
 

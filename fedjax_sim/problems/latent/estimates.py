@@ -131,9 +131,6 @@ class Fitted(NamedTuple):
     def save(self, path: str | Path) -> None:
         """Write the model, its parameters and how the fit ended into an .npz file.
 
-        Args:
-          path: The file.
-
         Raises:
           StorageError: If the disk refuses. An older file is then kept.
         """
@@ -219,7 +216,6 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     """Read a fitted model that `Fitted.save` wrote.
 
     Args:
-      path: The file.
       trust: Whether a file that carries no SHA-256, as those of earlier versions, is taken as it
         is.
 

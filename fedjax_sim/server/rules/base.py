@@ -145,7 +145,6 @@ def checked_centre(
     changes cannot.
 
     Args:
-      rule: The rule.
       key: As in `Rule.centre`.
       messages: As in `Rule.centre`.
       weight: As in `Rule.centre`.

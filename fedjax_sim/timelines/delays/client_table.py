@@ -250,9 +250,6 @@ class ClientTable:
 def read_client_table(path: str | Path) -> ClientTable:
     """Read a table of clients from a CSV file, see this module.
 
-    Args:
-      path: The file.
-
     Returns:
       The table of clients.
 

@@ -122,7 +122,6 @@ def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple
     """Find out when clients begin and finish an update that they may begin at a given time.
 
     Args:
-      devices: The clients.
       client: Client numbers, `i32[...]`.
       update: Numbers of the clients' updates, lost ones included, `i32[...]`.
       time: Virtual times, `f64[...]`.
@@ -142,7 +141,6 @@ def finish_work(
     """Find out when clients begin and finish work of a given running time, transfers added.
 
     Args:
-      devices: The clients.
       client: Client numbers, `i32[...]`.
       time: Virtual times from which the clients may begin, `f64[...]`.
       running: Time of computing, `f64[...]`.
@@ -192,7 +190,6 @@ def times_in_rounds(
     """Find out how long after the start of its round each client's work is in.
 
     Args:
-      devices: The clients.
       clients: Client numbers, `i32[T, S]`; `EMPTY` in empty slots, whose time is 0.
       running: Time of computing, `f64[T, S]`.
       wait: Function from the times `f64[S]` of one round, and its facts, to how long after it the
@@ -220,7 +217,6 @@ def time_available(devices: Devices, client: Array, begin: Array, end: Array) ->
     """Compute how long clients are available between two times.
 
     Args:
-      devices: The clients.
       client: Client numbers, `i32[...]`.
       begin: Virtual times, `f64[...]`.
       end: Virtual times, `f64[...]`.

@@ -63,7 +63,6 @@ def running_time(
     """Draw how long clients compute, or look it up in the trace.
 
     Args:
-      devices: The clients.
       client: Client numbers, `i32[...]`.
       number: How often each client was given work before, `i32[...]`.
       steps: Local steps, `i32[...]`; None for K.
@@ -101,7 +100,6 @@ def times_of_work(
     """Find out how long after `now` clients' work begins and is in: hours, transfers, breaks.
 
     Args:
-      devices: The clients.
       client: Client numbers, `i32[...]`.
       now: When they are given the work.
       running: Time of computing, `f[...]`.
@@ -120,7 +118,6 @@ def are_available(devices: Devices, client: Array, now: Instant) -> Array:
     """Tell whether clients `i32[...]` are available: `bool[...]`.
 
     Args:
-      devices: The clients.
       client: Client numbers.
       now: The time.
     """

@@ -134,7 +134,6 @@ def begin_work(
     """Give clients work, and draw when it begins and ends.
 
     Args:
-      devices: The clients.
       client: `i32[...]`.
       number: How often each was given work before, `i32[...]`.
       now: When, instants that broadcast.
