@@ -340,6 +340,7 @@ FORMER = {
     ("em", "round_time"): "round_length",
     ("fedem", "sampling"): "batches",
     ("fedem", "aggregation"): "memories.field_rule",
+    ("powerofchoice", "selection"): "candidates",
     ("langevin", "participation"): "participants",
     ("langevin", "control"): "control_variates.anchor",
     ("feddyn", "alpha"): "regularization",
