@@ -20,7 +20,6 @@ from fedjax_sim.clients.gradient_steps import (
     Training,
     local_steps,
     local_training,
-    training_of,
 )
 from fedjax_sim.clients.langevin_noise import (
     add_langevin_noise,
@@ -35,7 +34,6 @@ from fedjax_sim.clients.mini_batches import (
     LossGradient,
     batch_gradient,
     batch_loss,
-    example_losses,
 )
 from fedjax_sim.clients.optimizer_states import (
     LastingTraining,
@@ -44,7 +42,7 @@ from fedjax_sim.clients.optimizer_states import (
 )
 from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
 from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
-from fedjax_sim.clients.seen_losses import SeenLosses, losses_of, seeing_losses
+from fedjax_sim.clients.seen_losses import losses_of, seeing_losses
 from fedjax_sim.clients.whole_gradients import (
     WholeGradients,
     check_exact,
@@ -63,7 +61,6 @@ __all__ = [
     "LocalTraining",
     "LossGradient",
     "PersonalLeaves",
-    "SeenLosses",
     "Total",
     "Train",
     "Training",
@@ -74,7 +71,6 @@ __all__ = [
     "batch_loss",
     "check_batch_size",
     "check_exact",
-    "example_losses",
     "first_optimizers",
     "frozen_training",
     "gradients_at",
@@ -89,7 +85,6 @@ __all__ = [
     "read_clients",
     "read_rows",
     "seeing_losses",
-    "training_of",
     "whole_gradient",
     "without_gradients",
     "write_clients",

@@ -29,7 +29,6 @@ from fedjax_sim.problems.gaussian import (
     GaussianClients,
     OneGaussian,
     make_gaussian_clients,
-    quadratic_form,
 )
 from fedjax_sim.problems.log_density import LogDensity, from_logdensity, log_density_of
 from fedjax_sim.problems.logistic import Logistic, make_logistic
@@ -88,7 +87,6 @@ __all__ = [
     "pad_partitions",
     "partition_by_ids",
     "poison",
-    "quadratic_form",
     "squared_error",
     "supervised",
 ]

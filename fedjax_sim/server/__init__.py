@@ -15,7 +15,6 @@ from fedjax_sim.server.aggregation import (
     expand,
     keep_if_empty,
     mean_of,
-    mean_with_server,
     scaled_progress,
     weighted_sum,
 )
@@ -54,22 +53,19 @@ from fedjax_sim.server.report_settings import (
 from fedjax_sim.server.reports import Memo, RoundState, Wire
 from fedjax_sim.server.robustness import (
     COMBINED,
-    Combination,
     Robust,
     check_edges,
     check_numbers,
-    check_reports,
     combination_of,
 )
-from fedjax_sim.server.staleness import StalenessWeights, mean_staleness, staleness_weights
-from fedjax_sim.server.steps import ServerStep, step_server
+from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
+from fedjax_sim.server.steps import ServerStep
 from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models
 
 __all__ = [
     "COMBINED",
     "Approximation",
     "ClientMessages",
-    "Combination",
     "EdgeMessages",
     "EdgeTraining",
     "EdgeWork",
@@ -90,7 +86,6 @@ __all__ = [
     "broadcast_bits",
     "check_edges",
     "check_numbers",
-    "check_reports",
     "combination_of",
     "count_client_bits",
     "count_downlink",
@@ -105,8 +100,6 @@ __all__ = [
     "keep_if_empty",
     "keep_random",
     "mean_of",
-    "mean_staleness",
-    "mean_with_server",
     "member_bits",
     "memory_messages",
     "next_version",
@@ -115,7 +108,6 @@ __all__ = [
     "schedule_stale_arrivals",
     "stale_models",
     "staleness_weights",
-    "step_server",
     "weigh_arrivals",
     "weighted_sum",
 ]

@@ -24,7 +24,7 @@ MADE_HERE = {
     # States and messages of algorithms: pytrees, which JAX makes of leaves of any kind.
     *("Memo", "Memory", "RoundState", "Versioned", "Total", "Training"),
     # What live clocks carry, are given and return, likewise.
-    *("Instant", "Received", "Clock", "Live", "Drawn", "SeenLosses"),
+    *("Instant", "Received", "Clock", "Live", "Drawn"),
     *("Asked", "Choosing", "Round", "Shown", "Flights", "Landed", "Replacing", "Tasks"),
     # What attacks are given, likewise.
     "Cohort",
