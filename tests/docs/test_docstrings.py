@@ -28,6 +28,12 @@ SINGLE_MODULES = (
 )
 CONVENTIONS = ("hyper", "problem", "system", "key", "event", "plan", "state", "run")
 """Parameters that mean the same in all of the package; docs/words.md says what."""
+SAID_BY_TYPE = {
+    "path": ("Path", "str | Path"),
+    "other": ("Self",),
+    "devices": ("Devices",),
+}
+"""Parameters of which there is nothing to say if they have one of these types."""
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -137,7 +143,14 @@ def faults_of(place: str, node: Definition | ast.Constant) -> Iterator[str]:
     names = [] if re.search(r"arguments (and errors )?are those of `", doc) else parameters_of(node)
     symbols = ast.get_docstring(ast.parse((ROOT.parent / place.partition(":")[0]).read_text()))
     owner, _, method = place.partition(": ")[2].rpartition(".")
+    typed = {
+        each.arg: ast.unparse(each.annotation)
+        for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if each.annotation is not None
+    }
     for name in [name for name in names if name not in CONVENTIONS]:
+        if typed.get(name) in SAID_BY_TYPE.get(name, ()):
+            continue
         is_elsewhere = bool(owner) and (method, name) in EXPLAINED
         if not is_elsewhere and not is_explained(name, doc, symbols or ""):
             yield f"does not explain {name}"
