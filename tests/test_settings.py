@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import pydoc
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -464,3 +466,18 @@ def test_settings_of_many_points_are_checked_wherever_they_differ() -> None:
         with pytest.raises(ConfigError) as among:
             check_all([good, good.replace(lr=0.2), good.replace(**{name: value})])
         assert str(among.value) == str(alone.value)
+
+
+def test_a_struct_is_written_with_what_was_changed() -> None:
+    assert repr(Car()) == "Car()"
+    assert repr(Car(wheels=Wheels(number=3))) == "Car()"  # As a car has them.
+    assert repr(Car(number=5)) == "Car(wheels=Wheels(number=5))"
+    assert "size=Array" in repr(Wheels(size=jnp.float32(2)))
+
+
+@pytest.mark.parametrize("system", ["fedavg", "fedbuff", "favano", "langevin", "hierarchical"])
+def test_a_constructor_names_the_systems_own_settings_first(system: str) -> None:
+    kind = fedjax_sim.SYSTEMS[system].Hyper
+    order = [*inspect.signature(kind).parameters]
+    own = [name for name in fields(kind) if "." not in name]
+    assert order[: len(own)] == own and {*order} == {each.name for each in dataclasses.fields(kind)}

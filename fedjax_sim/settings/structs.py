@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, TypeVar, dataclass_transform
 
@@ -140,11 +141,39 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
         init(self, *args, **settings)
 
     made.__init__ = with_short_names
+    made.__signature__ = _signature_of(made)
     made.__getattr__ = _say_where
+    made.__repr__ = _write_changed
     lines = [f"  {line}" for line in describe(made)]
     if lines:
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])
     return made
+
+
+def _signature_of(made: type) -> inspect.Signature:
+    """List a struct's own settings and then its groups, as its documentation does."""
+    given = inspect.signature(made.__init__).parameters
+    order = [*fields(made), *(field.name for field in groups(made))]
+    known = [given[name] for name in order if name in given]
+    rest = [each for name, each in given.items() if name not in (*order, "self")]
+    return inspect.Signature([*known, *rest])
+
+
+def _write_changed(self: Any) -> str:
+    """Write a struct with those settings that are not at their defaults."""
+    held = [(field, getattr(self, field.name)) for field in dataclasses.fields(self) if field.repr]
+    written = [f"{field.name}={value!r}" for field, value in held if not _is_at(field, value)]
+    return f"{type(self).__qualname__}({', '.join(written)})"
+
+
+def _is_at(field: dataclasses.Field, value: Any) -> bool:
+    """Tell whether a setting is at its default. Arrays are written in any case."""
+    if value is field.default:
+        return True
+    try:
+        return type(value) is type(field.default) and bool(value == field.default)
+    except (ValueError, TypeError, jax.errors.ConcretizationTypeError):
+        return False
 
 
 def _say_where(hyper: Any, name: str) -> Any:
