@@ -67,7 +67,6 @@ def simulate(
         print(run.curves.loss[-1].item())
 
     Args:
-      system: As in `sweep`.
       hyper: As in `sweep`.
       seed: The seed, from 0 to 2^31 - 1.
       budget: As in `sweep`.
@@ -130,6 +129,7 @@ def sweep(
     results. Each device still holds the state of its lanes whole.
 
     Args:
+      system: What is run, such as `favano.system`.
       problem: What is learnt: one problem for all seeds, a list with one per seed, or a function of
         the seed. Arrays that problems share are held once on the device.
       hyper: The system's settings; its defaults if None.

@@ -150,7 +150,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     return made
 
 
-def _signature_of(made: type) -> inspect.Signature:
+def _signature_of(made: Any) -> inspect.Signature:
     """List a struct's own settings and then its groups, as its documentation does."""
     given = inspect.signature(made.__init__).parameters
     order = [*fields(made), *(field.name for field in groups(made))]
