@@ -118,11 +118,11 @@ def test_what_excludes_each_other_is_one_argument(call: Callable) -> None:
 
 
 def test_the_docstring_sets_the_main_arguments_apart() -> None:
-    """It describes all of them, once, but `system`, which means the same everywhere."""
+    """It describes all of them, once."""
     text = inspect.getdoc(fedjax_sim.sweep) or ""
     main, other = text.partition("Other Args:")[::2]
     for name in inspect.signature(fedjax_sim.sweep).parameters:
-        assert text.count(f"\n  {name}: ") == (name != "system"), name
+        assert text.count(f"\n  {name}: ") == 1, name
     assert "\n  budget: " in main and "\n  watch: " in other
     simulate = inspect.getdoc(fedjax_sim.simulate) or ""
     assert "As in `sweep`" in simulate and len(simulate) < len(text) / 3
