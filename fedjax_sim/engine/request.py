@@ -10,6 +10,7 @@ control variates are fresh. To go on with these too, resume a checkpoint with a 
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
@@ -264,6 +265,36 @@ def _completed(
             for problem in distinct
         ]
         found.append([completed[i] for i in places])
+    return found
+
+
+def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> set[str]:
+    """Name the numeric settings from which others follow when settings are completed.
+
+    Each is mapped over once, so that its value is not known. Others follow from it if the settings
+    cannot be completed then, are completed to another form, or hold its value elsewhere.
+
+    Args:
+      hyper: Settings that are not completed yet.
+    """
+    whole = typed_structure(_completed(system, [hyper], [problem])[0][0])
+    pairs, structure = jax.tree_util.tree_flatten_with_path(hyper)
+    leaves, found = [leaf for _, leaf in pairs], set()
+
+    def note(place: int, name: str, value: Any) -> None:
+        given = jax.tree.unflatten(structure, [*leaves[:place], value, *leaves[place + 1 :]])
+        try:
+            completed = _completed(system, [given], [problem])[0][0]
+        except (TypeError, ValueError):  # Its value was asked for, or refused.
+            found.add(name)
+            return
+        mapped = [leaf for leaf in jax.tree.leaves(completed) if isinstance(leaf, jax.core.Tracer)]
+        if typed_structure(completed) != whole or list(map(id, mapped)) != [id(value)]:
+            found.add(name)
+
+    for place, (path, leaf) in enumerate(pairs):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        jax.vmap(partial(note, place, name))(np.asarray(leaf, float)[None])
     return found
 
 

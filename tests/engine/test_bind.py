@@ -17,6 +17,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
 from fedjax_sim.compression import Identity
+from fedjax_sim.privacy import FixedClipping
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.rules import Krum
 from fedjax_sim.settings import full_name, value_of
@@ -268,6 +269,41 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         bound.replace(hyper=bound.hyper.replace(batch_size=1))
     with pytest.raises(ConfigError, match=r"^hyper is '.*quafl\.Hyper', but must be as they were"):
         bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "bound_at", "changes"),
+    [
+        *(("fedavg", "local_epochs", value, {}) for value in (0.0, 2.0)),
+        ("fednova", "local_epochs", 0.0, {}),
+        *(("hierarchical", "client_epochs", value, {}) for value in (0.0, 2.0)),
+        ("fedavg", "privacy", FixedClipping(epsilon=9.0, rounds=9), {"sampling": "reshuffled"}),
+    ],
+)
+def test_settings_from_which_others_follow_are_frozen(
+    name: str,
+    setting: str,
+    bound_at: Any,
+    changes: dict[str, Any],
+    regression: Callable,
+    small: Callable,
+) -> None:
+    """Also where they are 0, at which the schedule does not read them."""
+    system = fedjax_sim.SYSTEMS[name]
+    hyper = small(system, **{setting: bound_at}, **changes)
+    bound = bind(system, regression(), hyper, budget=fedjax_sim.Ticks(2))
+    full = "privacy.epsilon" if setting == "privacy" else setting
+    assert full in bound.frozen
+    assert not {"lr", "malicious"} & {*bound.frozen}
+
+    def with_value(value: Any) -> Bound:
+        given = bound.hyper.privacy.replace(epsilon=value) if setting == "privacy" else value
+        return bound.with_settings(**{setting: given})
+
+    with pytest.raises(ConfigError, match=f"{full} is 5.0, .*other settings follow from it.* bin"):
+        with_value(5.0)
+    with pytest.raises(ConfigError, match=f"{full} is 'a traced value'"):
+        jax.grad(lambda value: final_loss(with_value(value)))(5.0)
 
 
 @pytest.mark.slow

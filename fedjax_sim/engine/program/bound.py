@@ -45,7 +45,7 @@ class Static(NamedTuple):
       plan: How the machine is used.
       facts: What is known of all ticks.
       num_ticks: Ticks of the schedule, T.
-      frozen: Names of the settings that the schedule has read.
+      frozen: Names of the settings that the schedule has read, or from which others follow.
       weighing: Names of those that only the weights of its slots have read.
       known: Settings whose values are part of the program, because it is simpler with them.
       machine: What is traced for.
@@ -99,7 +99,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         that is shorter than others which were bound together with it. Of a live system nan: its
         states say what time it is, `state.now.to_float64()`.
       frozen: Names of the settings that the schedule has read, and not only for weights of slots
-        that the system can compute again (`System.weigh`).
+        that the system can compute again (`System.weigh`); and of those from which others were
+        filled in, such as `local_epochs`, from which local steps follow.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the settings that the schedule has read."""
+        """Names of the settings that the schedule has read, or from which others follow."""
         return self._static.frozen
 
     def _opened(self) -> Opened:
@@ -270,8 +271,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           key: Another random key of learning.
 
         Raises:
-          ConfigError: If a setting is changed that the schedule has read, or something that is
-            part of the program: both need another `bind`. Or if values that are not traced are not
+          ConfigError: If a setting is changed that is `frozen`, or something that is part of the
+            program: both need another `bind`. Or if values that are not traced are not
             allowed, or the server cannot do with the messages of a tick what they ask for, as in
             `simulate`. Traced ones cannot be checked: where a rule needs more messages than there
             are, models are nan.
@@ -370,8 +371,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 changed.add(name)
                 if name in self.frozen:
                     allowed = (
-                        "as it was bound, because the schedule has read it: it can be neither "
-                        "changed nor traced; bind again"
+                        "as it was bound, because the schedule has read it or other settings "
+                        "follow from it: it can be neither changed nor traced; bind again"
                     )
                     value = "a traced value" if isinstance(new, jax.core.Tracer) else new
                     raise ConfigError(name, value, allowed)
