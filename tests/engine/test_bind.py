@@ -496,6 +496,49 @@ def test_an_event_may_be_changed_before_a_step(
     assert bound.step(state, first)[1].needed == event.steps[0]
 
 
+@pytest.mark.few(1)
+def test_a_changed_event_names_clients_that_exist(regression: Callable, small: Callable) -> None:
+    """Otherwise a sentence says so, or states are nan where clients are traced."""
+    scaffold = fedjax_sim.SYSTEMS["scaffold"]
+    bound = bind(scaffold, regression(), small(scaffold), budget=fedjax_sim.Ticks(2))
+    state, event = bound.init(), bound.event(0)
+    for clients, sentence in (
+        ([50, 1, 2, 3], "event.clients is 50, but must be from 0 to 6, or -1 for nobody"),
+        ([1, 0, 1, -1], "event.clients is 'client 1 in several slots', but must be once in a ti"),
+    ):
+        changed = event._replace(clients=jnp.array(clients))
+        with pytest.raises(ConfigError, match=sentence):
+            bound.step(state, changed)
+        with pytest.raises(ConfigError, match=sentence):
+            bound.run(state, jax.tree.map(lambda leaf: leaf[None], changed))
+    with pytest.raises(ConfigError, match=r"event\.steps is -3, but must be at least 0"):
+        event._replace(steps=jnp.array([-3, 1, 1, 1]))
+    assert event._replace(clients=[-1, 1, 2, 3], steps=[-3, 1, 1, 1]).steps[0] == 0
+
+    @jax.jit
+    def loss(clients: Any) -> Any:
+        after, _ = bound.step(state, event._replace(clients=clients))
+        return bound.evaluate(after)["loss"]
+
+    for clients in ([50, 1, 2, 3], [1, 0, 1, -1]):
+        assert np.isnan(loss(jnp.array(clients)))
+    allowed = jnp.array([4, 0, 1, -1])
+    expected = bound.evaluate(bound.step(state, event._replace(clients=allowed))[0])["loss"]
+    np.testing.assert_allclose(loss(allowed), expected, rtol=1e-6)
+
+
+def test_a_client_may_be_named_twice_where_the_system_says_so(bound: Bound) -> None:
+    """FedBuff takes several reports of a client, and none of clients that do not exist."""
+    state, event = bound.init(), bound.event(0)
+    clients = jnp.zeros_like(event.clients)
+    after, _ = bound.step(state, event._replace(clients=clients))
+    assert np.isfinite(bound.evaluate(after)["loss"])
+    after, _ = jax.jit(lambda clients: bound.step(state, event._replace(clients=clients)))(clients)
+    assert np.isfinite(bound.evaluate(after)["loss"])
+    with pytest.raises(ConfigError, match=r"event\.clients is 7"):
+        bound.step(state, event._replace(clients=clients + 7))
+
+
 def test_traced_values_are_refused_where_schedules_are_drawn(
     regression: Callable, small: Callable
 ) -> None:

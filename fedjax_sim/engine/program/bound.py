@@ -225,7 +225,13 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Returns:
           The next state and what the algorithm reports of the tick.
+
+        Raises:
+          ConfigError: If a changed event names a client that does not exist, or, where the system
+            cannot do with that, a client twice. Traced ones cannot be checked: the next state is
+            nan then.
         """
+        self._check_clients(event)
         return _step(self, state, event)
 
     def run(self, state: StateT, events: Event | None = None) -> tuple[StateT, InfoT]:
@@ -240,7 +246,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Returns:
           The state after the last one, and what was reported of each, leaves `[T', ...]`.
+
+        Raises:
+          ConfigError: As `step`.
         """
+        if events is not None:
+            self._check_clients(events)
         return _run(self, state, events)
 
     def model(self, state: StateT) -> Params:
@@ -322,6 +333,21 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             check(hyper)
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
+
+    def _check_clients(self, event: Event) -> None:
+        """Check the clients of a changed event, where they are not traced."""
+        if event.facts.has_own_clients or isinstance(event.clients, jax.core.Tracer):
+            return
+        clients = np.sort(np.asarray(event.clients), axis=-1)
+        num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
+        if (largest := clients.max(initial=EMPTY)) >= num_clients:
+            allowed = f"from 0 to {num_clients - 1}, or {EMPTY} for nobody"
+            raise ConfigError("event.clients", int(largest), allowed)
+        is_twice = (clients[..., 1:] == clients[..., :-1]) & (clients[..., 1:] != EMPTY)
+        if is_twice.any() and not self.system.can_repeat:
+            allowed = f"once in a tick, as {self.system.name} takes one report of a client"
+            value = f"client {clients[..., 1:][is_twice][0]} in several slots"
+            raise ConfigError("event.clients", value, allowed)
 
     def _check_live(self, hyper: Any, changed: set[str]) -> None:
         """Check that new settings, traced ones too, keep what a live program relies on."""
