@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.checking import LaneSeed, checked, formerly
 from fedjax_sim.engine import Run
-from fedjax_sim.engine.contract import check_form, check_values
+from fedjax_sim.engine.contract import check_form, check_values, with_known_inputs
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
@@ -51,6 +51,7 @@ ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 @checked
 @formerly(lambda: {**FORMER, "timeline": "budget=timeline"})
+@with_known_inputs
 def bind(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
@@ -107,6 +108,7 @@ def bind(
 
 @checked
 @formerly(lambda: {**FORMER, "timelines": "budget=timelines"})
+@with_known_inputs
 def bind_together(
     system: System[HyperT, StateT, InfoT],
     problems: ProblemT | Sequence[ProblemT],

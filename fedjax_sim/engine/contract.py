@@ -6,17 +6,29 @@ checked where they are traced anyway, before anything learns.
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import is_narrow, typed_structure
-from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
+from fedjax_sim.trees import is_narrow, is_traced, typed_structure
+from fedjax_sim.types import (
+    EMPTY,
+    Algorithm,
+    Energy,
+    Event,
+    System,
+    Ticks,
+    Time,
+    Timeline,
+)
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 INTEGERS = ("clients", "steps", "version", "holds")
 """Fields of a timeline that are whole numbers."""
@@ -165,9 +177,33 @@ def check_known(name: str, tree: Any) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         allowed = (
             "known here, where schedules are drawn and programs compiled; to map over it, or to "
-            "differentiate by it, give it to the replace of what fedjax_sim.bind returns"
+            "differentiate by it, give it to `replace` or `init` of what fedjax_sim.bind returns"
         )
         raise ConfigError(name, "a traced value", allowed)
+
+
+def with_known_inputs(function: FunctionT) -> FunctionT:
+    """Refuse traced inputs of a function that plans, before it looks at any.
+
+    Args:
+      function: The function.
+
+    Returns:
+      The function. What it computes from its inputs is known, also while a program is traced.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        for name, value in (signature.bind_partial(*args).arguments | named).items():
+            is_record = isinstance(value, Ticks | Time | Energy)
+            check_known(name, vars(value) if is_record else value)
+        if not is_traced(()):
+            return function(*args, **named)
+        with jax.ensure_compile_time_eval():
+            return function(*args, **named)
+
+    return cast(FunctionT, call)
 
 
 def check_problem(system: System, problem: Any) -> None:

@@ -572,6 +572,41 @@ def test_traced_values_are_refused_where_schedules_are_drawn(
             jax.jit(call)(value)
 
 
+@pytest.mark.parametrize("call", [fedjax_sim.simulate, fedjax_sim.sweep, bind, bind_together])
+def test_each_traced_input_is_named(call: Callable) -> None:
+    """Before the problem is looked at, whose numbers of examples are traced there as well."""
+    problem = Quadratic.of(np.eye(6, dtype="float32"))
+    hyper = fedavg.Hyper(num_clients=6, num_selected=3, batch_size=1)
+    is_one = call in (fedjax_sim.simulate, bind)
+    for name, value, give in (
+        ("hypers" if call is bind_together else "hyper", 0.1, lambda lr: hyper.replace(lr=lr)),
+        ("start", 0.1, lambda at: jnp.full(6, at)),
+        ("seed" if is_one else "seeds", 1, lambda seed: seed),
+        ("budget", 2, fedjax_sim.Ticks),
+        ("budget", 2.0, fedjax_sim.Time),
+    ):
+
+        def traced(value: Any, name: str = name, give: Callable = give) -> Any:
+            named = {"budget": fedjax_sim.Ticks(2), name: give(value)}
+            given = (named.pop(key, hyper) for key in ("hyper", "hypers") if key in named)
+            return call(fedavg.system, problem, next(given, hyper), **named)
+
+        with pytest.raises(ConfigError, match=rf"{name} is 'a traced value', .*fedjax_sim\.bind"):
+            jax.jit(traced)(value)
+
+
+def test_a_program_may_be_bound_within_a_trace() -> None:
+    """Where nothing that it is bound to is traced."""
+    problem = Quadratic.of(np.eye(6, dtype="float32"))
+    hyper = fedavg.Hyper(num_clients=6, num_selected=3, batch_size=1)
+
+    def last(start: Any) -> Any:
+        bound = bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(2))
+        return bound.model(bound.run(bound.init(start))[0])
+
+    np.testing.assert_allclose(jax.jit(last)(jnp.ones(6)), last(jnp.ones(6)), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
