@@ -634,6 +634,42 @@ def test_bad_input_gets_a_sentence(
         bind(fedavg.system, regression(), small(fedavg.system), **changes)
 
 
+def test_what_methods_are_given_is_checked(bound: Bound, regression: Callable) -> None:
+    """Models, states, events, keys and settings: a sentence, before or while it is compiled."""
+    state, event = bound.init(), bound.event(0)
+    model = bound.model(state)
+    system = fedjax_sim.SYSTEMS["scaffold"]
+    hyper = system.Hyper(num_clients=7, num_selected=3, batch_size=1)
+    other = bind(system, regression(), hyper, budget=fedjax_sim.Ticks(2))
+    wide = state._replace(server=jnp.zeros(4))
+    for call, sentence in (
+        (lambda: bound.init(jnp.zeros(4)), r"start at the model is 'float32\[4\]'.* float32\[3\]"),
+        (lambda: jax.vmap(bound.init)(jnp.zeros((2, 4))), r"start at the model is 'float32\[4\]'"),
+        (lambda: bound.init({"w": model}), "structure of start is"),
+        (lambda: bound.init("zeros"), "start is 'zeros', but must be a pytree of arrays"),
+        (lambda: bound.step(other.init(), event), r"state is 'a RoundState .* a State with . of"),
+        (lambda: other.run(state), r"state is 'a State .* a RoundState with 3 of its arrays"),
+        (lambda: other.model(bound.model(state)), "state is 'an array', but must be a RoundState"),
+        (lambda: other.evaluate(None), "state is 'a NoneType with 0 of its arrays'"),
+        (lambda: bound.evaluate("x"), "state is 'x', but must be a pytree of arrays"),
+        (lambda: bound.step(wide, event), r"shape of state\.server is \[4\], but must be \[3\]"),
+        (lambda: bound.step(state, 0), r"event is 0, but must be an Event of one tick"),
+        (lambda: bound.step(state, bound.events), r"event is 'an Event with clients of 2 dim"),
+        (
+            lambda: bound.run(state, event),
+            r"clients of 1 dimensions', but must be an Event of tick",
+        ),
+        (lambda: bound.event("first"), "t is 'first', but must be the number of a tick"),
+        (lambda: bound.with_settings(lr="a"), "lr is 'a', but must be a number"),
+        (lambda: bound.replace(key=3), r"key is 3, but must be a random key, such as jax\.random"),
+        (lambda: Bound.stack([bound, 1]), "bounds is .*, but must be a list of programs"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            call()
+    whole = jnp.array([1, 2, 3])
+    jax.tree.map(np.testing.assert_array_equal, bound.init(whole), bound.init(1.0 * whole))
+
+
 def test_a_program_may_start_from_a_model(regression: Callable, small: Callable) -> None:
     """From a model or from a run, as `simulate`; another model may still be given to `init`."""
     system, problem, hyper = fedavg.system, regression(), small(fedavg.system)
