@@ -3,7 +3,8 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -12,14 +13,22 @@ import numpy as np
 
 from fedjax_sim.checking import LaneSeed, checked, formerly
 from fedjax_sim.engine import Run
-from fedjax_sim.engine.contract import check_form, check_values
+from fedjax_sim.engine.contract import check_form, check_values, with_known_inputs
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
-from fedjax_sim.engine.request import FORMER, Options, Precision, give_starts, grid_of, list_lanes
+from fedjax_sim.engine.request import (
+    FORMER,
+    Options,
+    Precision,
+    give_starts,
+    grid_of,
+    list_lanes,
+    settings_completed_from,
+)
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
@@ -42,6 +51,7 @@ ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 @checked
 @formerly(lambda: {**FORMER, "timeline": "budget=timeline"})
+@with_known_inputs
 def bind(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
@@ -98,6 +108,7 @@ def bind(
 
 @checked
 @formerly(lambda: {**FORMER, "timelines": "budget=timelines"})
+@with_known_inputs
 def bind_together(
     system: System[HyperT, StateT, InfoT],
     problems: ProblemT | Sequence[ProblemT],
@@ -154,10 +165,15 @@ def bind_together(
     drawn_for = budget if isinstance(budget, Ticks | Time | Energy) else Ticks(1)
     options = Options(drawn_for, num_evals=1, layout=_of_one_lane(layout), precision=precision)
     lanes: list[Lane] = []
+    completed_from: set[str] = set()
     for i in range(num):
         problem, hyper, seed, _ = (values[i % len(values)] for values in lists.values())
         (lane,) = list_lanes(system, problem, hyper, grid_of([seed], None), options)
         lanes.append(lane._replace(place=i))
+        if i < max(len(lists["problems"]), len(lists["hypers"])):
+            given: Any = system.Hyper() if hyper is None else hyper
+            given = dataclasses.replace(given, num_clients=lane.hyper.num_clients)
+            completed_from |= settings_completed_from(system, given, lane.problem)
     lanes = give_starts(lanes, start)
     if len(groups_of(lanes)) > 1:
         allowed = "of equal static parts and shapes; bind the others alone"
@@ -167,7 +183,13 @@ def bind_together(
         num_clients = system.messages.num_senders(lanes[0].hyper) or lanes[0].hyper.num_clients
         drawn, row = _joined(system, lists["timelines"], num, num_clients), np.arange(num)
     planned = plan_group(system, lanes, options, drawn=drawn, row=row)
-    return _bounds_of(system, planned, is_drawn=timelines is None, differentiable=differentiable)
+    return _bounds_of(
+        system,
+        planned,
+        completed_from,
+        is_drawn=timelines is None,
+        differentiable=differentiable,
+    )
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -227,9 +249,18 @@ def _joined(
 
 
 def _bounds_of(
-    system: System, planned: Planned, *, is_drawn: bool, differentiable: bool
+    system: System,
+    planned: Planned,
+    completed_from: Collection[str],
+    *,
+    is_drawn: bool,
+    differentiable: bool,
 ) -> list[Bound]:
-    """Make the programs of lanes, in their order."""
+    """Make the programs of lanes, in their order.
+
+    Args:
+      completed_from: Settings from which others were filled in, which cannot be changed.
+    """
     schedule, program, lanes = planned.schedule, planned.program, planned.lanes
     num_ticks = schedule.shape[1] * schedule.shape[2]
     plan, facts = program.plan, program.facts
@@ -252,8 +283,9 @@ def _bounds_of(
 
     # A timeline of the caller's own has read nothing.
     read = named(settings_read(system, planned.group[0].hyper)) if is_drawn else ()
-    frozen = named(settings_of_places(system, planned.group[0].hyper)) if system.weigh else read
-    frozen = tuple(name for name in frozen if name in read)
+    places = named(settings_of_places(system, planned.group[0].hyper)) if system.weigh else read
+    placed = {name for name in places if name in read} | {*completed_from}
+    read, frozen = (tuple(n for n in names if n in each) for each in ({*read} | placed, placed))
     found: list[Bound | None] = [None] * len(planned.group)
     for i, lane in enumerate(planned.group):
         row, end = planned.row[i], planned.ticks[planned.row[i]]

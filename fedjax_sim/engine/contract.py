@@ -6,17 +6,29 @@ checked where they are traced anyway, before anything learns.
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import is_narrow, typed_structure
-from fedjax_sim.types import EMPTY, Algorithm, Event, System, Timeline
+from fedjax_sim.trees import is_narrow, is_traced, typed_structure
+from fedjax_sim.types import (
+    EMPTY,
+    Algorithm,
+    Energy,
+    Event,
+    System,
+    Ticks,
+    Time,
+    Timeline,
+)
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 INTEGERS = ("clients", "steps", "version", "holds")
 """Fields of a timeline that are whole numbers."""
@@ -165,9 +177,33 @@ def check_known(name: str, tree: Any) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         allowed = (
             "known here, where schedules are drawn and programs compiled; to map over it, or to "
-            "differentiate by it, give it to the replace of what fedjax_sim.bind returns"
+            "differentiate by it, give it to `replace` or `init` of what fedjax_sim.bind returns"
         )
         raise ConfigError(name, "a traced value", allowed)
+
+
+def with_known_inputs(function: FunctionT) -> FunctionT:
+    """Refuse traced inputs of a function that plans, before it looks at any.
+
+    Args:
+      function: The function.
+
+    Returns:
+      The function. What it computes from its inputs is known, also while a program is traced.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        for name, value in (signature.bind_partial(*args).arguments | named).items():
+            is_record = isinstance(value, Ticks | Time | Energy)
+            check_known(name, vars(value) if is_record else value)
+        if not is_traced(()):
+            return function(*args, **named)
+        with jax.ensure_compile_time_eval():
+            return function(*args, **named)
+
+    return cast(FunctionT, call)
 
 
 def check_problem(system: System, problem: Any) -> None:
@@ -228,6 +264,83 @@ def _check_arguments(field: str, method: Callable[..., Any], asked: Callable[...
     except TypeError:
         allowed = f"a method that can be called with ({', '.join(names)})"
         raise ConfigError(f"signature of {field}", str(signature), allowed) from None
+
+
+def check_arrays(name: str, tree: Any, allowed: str = "a pytree of arrays") -> None:
+    """Check that all leaves of a tree are arrays or numbers. They may be traced.
+
+    Args:
+      name: What it is.
+      tree: A pytree.
+      allowed: What it must be, in words.
+
+    Raises:
+      ConfigError: If one is neither.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+            raise ConfigError(name, leaf, allowed)
+
+
+def fit_start(model: Any, problem: Any) -> Any:
+    """Check that a model has the form of the problem's, and give it the same types.
+
+    Args:
+      model: The model; its leaves may be traced.
+      problem: The problem.
+
+    Returns:
+      The model. Leaves that are not traced are on the host.
+
+    Raises:
+      ConfigError: If it has another structure, shape or kind of numbers.
+    """
+    check_arrays("start", model)
+    drawn = jax.eval_shape(problem.init, jax.random.key(0))
+    ours: Any = jax.tree.structure(drawn)
+    theirs: Any = jax.tree.structure(model)
+    if ours != theirs:
+        raise ConfigError("structure of start", theirs, f"{ours}, as of models of the problem")
+
+    def fit(path: Any, like: Any, leaf: Any) -> Any:
+        found = jnp.result_type(leaf)
+        if np.shape(leaf) != like.shape or not np.can_cast(found, like.dtype, "same_kind"):
+            place = jax.tree_util.keystr(path) or "the model"
+            raise ConfigError(
+                f"start at {place}",
+                f"{found}{list(np.shape(leaf))}",
+                f"{like.dtype}{list(like.shape)}, as in models of the problem",
+            )
+        is_known = not isinstance(leaf, jax.core.Tracer)
+        return np.asarray(leaf, like.dtype) if is_known else leaf.astype(like.dtype)
+
+    return jax.tree_util.tree_map_with_path(fit, drawn, model)
+
+
+def check_state(state: Any, first: Any) -> None:
+    """Check that a state has the form of the first one. Leaves are traced.
+
+    Args:
+      state: The state.
+      first: The first state, or only its shapes.
+
+    Raises:
+      ConfigError: If it has another structure, or a leaf another shape.
+    """
+    if typed_structure(state) != typed_structure(first):
+        ours, theirs = (
+            f"a {type(each).__name__} with {len(jax.tree.leaves(each))} of its arrays"
+            for each in (first, state)
+        )
+        theirs = "an array" if isinstance(state, jax.Array) else theirs
+        raise ConfigError("state", theirs, f"{ours}, as init returns it")
+    leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(first), strict=True)
+    for (path, leaf), like in leaves:
+        if jnp.shape(leaf) != like.shape:
+            name = f"shape of state{jax.tree_util.keystr(path)}"
+            raise ConfigError(
+                name, list(jnp.shape(leaf)), f"{list(like.shape)}, as init returns it"
+            )
 
 
 def check_model(model: Any) -> None:

@@ -10,15 +10,15 @@ control variates are fresh. To go on with these too, resume a checkpoint with a 
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
-from fedjax_sim.engine.contract import check_known, check_problem
+from fedjax_sim.engine.contract import check_known, check_problem, fit_start
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import check_layout
 from fedjax_sim.engine.watching import Watch, check_file
@@ -267,6 +267,36 @@ def _completed(
     return found
 
 
+def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> set[str]:
+    """Name the numeric settings from which others follow when settings are completed.
+
+    Each is mapped over once, so that its value is not known. Others follow from it if the settings
+    cannot be completed then, are completed to another form, or hold its value elsewhere.
+
+    Args:
+      hyper: Settings that are not completed yet.
+    """
+    whole = typed_structure(_completed(system, [hyper], [problem])[0][0])
+    pairs, structure = jax.tree_util.tree_flatten_with_path(hyper)
+    leaves, found = [leaf for _, leaf in pairs], set()
+
+    def note(place: int, name: str, value: Any) -> None:
+        given = jax.tree.unflatten(structure, [*leaves[:place], value, *leaves[place + 1 :]])
+        try:
+            completed = _completed(system, [given], [problem])[0][0]
+        except (TypeError, ValueError):  # Its value was asked for, or refused.
+            found.add(name)
+            return
+        mapped = [leaf for leaf in jax.tree.leaves(completed) if isinstance(leaf, jax.core.Tracer)]
+        if typed_structure(completed) != whole or list(map(id, mapped)) != [id(value)]:
+            found.add(name)
+
+    for place, (path, leaf) in enumerate(pairs):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        jax.vmap(partial(note, place, name))(np.asarray(leaf, float)[None])
+    return found
+
+
 def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> HyperT:
     """Set how many bits messages have, if the clock needs to know."""
     this: Any = hyper
@@ -371,7 +401,8 @@ def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]
     fitted: dict[tuple[int, int], Params] = {}
     for lane, model in zip(lanes, found, strict=True):
         if (id(model), id(lane.problem)) not in fitted:
-            fitted[id(model), id(lane.problem)] = _fitted(model, lane.problem)
+            start = fit_start(model, lane.problem)
+            fitted[id(model), id(lane.problem)] = jax.tree.map(np.asarray, start)
     return [
         lane._replace(start=fitted[id(model), id(lane.problem)])
         for lane, model in zip(lanes, found, strict=True)
@@ -399,25 +430,3 @@ def _model_of(start: Run | Params, lane: Lane) -> Params:
     words = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     allowed = f"one with a lane of {words}, or for all lanes one model or one run.lane(...)"
     raise ConfigError("start", f"a run of {start.curves.attrs['system']}", allowed)
-
-
-def _fitted(model: Params, problem: AnyProblem) -> Params:
-    """Check that a model has the form of the problem's, and give it the same types."""
-    drawn = jax.eval_shape(problem.init, jax.random.key(0))
-    ours: Any = jax.tree.structure(drawn)
-    theirs: Any = jax.tree.structure(model)
-    if ours != theirs:
-        raise ConfigError("structure of start", theirs, f"{ours}, as of models of the problem")
-
-    def fit(path: Any, like: Any, leaf: Any) -> np.ndarray:
-        found = jnp.result_type(leaf)
-        if np.shape(leaf) != like.shape or not np.can_cast(found, like.dtype, "same_kind"):
-            place = jax.tree_util.keystr(path) or "the model"
-            raise ConfigError(
-                f"start at {place}",
-                f"{found}{list(np.shape(leaf))}",
-                f"{like.dtype}{list(like.shape)}, as in models of the problem",
-            )
-        return np.asarray(leaf, like.dtype)
-
-    return jax.tree_util.tree_map_with_path(fit, drawn, model)

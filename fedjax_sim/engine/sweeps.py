@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.checking import Count, LaneSeed, Whole, checked, formerly, unchecked
+from fedjax_sim.engine.contract import with_known_inputs
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.request import (
@@ -50,6 +51,7 @@ from fedjax_sim.types import (
 
 @checked
 @formerly(lambda: FORMER)
+@with_known_inputs
 def simulate(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
@@ -89,6 +91,7 @@ def simulate(
 
 @checked
 @formerly(lambda: FORMER)
+@with_known_inputs
 def sweep(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.settings import ConfigError
 
@@ -106,6 +107,11 @@ class Facts(NamedTuple):
         return self._replace(packed=None)
 
     @property
+    def has_own_clients(self) -> bool:
+        """Whether the clients are those that a schedule or a live clock has named."""
+        return self.is_drawn and self.keeps("clients")
+
+    @property
     def is_scheduled(self) -> bool:
         """Whether clients, steps and weights are those of a schedule that was drawn before."""
         return self.is_drawn and not self.is_live and self.keeps("clients", "steps", "weight")
@@ -175,7 +181,8 @@ class Event(_Fields):
 
         Args:
           changes: New values of `clients`, `steps`, `weight` or `offset`, of the shape of the old
-            ones or one number for all slots. A negative client stands for nobody.
+            ones or one number for all slots. A negative client stands for nobody. A negative number
+            of steps is refused, or stands for 0 where it is traced.
 
         Returns:
           The event, without the facts about what was replaced.
@@ -193,6 +200,8 @@ class Event(_Fields):
             is_tick = self.facts.all_filled or jnp.any(jnp.asarray(self.clients) != EMPTY)
             is_there = is_tick & (changes["clients"] >= 0)
             changes["clients"] = jnp.where(is_there, changes["clients"], EMPTY)
+        if "steps" in changes:
+            _check_steps(changes.get("clients", self.clients), changes["steps"])
         known = self.facts.without(changes)
         if self.facts.is_drawn and (noted := _changes.get()) is not None:
             noted |= changes.keys() & {"clients", "steps"}
@@ -274,6 +283,14 @@ def _fitted(name: str, value: Any, old: Leaf) -> jax.Array:
         allowed = f"{allowed} of shape {list(shape)}, the slots of the tick, or one for all"
         raise ConfigError(f"shape of event.{name}", list(found.shape), allowed)
     return jnp.broadcast_to(found.astype(jnp.result_type(old)), shape)
+
+
+def _check_steps(clients: Leaf, steps: Leaf) -> None:
+    """Check that no filled slot has a negative number of steps, where they are not traced."""
+    if isinstance(clients, jax.core.Tracer) or isinstance(steps, jax.core.Tracer):
+        return
+    if (least := np.where(np.asarray(clients) >= 0, steps, 0).min(initial=0)) < 0:
+        raise ConfigError("event.steps", int(least), "at least 0")
 
 
 def next_trace() -> int:

@@ -17,6 +17,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Bound, ConfigError, Layout, Timeline, bind, bind_together
 from fedjax_sim.compression import Identity
+from fedjax_sim.privacy import FixedClipping
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server.rules import Krum
 from fedjax_sim.settings import full_name, value_of
@@ -270,6 +271,41 @@ def test_settings_that_the_schedule_has_read_are_frozen(bound: Bound) -> None:
         bound.replace(hyper=fedjax_sim.SYSTEMS["quafl"].paper())
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "bound_at", "changes"),
+    [
+        *(("fedavg", "local_epochs", value, {}) for value in (0.0, 2.0)),
+        ("fednova", "local_epochs", 0.0, {}),
+        *(("hierarchical", "client_epochs", value, {}) for value in (0.0, 2.0)),
+        ("fedavg", "privacy", FixedClipping(epsilon=9.0, rounds=9), {"sampling": "reshuffled"}),
+    ],
+)
+def test_settings_from_which_others_follow_are_frozen(
+    name: str,
+    setting: str,
+    bound_at: Any,
+    changes: dict[str, Any],
+    regression: Callable,
+    small: Callable,
+) -> None:
+    """Also where they are 0, at which the schedule does not read them."""
+    system = fedjax_sim.SYSTEMS[name]
+    hyper = small(system, **{setting: bound_at}, **changes)
+    bound = bind(system, regression(), hyper, budget=fedjax_sim.Ticks(2))
+    full = "privacy.epsilon" if setting == "privacy" else setting
+    assert full in bound.frozen
+    assert not {"lr", "malicious"} & {*bound.frozen}
+
+    def with_value(value: Any) -> Bound:
+        given = bound.hyper.privacy.replace(epsilon=value) if setting == "privacy" else value
+        return bound.with_settings(**{setting: given})
+
+    with pytest.raises(ConfigError, match=f"{full} is 5.0, .*other settings follow from it.* bin"):
+        with_value(5.0)
+    with pytest.raises(ConfigError, match=f"{full} is 'a traced value'"):
+        jax.grad(lambda value: final_loss(with_value(value)))(5.0)
+
+
 @pytest.mark.slow
 def test_numbers_that_simplify_a_program_may_be_changed(
     bound: Bound, regression: Callable, small: Callable
@@ -460,6 +496,49 @@ def test_an_event_may_be_changed_before_a_step(
     assert bound.step(state, first)[1].needed == event.steps[0]
 
 
+@pytest.mark.few(1)
+def test_a_changed_event_names_clients_that_exist(regression: Callable, small: Callable) -> None:
+    """Otherwise a sentence says so, or states are nan where clients are traced."""
+    scaffold = fedjax_sim.SYSTEMS["scaffold"]
+    bound = bind(scaffold, regression(), small(scaffold), budget=fedjax_sim.Ticks(2))
+    state, event = bound.init(), bound.event(0)
+    for clients, sentence in (
+        ([50, 1, 2, 3], "event.clients is 50, but must be from 0 to 6, or -1 for nobody"),
+        ([1, 0, 1, -1], "event.clients is 'client 1 in several slots', but must be once in a ti"),
+    ):
+        changed = event._replace(clients=jnp.array(clients))
+        with pytest.raises(ConfigError, match=sentence):
+            bound.step(state, changed)
+        with pytest.raises(ConfigError, match=sentence):
+            bound.run(state, jax.tree.map(lambda leaf: leaf[None], changed))
+    with pytest.raises(ConfigError, match=r"event\.steps is -3, but must be at least 0"):
+        event._replace(steps=jnp.array([-3, 1, 1, 1]))
+    assert event._replace(clients=[-1, 1, 2, 3], steps=[-3, 1, 1, 1]).steps[0] == 0
+
+    @jax.jit
+    def loss(clients: Any) -> Any:
+        after, _ = bound.step(state, event._replace(clients=clients))
+        return bound.evaluate(after)["loss"]
+
+    for clients in ([50, 1, 2, 3], [1, 0, 1, -1]):
+        assert np.isnan(loss(jnp.array(clients)))
+    allowed = jnp.array([4, 0, 1, -1])
+    expected = bound.evaluate(bound.step(state, event._replace(clients=allowed))[0])["loss"]
+    np.testing.assert_allclose(loss(allowed), expected, rtol=1e-6)
+
+
+def test_a_client_may_be_named_twice_where_the_system_says_so(bound: Bound) -> None:
+    """FedBuff takes several reports of a client, and none of clients that do not exist."""
+    state, event = bound.init(), bound.event(0)
+    clients = jnp.zeros_like(event.clients)
+    after, _ = bound.step(state, event._replace(clients=clients))
+    assert np.isfinite(bound.evaluate(after)["loss"])
+    after, _ = jax.jit(lambda clients: bound.step(state, event._replace(clients=clients)))(clients)
+    assert np.isfinite(bound.evaluate(after)["loss"])
+    with pytest.raises(ConfigError, match=r"event\.clients is 7"):
+        bound.step(state, event._replace(clients=clients + 7))
+
+
 def test_traced_values_are_refused_where_schedules_are_drawn(
     regression: Callable, small: Callable
 ) -> None:
@@ -493,6 +572,41 @@ def test_traced_values_are_refused_where_schedules_are_drawn(
             jax.jit(call)(value)
 
 
+@pytest.mark.parametrize("call", [fedjax_sim.simulate, fedjax_sim.sweep, bind, bind_together])
+def test_each_traced_input_is_named(call: Callable) -> None:
+    """Before the problem is looked at, whose numbers of examples are traced there as well."""
+    problem = Quadratic.of(np.eye(6, dtype="float32"))
+    hyper = fedavg.Hyper(num_clients=6, num_selected=3, batch_size=1)
+    is_one = call in (fedjax_sim.simulate, bind)
+    for name, value, give in (
+        ("hypers" if call is bind_together else "hyper", 0.1, lambda lr: hyper.replace(lr=lr)),
+        ("start", 0.1, lambda at: jnp.full(6, at)),
+        ("seed" if is_one else "seeds", 1, lambda seed: seed),
+        ("budget", 2, fedjax_sim.Ticks),
+        ("budget", 2.0, fedjax_sim.Time),
+    ):
+
+        def traced(value: Any, name: str = name, give: Callable = give) -> Any:
+            named = {"budget": fedjax_sim.Ticks(2), name: give(value)}
+            given = (named.pop(key, hyper) for key in ("hyper", "hypers") if key in named)
+            return call(fedavg.system, problem, next(given, hyper), **named)
+
+        with pytest.raises(ConfigError, match=rf"{name} is 'a traced value', .*fedjax_sim\.bind"):
+            jax.jit(traced)(value)
+
+
+def test_a_program_may_be_bound_within_a_trace() -> None:
+    """Where nothing that it is bound to is traced."""
+    problem = Quadratic.of(np.eye(6, dtype="float32"))
+    hyper = fedavg.Hyper(num_clients=6, num_selected=3, batch_size=1)
+
+    def last(start: Any) -> Any:
+        bound = bind(fedavg.system, problem, hyper, budget=fedjax_sim.Ticks(2))
+        return bound.model(bound.run(bound.init(start))[0])
+
+    np.testing.assert_allclose(jax.jit(last)(jnp.ones(6)), last(jnp.ones(6)), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -518,6 +632,42 @@ def test_bad_input_gets_a_sentence(
     """Before anything is drawn."""
     with pytest.raises(ConfigError, match=words):
         bind(fedavg.system, regression(), small(fedavg.system), **changes)
+
+
+def test_what_methods_are_given_is_checked(bound: Bound, regression: Callable) -> None:
+    """Models, states, events, keys and settings: a sentence, before or while it is compiled."""
+    state, event = bound.init(), bound.event(0)
+    model = bound.model(state)
+    system = fedjax_sim.SYSTEMS["scaffold"]
+    hyper = system.Hyper(num_clients=7, num_selected=3, batch_size=1)
+    other = bind(system, regression(), hyper, budget=fedjax_sim.Ticks(2))
+    wide = state._replace(server=jnp.zeros(4))
+    for call, sentence in (
+        (lambda: bound.init(jnp.zeros(4)), r"start at the model is 'float32\[4\]'.* float32\[3\]"),
+        (lambda: jax.vmap(bound.init)(jnp.zeros((2, 4))), r"start at the model is 'float32\[4\]'"),
+        (lambda: bound.init({"w": model}), "structure of start is"),
+        (lambda: bound.init("zeros"), "start is 'zeros', but must be a pytree of arrays"),
+        (lambda: bound.step(other.init(), event), r"state is 'a RoundState .* a State with . of"),
+        (lambda: other.run(state), r"state is 'a State .* a RoundState with 3 of its arrays"),
+        (lambda: other.model(bound.model(state)), "state is 'an array', but must be a RoundState"),
+        (lambda: other.evaluate(None), "state is 'a NoneType with 0 of its arrays'"),
+        (lambda: bound.evaluate("x"), "state is 'x', but must be a pytree of arrays"),
+        (lambda: bound.step(wide, event), r"shape of state\.server is \[4\], but must be \[3\]"),
+        (lambda: bound.step(state, 0), r"event is 0, but must be an Event of one tick"),
+        (lambda: bound.step(state, bound.events), r"event is 'an Event with clients of 2 dim"),
+        (
+            lambda: bound.run(state, event),
+            r"clients of 1 dimensions', but must be an Event of tick",
+        ),
+        (lambda: bound.event("first"), "t is 'first', but must be the number of a tick"),
+        (lambda: bound.with_settings(lr="a"), "lr is 'a', but must be a number"),
+        (lambda: bound.replace(key=3), r"key is 3, but must be a random key, such as jax\.random"),
+        (lambda: Bound.stack([bound, 1]), "bounds is .*, but must be a list of programs"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            call()
+    whole = jnp.array([1, 2, 3])
+    jax.tree.map(np.testing.assert_array_equal, bound.init(whole), bound.init(1.0 * whole))
 
 
 def test_a_program_may_start_from_a_model(regression: Callable, small: Callable) -> None:

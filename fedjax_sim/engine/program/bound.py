@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.contract import check_arrays, check_state, fit_start
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
@@ -45,7 +46,7 @@ class Static(NamedTuple):
       plan: How the machine is used.
       facts: What is known of all ticks.
       num_ticks: Ticks of the schedule, T.
-      frozen: Names of the settings that the schedule has read.
+      frozen: Names of the settings that the schedule has read, or from which others follow.
       weighing: Names of those that only the weights of its slots have read.
       known: Settings whose values are part of the program, because it is simpler with them.
       machine: What is traced for.
@@ -99,7 +100,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         that is shorter than others which were bound together with it. Of a live system nan: its
         states say what time it is, `state.now.to_float64()`.
       frozen: Names of the settings that the schedule has read, and not only for weights of slots
-        that the system can compute again (`System.weigh`).
+        that the system can compute again (`System.weigh`); and of those from which others were
+        filled in, such as `local_epochs`, from which local steps follow.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the settings that the schedule has read."""
+        """Names of the settings that the schedule has read, or from which others follow."""
         return self._static.frozen
 
     def _opened(self) -> Opened:
@@ -188,7 +190,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             numbers = jnp.asarray(np.arange(self.num_ticks, dtype="int32")[t])
             return jax.vmap(functools.partial(_event, self))(numbers)
         is_known = not isinstance(t, jax.core.Tracer)
-        if is_known and (np.ndim(t) or jnp.result_type(t).kind not in "iu"):
+        if is_known and (np.ndim(t) or np.asarray(t).dtype.kind not in "iu"):
             raise ConfigError("t", t, "the number of a tick, one whole number, or a slice")
         if is_known and not 0 <= int(t) < self.num_ticks:
             raise ConfigError("t", int(t), f"from 0 to {self.num_ticks - 1}")
@@ -209,8 +211,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Args:
           start: The model to start from; by default `bound.start`, and where that is None a drawn
             one.
+
+        Raises:
+          ConfigError: If it has not the form of the problem's models.
         """
         start = self.start if start is None else start
+        check_arrays("start", start)
         is_quick = self._static.machine.begins_quickly and not is_traced((self, start))
         return (_init.quickly if is_quick else _init.well)(self, start)
 
@@ -224,7 +230,14 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Returns:
           The next state and what the algorithm reports of the tick.
+
+        Raises:
+          ConfigError: If the state has another form than that of `init`, or the event is none of
+            one tick. If a changed event names a client that does not exist, or, where the system
+            cannot do with that, a client twice; traced ones cannot be checked: the next state is
+            nan then.
         """
+        self._check_given(state, event, num_dims=1)
         return _step(self, state, event)
 
     def run(self, state: StateT, events: Event | None = None) -> tuple[StateT, InfoT]:
@@ -239,7 +252,14 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Returns:
           The state after the last one, and what was reported of each, leaves `[T', ...]`.
+
+        Raises:
+          ConfigError: As `step`.
         """
+        if events is None:
+            check_arrays("state", state)
+        else:
+            self._check_given(state, events, num_dims=2)
         return _run(self, state, events)
 
     def model(self, state: StateT) -> Params:
@@ -248,6 +268,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           The model.
         """
+        check_arrays("state", state)
         return _model(self, state)
 
     def evaluate(self, state: StateT) -> Mapping[str, Array]:
@@ -256,6 +277,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           Each metric, named as `Problem.evaluate` names it.
         """
+        check_arrays("state", state)
         return _evaluate(self, state)
 
     def replace(self, *, problem: Any = None, hyper: Any = None, key: Any = None) -> Self:
@@ -270,8 +292,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           key: Another random key of learning.
 
         Raises:
-          ConfigError: If a setting is changed that the schedule has read, or something that is
-            part of the program: both need another `bind`. Or if values that are not traced are not
+          ConfigError: If a setting is changed that is `frozen`, or something that is part of the
+            program: both need another `bind`. Or if values that are not traced are not
             allowed, or the server cannot do with the messages of a tick what they ask for, as in
             `simulate`. Traced ones cannot be checked: where a rule needs more messages than there
             are, models are nan.
@@ -295,6 +317,9 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
             raise ConfigError("problem", type(problem).__name__, allowed)
         key = self.key if key is None else key
+        kind: Any = getattr(key, "dtype", None)
+        if not (kind == "uint32" or jnp.issubdtype(kind, jax.dtypes.prng_key)):
+            raise ConfigError("key", key, "a random key, such as jax.random.key(0)")
         return type(self)(problem, hyper, key, self.start, ticks, self.time, self._until, static)
 
     def with_settings(self, **settings: Any) -> Self:
@@ -321,6 +346,32 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             check(hyper)
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
+
+    def _check_given(self, state: Any, event: Any, *, num_dims: int) -> None:
+        """Check what a step is given, and the clients of a changed event where they are known.
+
+        Args:
+          num_dims: Dimensions of the event's clients, 1 of one tick and 2 of several.
+        """
+        check_arrays("state", state)
+        dims = np.ndim(event.clients) if isinstance(event, Event) else None
+        if dims != num_dims:
+            value = event if dims is None else f"an Event with clients of {dims} dimensions"
+            whose = ("one tick", "bound.event(t)"), ("ticks", "bound.event(np.s_[:5])")
+            allowed = "an Event of {}, as {} returns it".format(*whose[num_dims - 1])
+            raise ConfigError("event", value, allowed)
+        if event.facts.has_own_clients or isinstance(event.clients, jax.core.Tracer):
+            return
+        clients = np.sort(np.asarray(event.clients), axis=-1)
+        num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
+        if (largest := clients.max(initial=EMPTY)) >= num_clients:
+            allowed = f"from 0 to {num_clients - 1}, or {EMPTY} for nobody"
+            raise ConfigError("event.clients", int(largest), allowed)
+        is_twice = (clients[..., 1:] == clients[..., :-1]) & (clients[..., 1:] != EMPTY)
+        if is_twice.any() and not self.system.can_repeat:
+            allowed = f"once in a tick, as {self.system.name} takes one report of a client"
+            value = f"client {clients[..., 1:][is_twice][0]} in several slots"
+            raise ConfigError("event.clients", value, allowed)
 
     def _check_live(self, hyper: Any, changed: set[str]) -> None:
         """Check that new settings, traced ones too, keep what a live program relies on."""
@@ -366,12 +417,13 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         changed: set[str] = set()
         for (path, new), old in zip(pairs, jax.tree.leaves(self.hyper), strict=True):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
+            check_arrays(name, new, "a number")
             if new is not old and not _is_same(new, old):
                 changed.add(name)
                 if name in self.frozen:
                     allowed = (
-                        "as it was bound, because the schedule has read it: it can be neither "
-                        "changed nor traced; bind again"
+                        "as it was bound, because the schedule has read it or other settings "
+                        "follow from it: it can be neither changed nor traced; bind again"
                     )
                     value = "a traced value" if isinstance(new, jax.core.Tracer) else new
                     raise ConfigError(name, value, allowed)
@@ -421,6 +473,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Raises:
           ConfigError: If they are not of equal structure.
         """
+        if not (isinstance(bounds, Sequence) and all(isinstance(each, Bound) for each in bounds)):
+            raise ConfigError("bounds", bounds, "a list of programs that were bound together")
         structures = {jax.tree.structure(bound) for bound in bounds}
         if len(structures) != 1:
             raise ConfigError("bounds", f"{len(bounds)} programs", "those of one call of bind")
@@ -468,8 +522,14 @@ _event = jax.jit(_event)
 @RunsOnce
 def _init(bound: Bound, start: Params | None) -> Any:
     with bound._static.machine.tracing():
+        start = None if start is None else fit_start(start, bound.problem)
         state = bound._opened().init(start)
         return state if bound._until is None else state._replace(until=bound._until)
+
+
+def _check_state(bound: Bound, state: Any) -> None:
+    """Check that a state has the form of the first one; within a trace, so once for a program."""
+    check_state(state, jax.eval_shape(_init.well, bound, None))
 
 
 def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
@@ -480,6 +540,7 @@ def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
 
 @jax.jit
 def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
+    _check_state(bound, state)
     with bound._static.machine.tracing():
         state, info = _step_of(bound)(state, event)
         return _guarded(bound, state), info
@@ -487,6 +548,7 @@ def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
 
 @jax.jit
 def _run(bound: Bound, state: Any, events: Event | None) -> tuple[Any, Any]:
+    _check_state(bound, state)
     with bound._static.machine.tracing():
         step = _step_of(bound)
 
@@ -533,6 +595,7 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
 
 @jax.jit
 def _model(bound: Bound, state: Any) -> Params:
+    _check_state(bound, state)
     with bound._static.machine.tracing():
         opened = bound._opened()
         return opened.algorithm.model(opened.learnt(state))
@@ -540,6 +603,7 @@ def _model(bound: Bound, state: Any) -> Params:
 
 @jax.jit
 def _evaluate(bound: Bound, state: Any) -> dict[str, Array]:
+    _check_state(bound, state)
     with bound._static.machine.tracing():
         return bound._opened().evaluate(state)[1]
 

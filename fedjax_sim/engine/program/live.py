@@ -139,7 +139,7 @@ class LiveLane(NamedTuple):
             # Every row is in use if more versions are than the clock has declared.
             is_known = (found < num_rows) & (write < num_rows)
         # Whether the lane goes on.
-        is_twice = not self.system.can_repeat and _has_twice(clients, is_there, self.num_clients)
+        is_twice = not self.system.can_repeat and has_twice(clients, is_there, self.num_clients)
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
         is_client &= is_there | (not sizes.is_full)
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
@@ -356,8 +356,14 @@ def _is_earlier(clients: Array) -> Array:
     return (clients[:, None] == clients[None]) & (places[:, None] > places[None])
 
 
-def _has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
-    """Tell whether two slots that are filled have the same client: `bool[]`."""
+def has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
+    """Tell whether two slots that are filled have the same client: `bool[]`.
+
+    Args:
+      clients: `i32[S]`.
+      is_there: `bool[S]`, which slots are filled.
+      num_clients: Number of clients, N.
+    """
     own = jnp.where(is_there, clients, num_clients + jnp.arange(len(clients)))
     if len(clients) <= FEW_SLOTS:
         return _is_earlier(own).any()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
-from fedjax_sim.engine.program.live import LiveLane, open_live
+from fedjax_sim.engine.program.live import LiveLane, has_twice, open_live
 from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import names_of
@@ -143,7 +143,23 @@ class Opened(NamedTuple):
         with noting_changes() as changes:
             result = self.algorithm.step(self.key, state, event)
         check_step(state, event, result, changes)
-        return _apart((keep_narrow(state, result[0]), result[1]))
+        after, info = _apart((keep_narrow(state, result[0]), result[1]))
+        return self._loud(event, after), info
+
+    def _loud(self, event: Event, state: Any) -> Any:
+        """Make a state nan if a changed event names clients that it cannot name."""
+        if event.facts.has_own_clients:
+            return state
+        num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
+        is_wrong = (event.clients >= num_clients).any()
+        if not self.system.can_repeat:
+            is_wrong |= has_twice(event.clients, event.clients >= 0, num_clients)
+
+        def loud(leaf: Any) -> Any:
+            is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+            return jnp.where(is_wrong, jnp.nan, leaf) if is_real else leaf
+
+        return jax.tree.map(loud, state)
 
     def evaluate(
         self, state: Any, further: Collection[str] = ()
