@@ -16,6 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import targets
 from fedjax_sim.checking import checked
 from fedjax_sim.types import Array, Params, Plan
 
@@ -41,9 +42,10 @@ def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: in
     """
     if at_once:
         batched = jax.vmap(run, axis_name=LANE_AXIS)
-        return (
-            batched(lanes) if batches == 1 else _merge(jax.lax.map(batched, _split(lanes, batches)))
-        )
+        with targets.batching(jax.tree.leaves(lanes)[0].shape[0] // batches):
+            if batches == 1:
+                return batched(lanes)
+            return _merge(jax.lax.map(batched, _split(lanes, batches)))
     if jax.tree.leaves(lanes)[0].shape[0] == 1:
         return jax.tree.map(lambda leaf: leaf[None], run(jax.tree.map(lambda leaf: leaf[0], lanes)))
     return jax.lax.map(run, lanes)
@@ -80,7 +82,8 @@ def map_families(
         members = jax.vmap(
             lambda member: run((of_family, member)), axis_name=FAMILY_AXIS, axis_size=size
         )
-        return members(of_members)
+        with targets.batching(size):
+            return members(of_members)
 
     num = jax.tree.leaves(shared)[0].shape[0] // size
     firsts = jax.tree.map(lambda leaf: leaf[:, 0], _split(shared, num))

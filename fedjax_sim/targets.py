@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
+_TOGETHER: ContextVar[int] = ContextVar("together", default=1)
 
 TreeT = TypeVar("TreeT")
 """A pytree of arrays."""
@@ -36,6 +37,25 @@ def tracing_for(platform: str) -> Iterator[None]:
         yield
     finally:
         _TARGET.reset(token)
+
+
+@contextlib.contextmanager
+def batching(lanes: int) -> Iterator[None]:
+    """State that what is traced inside is computed for several lanes at once.
+
+    Args:
+      lanes: How many times as many lanes as outside.
+    """
+    token = _TOGETHER.set(_TOGETHER.get() * lanes)
+    try:
+        yield
+    finally:
+        _TOGETHER.reset(token)
+
+
+def lanes_together() -> int:
+    """Return how many lanes the program that is being traced computes at once on a device."""
+    return _TOGETHER.get()
 
 
 def is_for_cpu() -> bool:

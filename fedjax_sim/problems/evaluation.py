@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.problems.losses import Metric
-from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.targets import is_for_cpu, lanes_together
 from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Params
 
 LARGEST = 2**28
 """Bytes of activations up to which an accelerator evaluates a lane's test examples together."""
+LARGEST_OF_ALL = 2**31
+"""The same of all lanes that are evaluated at once."""
 
 
 def evaluated_at_once(
@@ -30,11 +32,13 @@ def evaluated_at_once(
       on_cpu: The number on a CPU, whose cache should hold the activations.
 
     Returns:
-      On an accelerator, as many as `LARGEST` bytes of activations allow: mostly all.
+      On an accelerator, as many as `LARGEST` bytes of activations allow, and `LARGEST_OF_ALL` of
+      all lanes: mostly all.
     """
     if is_for_cpu():
         return on_cpu
-    return max(1, LARGEST // _bytes_of(jax.make_jaxpr(apply)(params, example).jaxpr))
+    largest = min(LARGEST, LARGEST_OF_ALL // lanes_together())
+    return max(1, largest // _bytes_of(jax.make_jaxpr(apply)(params, example).jaxpr))
 
 
 def _bytes_of(program: Any) -> int:

@@ -1,5 +1,8 @@
 """Classification: evaluation, the prior, random streams of models, and a Bayesian perceptron."""
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 import fedjax_sim
-from fedjax_sim import Layout, datasets, partition, problems
+from fedjax_sim import Layout, batching, datasets, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import CONVOLUTIONS, MLP, LogisticRegression
@@ -186,3 +189,28 @@ def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
         found = problem.evaluate(params)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+def test_lanes_that_are_evaluated_at_once_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batched lanes, batches of them, and families of lanes, of two members each here."""
+    monkeypatch.setattr(evaluation, "LARGEST", 2**10)
+    monkeypatch.setattr(evaluation, "LARGEST_OF_ALL", 2**12)
+    found: list[int] = []
+
+    def evaluate(lane: Any) -> Any:
+        at_once = evaluation.evaluated_at_once(
+            lambda params, x: x + params, 1.0, jnp.zeros(1), on_cpu=7
+        )
+        found.append(at_once)
+        return lane
+
+    lanes = jnp.zeros((8, 1))
+    with tracing_for("gpu"):
+        batching.map_lanes(evaluate, lanes, at_once=True)
+        batching.map_lanes(evaluate, lanes, at_once=True, batches=4)
+        batching.map_lanes(evaluate, lanes, at_once=False)
+        over = partial(batching.map_lanes, at_once=True)
+        batching.map_families(evaluate, lanes, lanes, size=2, map_over=over)
+    batching.map_lanes(evaluate, lanes, at_once=True)
+    assert found[0] == 2**12 // 8 // 4 and found[-1] == 7
+    assert found[1:-1] == [2**8, 2**8, 2**12 // 8 // 4]
