@@ -34,7 +34,7 @@ ALLOWED = {
     "linear": "",
     "trees": "types",
     "streams": "types targets",
-    "batching": "types checking",
+    "batching": "types checking targets",
     "timelines": "types settings checking targets streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
