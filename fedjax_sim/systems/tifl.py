@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.batching import any_lane
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.server import Reports, report_messages
 from fedjax_sim.settings import (
@@ -185,19 +186,22 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     def select(key: Key, now: Choosing) -> Asked:
         memory, number = now.memory, now.round.number
         tier_key, client_key = jax.random.split(jax.random.fold_in(stream(key, "choice"), number))
-        executed = jnp.int32(0)
+        executed = needed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0
-            accuracy = jax.lax.cond(
-                is_read,
-                lambda: tier_accuracies(problem, hyper, key, number, now.state, memory.tier),
-                lambda: memory.accuracy,
-            )
+            some_read = any_lane(is_read)
+
+            def read() -> Array:
+                found = tier_accuracies(problem, hyper, key, number, now.state, memory.tier)
+                return jnp.where(is_read, found, memory.accuracy)
+
+            accuracy = jax.lax.cond(some_read, read, lambda: memory.accuracy)
             stalls = accuracy[memory.current] <= memory.accuracy[memory.current]
             changed = is_read & (number > 0) & stalls
             probability = jnp.where(changed, change_probs(accuracy), memory.probability)
             memory = memory._replace(probability=probability, accuracy=accuracy)
-            executed = jnp.where(is_read, num_clients, 0)
+            executed = jnp.where(some_read, num_clients, 0)
+            needed = jnp.where(is_read, num_clients, 0)
         # The tier, among those with credits and with clients.
         is_here = now.available() & (memory.tier != EMPTY)
         is_here = jnp.where(is_here.any(), is_here, memory.tier != EMPTY)
@@ -220,7 +224,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
         clients = jnp.where(lot >= 0, found, EMPTY)
         share = hyper.share(counts, clients)
-        return Asked(clients, share=share, executed=executed, needed=executed, memory=memory)
+        return Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
 
     rounds = live_rounds(hyper, select, num_used=hyper.num_selected, first=first)
 
