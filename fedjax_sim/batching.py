@@ -15,6 +15,7 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from fedjax_sim import targets
 from fedjax_sim.checking import checked
@@ -279,6 +280,25 @@ def _common_trips(trips: Array, plan: Plan) -> Array:
     """
     trips = jax.lax.pmax(trips, LANE_AXIS) if plan.lanes_at_once else trips
     return jax.lax.pmax(trips, FAMILY_AXIS) if plan.family_size > 1 else trips
+
+
+@custom_vmap
+def any_lane(holds: Array) -> Array:
+    """Tell whether something holds in one of the lanes that are batched together: `bool[]`.
+
+    A `jax.lax.cond` whose predicate differs between batched lanes does both branches at every tick.
+    With this as the predicate it does costly work only if a lane needs it; the others of its batch
+    leave the result aside.
+
+    Args:
+      holds: `bool[]`, whether it holds in the lane.
+    """
+    return holds
+
+
+@any_lane.def_vmap
+def _any_of_lanes(size: int, are_batched: Any, holds: Array) -> tuple[Array, bool]:
+    return any_lane(holds.any(axis=0)), False
 
 
 def replicate(model: Params, num: int) -> Params:

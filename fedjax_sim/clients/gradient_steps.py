@@ -45,7 +45,8 @@ class Training(NamedTuple):
       optimizer: The optimizer; its state starts afresh.
       is_elementwise: Whether the optimizer does the same to a matrix and to its transpose.
       direction: What the steps follow in place of the gradient; None for the gradient.
-      aside: Models that the direction reads besides the slot's own, the start among them.
+      aside: Models that the direction reads besides the slot's own, the start first.
+      is_corrected: Whether the direction is the gradient plus the one model after the start.
     """
 
     gradient: BatchGradient
@@ -53,6 +54,7 @@ class Training(NamedTuple):
     is_elementwise: bool = False
     direction: Direction | None = None
     aside: tuple[Params, ...] = ()
+    is_corrected: bool = False
 
 
 class Total(NamedTuple):
@@ -109,6 +111,7 @@ def local_training(
     *,
     gradient: GradientOfClient | None = None,
     direction: Direction | None = None,
+    is_corrected: bool = False,
     proximal: Array | float | None = None,
 ) -> Train:
     """Bind local training: w <- w - lr g, as often as the event says.
@@ -124,6 +127,7 @@ def local_training(
         `batch_gradient` if None. It is given the slot's extras.
       direction: What the steps follow in place of g, such as g plus a correction. It is given the
         slot's extras, and must do the same to a matrix and to its transpose.
+      is_corrected: Whether the slot's one extra, a model, is added to g in each step.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
 
     Returns:
@@ -131,7 +135,13 @@ def local_training(
       reach, leaves `[S, ...]`, and the work done.
     """
     training = unchecked(training_of)(
-        problem, hyper, plan, gradient=gradient, direction=direction, proximal=proximal
+        problem,
+        hyper,
+        plan,
+        gradient=gradient,
+        direction=direction,
+        is_corrected=is_corrected,
+        proximal=proximal,
     )
 
     def train(
@@ -158,6 +168,7 @@ def training_of(
     *,
     gradient: GradientOfClient | None = None,
     direction: Direction | None = None,
+    is_corrected: bool = False,
     proximal: Array | float | None = None,
 ) -> Callable[..., Training]:
     """Return a function from key, facts, start, client, offset and extras to a slot's training.
@@ -167,12 +178,15 @@ def training_of(
     Args:
       gradient: As in `local_training`.
       direction: As in `local_training`.
+      is_corrected: As in `local_training`.
       proximal: As in `local_training`.
     """
 
     def followed(slope: Params, model: Params, q: Array, start: Params, *extras: Any) -> Params:
         if direction is not None:
             slope = direction(slope, model, q, start, *extras)
+        elif is_corrected:
+            slope = optax.tree.add(slope, *extras)
         if proximal is not None:
             slope = jax.tree.map(lambda g, w, w0: g + proximal * (w - w0), slope, model, start)
         return slope
@@ -194,10 +208,11 @@ def training_of(
             )
         optimizer = hyper.local_optimizer()
         is_elementwise = hyper.training.optimizer in ELEMENTWISE
-        if direction is None and proximal is None:
+        if direction is None and proximal is None and not is_corrected:
             return Training(slope, optimizer, is_elementwise)
-        of_model = extras if direction is not None else ()
-        return Training(slope, optimizer, is_elementwise, followed, (start, *of_model))
+        aside = (start, *(extras if direction is not None or is_corrected else ()))
+        adds_one = is_corrected and direction is None and proximal is None
+        return Training(slope, optimizer, is_elementwise, followed, aside, adds_one)
 
     return training
 
@@ -284,18 +299,22 @@ def lasting_steps(
         model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
 
         # On an accelerator the rate goes in as the loss's cotangent, so that an update is a product
-        # that is added to the weights. Otherwise an array of the weights' size, which holds each
-        # lane's rate, is written and read. A direction reads arrays of that size anyway, and a CPU
-        # takes longer.
-        scaled = None
-        is_plain = isinstance(optimizer, Descent) and direction is None
+        # that is added to the weights, and so is a correction times the rate. Otherwise an array of
+        # the weights' size, which holds each lane's rate, is written and read. Other directions
+        # read arrays of that size anyway, and a CPU takes longer.
+        scaled = correction = None
+        is_plain = isinstance(optimizer, Descent) and (direction is None or given.is_corrected)
         if is_plain and isinstance(given.gradient, LossGradient) and not is_for_cpu():
             scaled = partial(given.gradient.times, -optimizer.rate)
+            if given.is_corrected:
+                correction = optimizer.update(aside[1], optimizer.init(model), model)[0]
 
         @jax.named_scope("local_step")
         def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
             if scaled is not None:
                 update = turned(scaled(turned(local.model), q))
+                if correction is not None:
+                    update = optax.tree.add(update, correction)
                 after = local.state
             else:
                 slope = turned(given.gradient(turned(local.model), q))

@@ -73,15 +73,25 @@ def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
       timeline: One lane's schedule.
       sent: What the server sends, leaves `[...]` or their shapes.
     """
+    return downlink_of_slots(hyper, timeline, sent).sum(axis=1)
+
+
+def downlink_of_slots(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
+    """Count the bits that the server sends to the client of each slot, `i64[T, S]`.
+
+    Args:
+      timeline: As for `count_downlink`.
+      sent: As for `count_downlink`.
+    """
     whole = full_precision_bits(sent)
     if isinstance(hyper.messages.downlink, Identity):
-        return (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64) * whole
+        return (timeline.clients != EMPTY).astype(np.int64) * whole
     change = count_message_bits(hyper.messages.downlink, sent)
     return _count_changes(timeline, change=change, whole=whole)
 
 
 def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:
-    """Count the bits sent down at each tick, given those of a change and of the model: `i64[T]`."""
+    """Count the bits sent down to each slot, given those of a change and of the model."""
     is_there = timeline.clients != EMPTY
     clients, versions = timeline.clients[is_there], timeline.version[is_there].astype(np.int64)
     order = np.argsort(clients, kind="stable")
@@ -92,4 +102,4 @@ def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:
     received = np.empty(clients.size, np.int64)
     received[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
     per_slot[is_there] = received
-    return per_slot.sum(axis=1)
+    return per_slot

@@ -19,7 +19,7 @@ The mean then gives fast clients more influence, as in FedAvg with local epochs 
 
 Deviation: F is the mean loss of the cohort's first mini-batches of the last round, with the model
 that it received, and not of all examples with the newest model, which would cost a pass over all
-data. It costs one evaluation more for each client, which is counted, and no time.
+data. It costs one evaluation more for each client, which is counted, and neither time nor bits.
 
 Deviation: the learning rate is constant here, so the factor by which the paper lets tau grow when
 the learning rate is reduced is always 1, and is left out.

@@ -20,7 +20,7 @@ over a shared channel. So no client delays another, and the greedy choice asks t
 candidates first. With the default of `num_selected` candidates it asks all that will be in time.
 
 Deviation: clients expect the mean time of their work, or the mean of their rows in a trace, with
-their transfers and hours. The resource request takes no time.
+their transfers and hours. The resource request takes neither time nor bits.
 
 Readings. If no candidate is expected in time, the deadline of that round is long enough for the
 fastest one. The loss is that of the first mini-batches of those who report, with the model that

@@ -16,7 +16,7 @@ than that of the W rounds before.
 
 Deviation: losses are those of the client's first mini-batch, with the model that it receives, and
 not those of all examples of its local steps, because local steps do not tell their losses. They
-cost one evaluation more, which is counted, and no time.
+cost one evaluation more, which is counted, and neither time nor bits.
 
 Readings. The paper gives no first T and no unit of the pacer's steps. As in FedScale's code, T is
 the quantile `preferred` of the times that clients have taken, and the pacer raises the quantile by

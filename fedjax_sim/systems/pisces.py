@@ -25,7 +25,7 @@ then starts receives the new model.
 
 Deviation: losses are those of the client's first mini-batch, with the model that it receives, and
 not those of all examples of its local steps, because local steps do not tell their losses. They
-cost one evaluation more, which is counted, and no time.
+cost one evaluation more, which is counted, and neither time nor bits.
 
 Deviation: the server learns losses and staleness of a report when it aggregates it, and not on
 arrival, because the losses are computed together with the local work. Until then a client counts

@@ -26,7 +26,9 @@ Readings. The cache begins with the initial model. A client crashes if its repor
 when the next round does, from the model it has. Deprecated is who began tau rounds ago or more, as
 in the paper's equation; its public code tolerates one round more. So no report is staler than
 tau - 1, and with tau = 1 every round begins afresh for everyone. Clients that are unavailable when
-a round begins receive its model when they come.
+a round begins receive its model when they come. The models that are handed out as a round begins
+are counted at its end, with those of everyone who begins with it, whether or not a report comes of
+that. Clients that crashed have their model already.
 
 Deviation: a round in which nobody reports leaves the models as they are. By the paper it would
 average the cache again, in which undrafted reports may have come.
@@ -51,6 +53,7 @@ from fedjax_sim.server import (
     report_messages,
     stale_models,
 )
+from fedjax_sim.server.report_counts import downlink_of_slots
 from fedjax_sim.settings import choice, count, real, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients
@@ -69,7 +72,19 @@ from fedjax_sim.timelines.live import (
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
 from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import check_clients
-from fedjax_sim.types import EMPTY, Algorithm, Array, Hints, Key, Params, Plan, Problem, Work
+from fedjax_sim.types import (
+    EMPTY,
+    Algorithm,
+    Array,
+    Hints,
+    Key,
+    Leaf,
+    Params,
+    Plan,
+    Problem,
+    Timeline,
+    Work,
+)
 
 
 @struct
@@ -256,6 +271,41 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return wire.algorithm(init, step)
 
 
+def handed_out(hyper: Hyper, timeline: Timeline) -> Timeline:
+    """Return who receives the global model as each round begins, in a slot for each client.
+
+    Args:
+      hyper: The settings.
+      timeline: One lane's schedule.
+    """
+    num_ticks, everyone = len(timeline.time), np.arange(hyper.num_clients)
+    tick = np.arange(num_ticks)[:, None]
+    # The round after each client's last report, or the first.
+    since = np.zeros((num_ticks + 1, hyper.num_clients), np.int64)
+    rounds, slots = np.nonzero(timeline.clients != EMPTY)
+    since[rounds + 1, timeline.clients[rounds, slots]] = rounds + 1
+    since = np.maximum.accumulate(since)[:num_ticks]
+    is_synced = (tick - since) % int(hyper.lag_tolerance) == 0
+    clients = np.where(is_synced, everyone, EMPTY)
+    return timeline._replace(clients=clients, version=np.broadcast_to(tick, clients.shape))
+
+
+def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Count the bits that each client sends and receives at each tick: `i64[T, N]` each."""
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    up = np.zeros((len(timeline.time), hyper.num_clients), np.int64)
+    rounds, slots = np.nonzero(timeline.clients != EMPTY)
+    message = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
+    up[rounds, timeline.clients[rounds, slots]] = message
+    return up, downlink_of_slots(hyper, handed_out(hyper, timeline), model)
+
+
+def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+    """Count the bits sent up and down at each tick: `i64[T]` each."""
+    up, down = count_bits_of_clients(problem, hyper, timeline)
+    return up.sum(axis=1), down.sum(axis=1)
+
+
 def ticks_within(hyper: Hyper, time: float) -> Any:
     """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate.
 
@@ -277,7 +327,9 @@ system = with_clock(
     algorithm=algorithm,
     summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,
-    messages=report_messages(has_weights=False),
+    messages=report_messages(has_weights=False)._replace(
+        per_tick=count_bits, by_client=lambda *lane: sum(count_bits_of_clients(*lane))
+    ),
     hints=Hints(ticks_within),
 )
 paper = system.paper

@@ -59,9 +59,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     """Bind SCAFFOLD to a problem."""
     share, wire = hyper.shares(problem.counts), Wire(problem, hyper, plan)
     gradient_at = gradients_at(problem, hyper, plan, is_exact=hyper.control == "exact")
-    train = local_training(  # y_i <- y_i - eta_l (g_i(y_i) + c - c_i)
-        problem, hyper, plan, direction=lambda g, y, q, x, correction: optax.tree.add(g, correction)
-    )
+    # y_i <- y_i - eta_l (g_i(y_i) + c - c_i)
+    train = local_training(problem, hyper, plan, is_corrected=True)
 
     def init(key: Key) -> RoundState:
         x = problem.init(key)

@@ -19,12 +19,13 @@ are evaluated when it is read, so of the model with which a round begins. An eva
 counts as one, and takes no time.
 
 Readings. Tiers have equally many clients, as in the paper's experiments; its histogram leaves the
-borders open. Profiling takes its time before the first round, with random times of its own. Clients
-that never respond within T_max are dropouts, and are never asked. The paper does not spell out
-ChangeProbs: here, as in public implementations, the tier of the k-th lowest accuracy has the
-probability (T + 1 - k) / (1 + ... + T). Where no tier has credits left, which would be an endless
-loop, all get theirs again. If clients have hours, the choice is among tiers with clients that are
-available and among these clients; if there are none, among all. Tiers are not formed again.
+borders open. Profiling takes its time before the first round, with random times of its own; its
+local steps and bits are not counted. Clients that never respond within T_max are dropouts, and are
+never asked. The paper does not spell out ChangeProbs: here, as in public implementations, the tier
+of the k-th lowest accuracy has the probability (T + 1 - k) / (1 + ... + T). Where no tier has
+credits left, which would be an endless loop, all get theirs again. If clients have hours, the
+choice is among tiers with clients that are available and among these clients; if there are none,
+among all. Tiers are not formed again.
 """
 
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.batching import any_lane
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.server import Reports, report_messages
 from fedjax_sim.settings import (
@@ -185,19 +187,22 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     def select(key: Key, now: Choosing) -> Asked:
         memory, number = now.memory, now.round.number
         tier_key, client_key = jax.random.split(jax.random.fold_in(stream(key, "choice"), number))
-        executed = jnp.int32(0)
+        executed = needed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0
-            accuracy = jax.lax.cond(
-                is_read,
-                lambda: tier_accuracies(problem, hyper, key, number, now.state, memory.tier),
-                lambda: memory.accuracy,
-            )
+            some_read = any_lane(is_read)
+
+            def read() -> Array:
+                found = tier_accuracies(problem, hyper, key, number, now.state, memory.tier)
+                return jnp.where(is_read, found, memory.accuracy)
+
+            accuracy = jax.lax.cond(some_read, read, lambda: memory.accuracy)
             stalls = accuracy[memory.current] <= memory.accuracy[memory.current]
             changed = is_read & (number > 0) & stalls
             probability = jnp.where(changed, change_probs(accuracy), memory.probability)
             memory = memory._replace(probability=probability, accuracy=accuracy)
-            executed = jnp.where(is_read, num_clients, 0)
+            executed = jnp.where(some_read, num_clients, 0)
+            needed = jnp.where(is_read, num_clients, 0)
         # The tier, among those with credits and with clients.
         is_here = now.available() & (memory.tier != EMPTY)
         is_here = jnp.where(is_here.any(), is_here, memory.tier != EMPTY)
@@ -220,7 +225,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
         clients = jnp.where(lot >= 0, found, EMPTY)
         share = hyper.share(counts, clients)
-        return Asked(clients, share=share, executed=executed, needed=executed, memory=memory)
+        return Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
 
     rounds = live_rounds(hyper, select, num_used=hyper.num_selected, first=first)
 

@@ -494,6 +494,41 @@ def test_the_rate_multiplies_nothing_of_the_models_size(optimizer: Any) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+def test_a_correction_is_multiplied_by_the_rate_before_the_steps() -> None:
+    """On an accelerator no step multiplies an array of the model's size; results are the same."""
+    correction = jnp.linspace(-1, 1, 5)
+
+    @struct.dataclass
+    class Sines:
+        counts: jax.Array
+
+        def loss(self, params: Any, client: Any, examples: Any, key: Any) -> jax.Array:
+            return jnp.tanh(jnp.ones((3, 5)) @ params).sum()
+
+    def steps(rate: jax.Array) -> Any:
+        hyper = LocalTraining(lr=rate, batch_size=2)
+        train = local_training(Sines(jnp.array([4])), hyper, Plan(), is_corrected=True)
+        extras = (correction[None],)
+        return train(KEY, event_of([0], [3], [0]), start=jnp.zeros(5), extras=extras)[0]
+
+    def is_multiplied(platform: str) -> bool:
+        with tracing_for(platform):
+            program = jax.make_jaxpr(lambda rate: steps(rate))(0.1).jaxpr
+        loops = [each for each in program.eqns if each.primitive.name in ("while", "scan")]
+        assert loops
+        return any(re.search(r"f32\[(1,)*5\] = mul ", str(loop)) for loop in loops)
+
+    assert is_multiplied("cpu") and not is_multiplied("gpu")
+    expected = jnp.zeros(5)
+    for _ in range(3):
+        slope = 3 * (1 - jnp.tanh(expected.sum()) ** 2)
+        expected = expected - 0.1 * (slope + correction)
+    for platform in ("cpu", "gpu"):
+        with tracing_for(platform):
+            found = jax.jit(lambda rate: steps(rate))(0.1)
+        np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
     """Types that would round the rate are multiplied by it after all."""
     gradient = LossGradient(lambda model, q: jnp.sum(jnp.sin(model)) + q)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim import Plan
-from fedjax_sim.batching import map_families, map_lanes, map_slots
+from fedjax_sim.batching import any_lane, map_families, map_lanes, map_slots
 from fedjax_sim.engine.planning.placement import Placement
 
 STEPS = jnp.array([5, 0, 2, 3, 1], "int32")
@@ -227,3 +227,25 @@ def test_a_cond_on_what_a_family_shares_stays_a_cond() -> None:
     assert "cond[" not in varying and "select_n" in varying
     expected = np.where(flags, np.sin(values), values)
     np.testing.assert_allclose(family(lane, flags, values), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("holds", [[False] * 4, [True, False, False, True]])
+def test_a_branch_that_some_lane_needs_stays_a_branch(holds: list[bool]) -> None:
+    """In lanes, in families of lanes, and where it is differentiated."""
+
+    def lane(is_due: jax.Array, value: jax.Array) -> jax.Array:
+        return jax.lax.cond(
+            any_lane(is_due), lambda: jnp.where(is_due, value**2, value), lambda: value
+        )
+
+    are_due, values = jnp.array(holds), jnp.arange(1.0, 5.0)
+    expected, lanes = jnp.where(are_due, values**2, values), jax.vmap(lane)
+    np.testing.assert_array_equal(lanes(are_due, values), expected)
+    assert "cond[" in str(jax.make_jaxpr(lanes)(are_due, values))
+    families, both = jax.vmap(lanes), (are_due.reshape(2, 2), values.reshape(2, 2))
+    np.testing.assert_array_equal(families(*both).ravel(), expected)
+    assert "cond[" in str(jax.make_jaxpr(families)(*both))
+    slope = jax.grad(lambda values: lanes(are_due, values).sum())(values)
+    np.testing.assert_array_equal(slope, jnp.where(are_due, 2 * values, 1))
+    _, slope = jax.jvp(partial(lanes, are_due), (values,), (jnp.ones(4),))
+    np.testing.assert_array_equal(slope, jnp.where(are_due, 2 * values, 1))

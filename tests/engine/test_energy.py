@@ -42,7 +42,7 @@ def most_of(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["fedbuff", "oort"], ["fedavg", "favano", "fedbuff", "oort", "pisces", "safa"])
+    "name", slow_but(["fedbuff", "oort"], ["fedavg", "favano", "fedbuff", "oort", "pisces"])
 )
 def test_runs_end_before_the_tick_that_takes_too_much(
     name: str, regression: Callable, small: Callable
@@ -97,6 +97,7 @@ def test_what_is_refused(regression: Callable, small: Callable) -> None:
     refuses("most_ticks is 5, but must be None", "fedavg", Energy(90.0, most_ticks=5))
     refuses("most_ticks is None, but must be given", "oort", Energy(90.0))
     refuses("powerofchoice, whose messages", "powerofchoice", Energy(90.0, most_ticks=5))
+    refuses("safa, whose messages", "safa", Energy(90.0, most_ticks=5))
     refuses("which the first tick takes", "fedavg", Energy(0.1))
     with pytest.raises(ConfigError, match="energy_budget"):
         Energy(-1.0)

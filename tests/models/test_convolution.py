@@ -16,7 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from fedjax_sim.models import CONVOLUTIONS, convolution, resnet18
+import fedjax_sim
+from fedjax_sim.datasets import Dataset
+from fedjax_sim.engine.program import opened
+from fedjax_sim.engine.shares import listed
+from fedjax_sim.models import CONVOLUTIONS, SmallCNN, convolution, resnet18
+from fedjax_sim.partition import iid
+from fedjax_sim.problems import make_classification
 from fedjax_sim.targets import tracing_for
 
 LAST = ("NHWC", "HWIO", "NHWC")
@@ -212,10 +218,90 @@ def test_weights_per_client_inside_a_loop(features: int, pair: str) -> None:
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+GROUPED: dict[str, tuple[Any, ...]] = {
+    "each channel": ((2, 9, 8, 6), (3, 3, 1, 6), (1, 1), "SAME", 6),
+    "each channel twice, some strides": ((2, 9, 8, 3), (2, 5, 1, 6), (2, 3), "VALID", 3),
+    "each channel, dilated": ((2, 11, 9, 4), (3, 2, 1, 4), (2, 1), ((1, 0), (2, 2)), 4),
+    "groups of two": ((2, 9, 8, 4), (3, 3, 2, 6), (1, 1), "SAME", 2),
+    "groups to many channels, dilated": ((2, 9, 8, 6), (2, 3, 2, 48), (2, 1), "SAME", 3),
+}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("case", GROUPED)
+def test_groups_equal_the_librarys(case: str, platform: str) -> None:
+    """Values and gradients, as they are written for a CPU and for an accelerator."""
+    shape, kernel_shape, strides, padding, groups = GROUPED[case]
+    options = {"feature_group_count": groups, "rhs_dilation": (1 + ("dilated" in case), 1)}
+    x, kernel = normal(shape, kernel_shape)
+    with tracing_for(platform):
+        compare(x, kernel, strides, padding, **options)
+        if case == "each channel":
+            narrow = x.astype("bfloat16"), kernel.astype("bfloat16")
+            compare(*narrow, strides, padding, tolerance=2e-2, **options)
+            # In forward mode, and with different weights of lanes.
+            convolve = partial(
+                convolution.auto,
+                window_strides=strides,
+                padding=padding,
+                dimension_numbers=LAST,
+                feature_group_count=groups,
+            )
+            found, slope = jax.jvp(convolve, (x, kernel), (x, kernel))
+            np.testing.assert_allclose(slope, 2 * found, rtol=1e-5, atol=1e-5)
+            both = jax.vmap(convolve, (None, 0))(x, jnp.stack([kernel, -kernel]))
+            np.testing.assert_allclose(both, jnp.stack([found, -found]), rtol=1e-5, atol=1e-5)
+
+
+def test_groups_of_one_axis_and_pooled() -> None:
+    of_one_axis = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": 3}
+    compare(*normal((2, 12, 3), (4, 1, 3)), (2,), "SAME", **of_one_axis)
+    for pair in ("pooled", "winograd"):
+        x, kernel = normal((2, 8, 8, 3), (3, 3, 1, 3))
+        compare(x, kernel, (1, 1), "SAME", pair=pair, feature_group_count=3)
+
+
+class Separable(nn.Module):
+    """A depthwise convolution, one of each point, and a dense layer."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        own = {"feature_group_count": 3, "conv_general_dilated": convolution.auto}
+        x = nn.relu(nn.Conv(3, (3, 3), **own)(x))
+        x = nn.relu(nn.Conv(8, (1, 1), conv_general_dilated=convolution.auto)(x))
+        return nn.Dense(10)(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize("network", [SmallCNN(10), Separable()], ids=["small", "separable"])
+def test_lanes_of_different_rates_are_lowered_for_a_gpu(
+    network: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where these are batched under a mesh, the library's convolution cannot be."""
+    monkeypatch.setattr(opened, "tracing_for", lambda _: tracing_for("gpu"))
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (60, 8, 8, 3), "uint8")
+    labels = random.integers(0, 10, 60, "int32")
+    data = Dataset(images[:50], labels[:50], images[50:], labels[50:], 10, "random")
+    clients = iid(data.train_labels, num_clients=5, seed=0)
+    system = fedjax_sim.SYSTEMS["fedavg"]
+    few = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 2}
+    (program,) = listed(
+        system,
+        make_classification(network, data, clients),
+        system.paper(**few),
+        devices=jax.devices("cpu")[:1],
+        seeds=1,
+        settings={"lr": [0.1, 0.2]},
+        budget=fedjax_sim.Ticks(2),
+        num_evals=1,
+    ).lower()
+    assert "stablehlo.convolution" not in program.as_text()
+
+
 def test_what_patches_do_not_do() -> None:
     """`patches` refuses what it does not support; `auto` leaves it to the library."""
-    x, kernel = normal((1, 6, 6, 4), (3, 3, 2, 4))
-    grouped = {"dimension_numbers": LAST, "feature_group_count": 2}
+    x, kernel = normal((2, 6, 6, 4), (3, 3, 4, 4))
+    grouped = {"dimension_numbers": LAST, "batch_group_count": 2}
     with pytest.raises(ValueError, match="groups"):
         convolution.patches(x, kernel, (1, 1), "SAME", **grouped)
     np.testing.assert_array_equal(
@@ -223,13 +309,14 @@ def test_what_patches_do_not_do() -> None:
         lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **grouped),
     )
     with pytest.raises(ValueError, match="groups"):
-        convolution.patches(
-            x, normal((3, 3, 4, 4))[0], (1, 1), "SAME", dimension_numbers=LAST, lhs_dilation=(2, 2)
-        )
+        convolution.patches(x, kernel, (1, 1), "SAME", dimension_numbers=LAST, lhs_dilation=(2, 2))
     with pytest.raises(ValueError, match="channels last"):
-        convolution.patches(x, normal((3, 3, 4, 4))[0], (1, 1), "SAME")
+        convolution.patches(x, kernel, (1, 1), "SAME")
     with pytest.raises(ValueError, match="does not fit"):
         convolution.patches(x, normal((7, 3, 4, 4))[0], (1, 1), "VALID", dimension_numbers=LAST)
+    three = {"dimension_numbers": LAST, "feature_group_count": 3}
+    with pytest.raises(ValueError, match=r"from 1 to 4 channels .* of 4 channels in 3 groups"):
+        convolution.patches(x, normal((3, 3, 1, 4))[0], (1, 1), "SAME", **three)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])

@@ -3,14 +3,18 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_sim
 from fedjax_sim import Ticks
+from fedjax_sim.compression import parse_compressor
+from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg, safa
+from fedjax_sim.timelines import ClientTable
 from tests.systems.live_loops import (
     NUM_TICKS,
     Tick,
@@ -24,7 +28,7 @@ from tests.systems.live_loops import (
     within_the_last,
 )
 
-NUM = 10
+NUM, SIGN = 10, parse_compressor("sign")
 
 
 def settings(**changes: Any) -> safa.Hyper:
@@ -41,8 +45,14 @@ def settings(**changes: Any) -> safa.Hyper:
     return safa.Hyper(**{**known, **delays_of(NUM), **changes})
 
 
-def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str, int]]:
-    """Follow SAFA arrival by arrival: the ticks, and how often what happened to clients."""
+def loop(
+    problem: Any, hyper: Any, num_ticks: int
+) -> tuple[list[Tick], dict[str, int], list[list[int]]]:
+    """Follow SAFA arrival by arrival.
+
+    Returns:
+      The ticks, how often what happened to clients, and who received the model of each tick.
+    """
     key, takes = stream(clock_key(), "losses"), times_of(hyper)
     everyone, sizes = range(hyper.num_clients), np.asarray(problem.counts)
     own = sizes if hyper.weighting == "examples" else np.ones(hyper.num_clients)
@@ -53,6 +63,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
     # What each client does: "waits" for the new model, "works" until a time, or has "crashed".
     doing, ends = dict.fromkeys(everyone, "waits"), dict.fromkeys(everyone, 0.0)
     base, picked, now, ticks = dict.fromkeys(everyone, 0), set[int](), 0.0, []
+    receive = []
     seen = dict.fromkeys(("undrafted", "deprecated", "tolerable", "crashed", "late", "filled"), 0)
     while len(ticks) < num_ticks:
         t = len(ticks)
@@ -68,6 +79,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
                 base[k] = t
             doing[k], ends[k] = "works", now + float(takes[k])
             turns[k] += 1
+        receive.append([k for k in everyone if base[k] == t])
         new, others, acts = [], [], now
         until = now + float(np.float32(hyper.deadline)) if hyper.deadline else np.inf
         for k in sorted((k for k in everyone if doing[k] == "works"), key=lambda k: ends[k]):
@@ -97,7 +109,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
         reports = [(k, base[k], share[k] if k in picked else 0.0) for k in arrived]
         ticks.append(Tick(acts, reports, models[-1]))
         now = acts
-    return ticks, seen
+    return ticks, seen, receive
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
 def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any], happens: set[str]) -> None:
     """Who reports from which version, who is picked and when, the models, and where time ends."""
     problem, hyper = problem_of(NUM), settings().replace(**changes)
-    ticks, seen = loop(problem, hyper, 36)
+    ticks, seen, _ = loop(problem, hyper, 36)
     run = ran(safa.system, problem, hyper, within_the_last(ticks))
     assert_same(run, ticks)
     assert run.curves.ended.item() == "budget"
@@ -125,6 +137,34 @@ def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any], happens: set
     )
     staleness = [t - version for t, tick in enumerate(ticks) for _, version, _ in tick.reports]
     assert max(staleness) == hyper.lag_tolerance - 1
+
+
+def test_all_models_are_counted_that_the_server_hands_out() -> None:
+    """To clients that do not report too, and with the energy of those who receive them."""
+    changes: dict[str, Any] = {"drop_rate": 0.4, "deadline": 1.4, "lag_tolerance": 2}
+    problem, known = problem_of(NUM), settings(**changes)
+    of_step, of_byte = np.arange(1.0, NUM + 1), np.arange(NUM)[::-1] / 100
+    table = ClientTable(known.delays.client_table.rate, energy_step=of_step, energy_byte=of_byte)
+    hyper = known.replace(client_table=table)
+    ticks, seen, receive = loop(problem, hyper, NUM_TICKS)
+    curves = ran(safa.system, problem, hyper).curves
+    reporting = [[k for k, *_ in tick.reports] for tick in ticks]
+    assert seen["deprecated"] > 2 and [] in reporting
+    for bits, who in ((curves.downlink_bits, receive), (curves.uplink_bits, reporting)):
+        np.testing.assert_array_equal(bits[1:], np.cumsum([96 * len(each) for each in who]))
+    used = [
+        sum(2 * of_step[k] + 12 * of_byte[k] for k in up) + 12 * of_byte[down].sum()
+        for up, down in zip(reporting, receive, strict=True)
+    ]
+    np.testing.assert_allclose(curves.energy[1:], np.cumsum(used))
+    # Compressed, a client receives each change that it has missed, or all if that is shorter.
+    curves = ran(safa.system, problem, hyper.replace(downlink=SIGN)).curves
+    has, change = dict.fromkeys(range(NUM), -9), count_message_bits(SIGN, jnp.zeros(3))
+    assert 2 * change < 96
+    for t, who in enumerate(receive):
+        bits = sum(min((t - has[k]) * change, 96) for k in who)
+        assert curves.downlink_bits[t + 1] - curves.downlink_bits[t] == bits
+        has |= dict.fromkeys(who, t)
 
 
 @pytest.mark.slow

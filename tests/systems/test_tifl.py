@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import Ticks, datasets, models, partition, problems
+from fedjax_sim import Layout, Ticks, datasets, models, partition, problems
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg, tifl
@@ -40,10 +40,21 @@ class WithTests(Quadratic):
         return {"accuracy": jax.vmap(of_client)(jnp.arange(self.centers.shape[0]))}
 
 
-def with_tests() -> WithTests:
+@struct.dataclass
+class Counted(WithTests):
+    """Clients that note when they are evaluated."""
+
+    look: ClassVar[Callable]
+
+    def evaluate_clients(self, model_of: Callable) -> Mapping[str, jax.Array]:
+        jax.debug.callback(type(self).look, model_of(jnp.int32(0)))
+        return super().evaluate_clients(model_of)
+
+
+def with_tests(kind: type[WithTests] = WithTests) -> WithTests:
     """Make the problem."""
     given = Quadratic.of(CENTERS, start=1.0)
-    return WithTests(given.centers, given.curvature, given.noise, given.start)
+    return kind(given.centers, given.curvature, given.noise, given.start)
 
 
 def settings(**changes: Any) -> tifl.Hyper:
@@ -171,6 +182,24 @@ def test_without_test_examples_it_is_the_loss_and_time_ends_lanes() -> None:
     last = found.ended.index("budget") - 1
     assert found.time[last - 1] < 150 <= found.time[last] == found.time[-1]
     assert set(found.ended[: last + 1]) == {""} and set(found.ended[last + 1 :]) == {"budget"}
+
+
+def test_lanes_that_are_batched_evaluate_tiers_only_when_these_are_read() -> None:
+    problem, looked, found = with_tests(Counted), [], {}
+    Counted.look = looked.append
+    for at_once in (False, True):
+        looked.clear()
+        options: dict[str, Any] = {"seeds": 2, "budget": Ticks(6), "num_evals": 1}
+        layout = Layout(lanes_at_once=at_once, lane_devices=1)
+        found[at_once] = fedjax_sim.sweep(
+            tifl.system, problem, settings(), **options, layout=layout
+        ).curves
+        jax.effects_barrier()
+        # Rounds 0 and 3 of two lanes.
+        assert len(looked) == 4
+    assert (found[True].executed == 6 * 2 * STEPS + 2 * CLIENTS).all()
+    for name in ("loss", "time", "executed", "needed"):
+        np.testing.assert_array_equal(found[True][name], found[False][name])
 
 
 @pytest.mark.slow

@@ -39,15 +39,17 @@ def energy_of_ticks(
         return None
     messages = system.messages
     is_there = timeline.clients != EMPTY
+    who = np.where(is_there, timeline.clients, 0)
+    of_steps = np.where(is_there, timeline.steps * energies[0][who], 0).sum(axis=1)
+    if messages.by_client is not None:
+        return of_steps + messages.by_client(problem, hyper, timeline) / 8 @ energies[1]
     filled = np.maximum(is_there.sum(axis=1), 1)
     both = messages.per_tick and messages.per_tick(problem, hyper, timeline)
     if both is None:
         both = tuple(bits * filled for bits in messages.bits(model, hyper))
     # A tick's bytes are dealt equally to the clients that report.
     each = (sum(both) / 8 / filled)[:, None]
-    who = np.where(is_there, timeline.clients, 0)
-    used = timeline.steps * energies[0][who] + each * energies[1][who]
-    return np.where(is_there, used, 0).sum(axis=1)
+    return of_steps + np.where(is_there, each * energies[1][who], 0).sum(axis=1)
 
 
 def meters_of(

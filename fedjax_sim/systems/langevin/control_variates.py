@@ -10,6 +10,7 @@ linear in the parameters for surrogates). The anchor is the server's model of ev
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.batching import replicate
+from fedjax_sim.batching import any_lane, replicate
 from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.clients.whole_gradients import gradients_at
@@ -112,23 +113,27 @@ class ControlVariates:
             offset=jnp.zeros(num_clients, "int32"),
         )
 
+        if event.facts.all_filled:
+            has_come = event.tick % rounds == 0
+        else:
+            has_come = (period > anchor.period) & jnp.any(event.clients >= 0)
+
         def to_model() -> tuple[Anchor, Work]:
-            found, work = self.slopes_at(key, everyone, model)
+            slopes, work = self.slopes_at(key, everyone, model)
             if self.is_global:
-                return Anchor(model, weighted_sum(self.counts, found), period), work
-            of_f = jax.vmap(lambda g, scale: optax.tree.scale(scale, g))(found, self.factor)
-            slopes = jax.tree.map(lambda g, f: f.astype(g.dtype), found, of_f)
-            return Anchor(model, slopes, period), work
+                slopes = weighted_sum(self.counts, slopes)
+            else:
+                of_f = jax.vmap(lambda g, scale: optax.tree.scale(scale, g))(slopes, self.factor)
+                slopes = jax.tree.map(lambda g, f: f.astype(g.dtype), slopes, of_f)
+            moved = Anchor(model, slopes, period), work.needed
+            stayed = anchor, jnp.zeros_like(work.needed)
+            moved, needed = jax.tree.map(partial(jnp.where, has_come), moved, stayed)
+            return moved, work._replace(needed=needed)
 
         def stay() -> tuple[Anchor, Work]:
             return anchor, optax.tree.zeros_like(jax.eval_shape(to_model)[1])
 
-        if event.facts.all_filled:
-            # The same number for all lanes, so that no lane computes slopes for nothing.
-            has_come = event.tick % rounds == 0
-        else:
-            has_come = (period > anchor.period) & jnp.any(event.clients >= 0)
-        return jax.lax.cond(has_come, to_model, stay)
+        return jax.lax.cond(any_lane(has_come), to_model, stay)
 
     def of_slots(self, anchor: Anchor, clients: Array) -> tuple[Params, ...]:
         """Return the whole gradient of each slot, leaves `[S, ...]`; () without control variates.
