@@ -203,7 +203,7 @@ def live_rounds(
         of that. Draw from `fold_in` of the key and `round.number`.
       num_used: Reports S that are used in a round: the first ones.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
-        None.
+        None. If it asks for more the lane ends.
       first: From the settings and the clients drawn to what the choice remembers at first.
       learn: From the lane's clock key and what the round has shown to what it remembers then.
 
@@ -227,6 +227,9 @@ def live_rounds(
         is_asked, number = clients != EMPTY, carried.number
         own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
         steps = jnp.broadcast_to(jnp.asarray(own, "int32"), clients.shape)
+        if asked.steps is not None:
+            # Of more no times are drawn: a number that no lane allows.
+            steps = jnp.where(steps > most, EMPTY, steps)
         who = jnp.maximum(clients, 0)
         if hyper.delays.trace is None:
             given = None if asked.steps is None else steps[None]

@@ -128,7 +128,7 @@ def begin_work(
     version: Array,
     *,
     steps: Array | None = None,
-    most: int = 0,
+    most: int | None = None,
     lot: Array | None = None,
 ) -> Flights:
     """Give clients work, and draw when it begins and ends.
@@ -140,13 +140,16 @@ def begin_work(
       now: When, instants that broadcast.
       version: Server version of now, `i32[...]`.
       steps: Local steps, `i32[...]`; None for `local_steps`.
-      most: The most of these.
+      most: The most of these; `local_steps` if None. With more the lane ends when the work is in.
       lot: As in `Flights`; drawn, or the client's number, by `clock.ties` if None.
 
     Returns:
       The work, leaves `[...]`.
     """
     hyper = devices.hyper
+    if steps is not None:
+        # Of more no times are drawn: a number that no lane allows.
+        steps = jnp.where(steps > (hyper.local_steps if most is None else most), EMPTY, steps)
     running = running_time(devices, client, number, steps, most=most)
     wait, taken = times_of_work(devices, client, now, running)
     now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))

@@ -1,0 +1,94 @@
+"""Live rounds and tasks end a lane with a sentence instead of going on with wrong times."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Ticks
+from fedjax_sim.systems import fedavg, fedbuff
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Flights,
+    Live,
+    Received,
+    Sizes,
+    begin_work,
+    live_rounds,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import devices_of, draw_clients
+from fedjax_sim.types import Instant, Key, System
+
+
+@pytest.fixture
+def simulate(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run]:
+    """Return a function that runs a live system for a few ticks."""
+
+    def run(system: System, budget: Any = Ticks(6), **changes: Any) -> fedjax_sim.Run:
+        like = fedbuff.system if system.can_repeat else fedavg.system
+        law = {"runtime_law": "runtime_constant", "rate_fast": 1.0, "slow_fraction": 0.0}
+        hyper = small(like, **law, rate_spread=0.0, server_interact=0.0, **changes)
+        return fedjax_sim.simulate(system, regression(), hyper, budget=budget, num_evals=1)
+
+    return run
+
+
+def rounds_of(*, sizes: Sizes = Sizes(4, 9), most_steps: int | None = None, **asked: Any) -> System:
+    """Make rounds of the first four clients. asked: other fields of `Asked`."""
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        def select(key: Key, now: Choosing) -> Asked:
+            return Asked(jnp.arange(hyper.num_selected))._replace(**asked)
+
+        return live_rounds(hyper, select, num_used=hyper.num_selected, most_steps=most_steps)
+
+    return with_clock(fedavg.system, Live(lambda hyper: sizes, clock), name="own_rounds")
+
+
+@pytest.mark.parametrize("time_of", ["step", "update"])
+def test_more_steps_than_were_announced(
+    time_of: str, simulate: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five local steps are what a clock announces if it says nothing; times of more are unknown."""
+    steps = jnp.array([9, 5, 5, 5])
+    run = simulate(rounds_of(steps=steps), time_of=time_of)
+    assert run.curves.ended == "steps" and run.curves.ticks[-1] == 0
+    assert "more steps than its sizes or its `most_steps` say" in capsys.readouterr().err
+    right = simulate(rounds_of(steps=steps, most_steps=9), time_of=time_of)
+    assert right.curves.ended == "ticks"
+    assert time_of == "update" or right.curves.time[-1] == pytest.approx(6 * 9, rel=1e-5)
+
+
+@pytest.mark.parametrize("most", [None, 5, 9])
+def test_work_of_more_steps_than_were_announced(most: int | None, simulate: Callable) -> None:
+    """One client at a time works nine steps."""
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        def work(key: Key, now: Instant, number: jax.Array) -> Flights:
+            devices = devices_of(key, hyper, draw_clients(key, hyper))
+            one = jnp.zeros(1, "int32")
+            return begin_work(
+                devices, one, one + number, now, one + number, steps=one + 9, most=most
+            )
+
+        def next_tick(key: Key, done: Flights, state: Any) -> tuple[Flights, Received]:
+            now, tick = done.ends.take(0), done.number[0] + 1
+            received = Received(now, done.client, done.steps, done.version, jnp.ones(1))
+            return work(key, now, tick), received
+
+        return Clock(
+            lambda key: work(key, Instant.at(0.0), jnp.int32(0)),
+            next_tick,
+            in_use=lambda done: done.version,
+        )
+
+    own = with_clock(fedbuff.system, Live(lambda hyper: Sizes(1, 9, 1), clock), name="one_by_one")
+    run = simulate(own)
+    assert run.curves.ended == ("ticks" if most == 9 else "steps")
+    assert run.curves.time[-1] == (pytest.approx(6 * 9, rel=1e-5) if most == 9 else 0)
