@@ -168,6 +168,7 @@ def live_fedbuff() -> System:
         # It stays ended, although its clock would go on.
         (paced(is_done=lambda t, is_done: t == 3), "done", ""),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
+        (paced(time=lambda t, time: time.where(t < 3, Instant.at(np.nan))), "time", "is nan"),
         (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
         pytest.param(
             paced(steps=lambda t, steps: steps - 6 * (t == 3)),

@@ -153,10 +153,10 @@ class LiveLane(NamedTuple):
         for reason, holds in (
             (CLIENTS, is_twice | ~is_client.all()),
             (VERSIONS, (is_there & ~is_known).any()),
-            (TIME, received.time.is_before(lived.now)),
+            (TIME, received.time.is_before(lived.now) | jnp.isnan(received.time.value)),
             (STEPS, (is_there & ~is_allowed).any()),
             (BUDGET, is_over),
-            (IDLE, ~received.time.is_finite),
+            (IDLE, jnp.isposinf(received.time.value)),
             (DONE, received.is_done),
         ):
             ended = jnp.where(holds, reason, ended)

@@ -33,7 +33,7 @@ from fedjax_sim.types import (
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",
-    "time": "has a clock that went back",
+    "time": "has a clock that went back or stands still, or whose time or deadline is nan",
     "steps": "has a clock that asked for more steps than its sizes or its `most_steps` say",
     "versions": "has a clock with more versions in use than its sizes say",
     "clients": "has a clock that named a client that does not exist, or one twice in a tick",

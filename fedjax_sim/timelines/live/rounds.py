@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, is_known, struct
@@ -103,7 +104,9 @@ class Asked(NamedTuple):
       clients: `i32[A]`, different clients; `EMPTY` in places that are not used.
       steps: Local steps of each, `i32[A]` or one number; None for `local_steps`.
       share: What a report weighs next to the others of its round, `f[A]`; None for equal weights.
-      deadline: Longest time that the round waits, `f[]`; None for that of the settings.
+      deadline: Longest time that the round waits, `f[]`, infinite for no limit; None for that of
+        the settings. One that is nan or negative ends the lane, and so does one of 0 if no time
+        passes and nobody reports, which would happen again and again.
       executed: `i32[]`, evaluations that were run to choose them.
       needed: `i32[]`, evaluations of these that the algorithm asked for.
       takes: Time before work begins that it takes to choose them, `f[]`.
@@ -264,7 +267,11 @@ def live_rounds(
         )
         # A round in which nobody could be asked ends with its deadline, or never.
         nobody = begins.later(limit)
-        received = received._replace(time=received.time.where(is_asked.any(), nobody))
+        time = received.time.where(is_asked.any(), nobody)
+        if asked.deadline is not None:
+            goes_on = (limit == 0) & (is_in.any() | carried.now.is_before(time))
+            time = time.where((limit > 0) | goes_on, Instant.at(np.nan))
+        received = received._replace(time=time)
         taken = jnp.where(is_in, arrival, 0)
         memory = carried.memory if asked.memory is None else asked.memory
         later = carried._replace(now=received.time, number=number + 1, memory=memory, taken=taken)

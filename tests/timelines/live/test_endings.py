@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_sim
@@ -23,7 +24,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
-from fedjax_sim.types import Instant, Key, System
+from fedjax_sim.types import EMPTY, Instant, Key, System
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def simulate(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.
     def run(system: System, budget: Any = Ticks(6), **changes: Any) -> fedjax_sim.Run:
         like = fedbuff.system if system.can_repeat else fedavg.system
         law = {"runtime_law": "runtime_constant", "rate_fast": 1.0, "slow_fraction": 0.0}
-        hyper = small(like, **law, rate_spread=0.0, server_interact=0.0, **changes)
+        given = law | {"rate_spread": 0.0, "server_interact": 0.0} | changes
+        hyper = small(like, **given)
         return fedjax_sim.simulate(system, regression(), hyper, budget=budget, num_evals=1)
 
     return run
@@ -63,6 +65,34 @@ def test_more_steps_than_were_announced(
     right = simulate(rounds_of(steps=steps, most_steps=9), time_of=time_of)
     assert right.curves.ended == "ticks"
     assert time_of == "update" or right.curves.time[-1] == pytest.approx(6 * 9, rel=1e-5)
+
+
+@pytest.mark.parametrize("deadline", [np.nan, -5.0, 0.0])
+@pytest.mark.parametrize("server_interact", [0.0, 9.0])
+def test_deadlines_with_which_nothing_happens(
+    deadline: float, server_interact: float, simulate: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a deadline of 0 time may pass all the same, and with work that takes none all report."""
+    rounds = rounds_of(deadline=jnp.float32(deadline))
+    run = simulate(rounds, server_interact=server_interact)
+    if deadline == 0 and server_interact:
+        assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * 9.0
+        return
+    assert run.curves.ended == "time" and run.curves.ticks[-1] == 0
+    assert "whose time or deadline is nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("clients", [[0, 1, 2, 3], [EMPTY] * 4])
+def test_deadlines_of_0_with_which_something_happens(
+    clients: list[int], simulate: Callable
+) -> None:
+    """Work of no steps is in at once; a server that asks nobody may take its time for that."""
+    takes, deadline = jnp.float32(clients[0] == EMPTY), jnp.float32(0)
+    steps = jnp.zeros(4, "int32")
+    run = simulate(
+        rounds_of(clients=jnp.array(clients), steps=steps, deadline=deadline, takes=takes)
+    )
+    assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * float(takes)
 
 
 @pytest.mark.parametrize("most", [None, 5, 9])
