@@ -129,9 +129,20 @@ def are_available(devices: Devices, client: Array, now: Instant) -> Array:
       client: Client numbers.
       now: The time.
     """
+    return time_away(devices, client, now) == 0
+
+
+def time_away(devices: Devices, client: Array, now: Instant) -> Array:
+    """Compute how long clients `i32[...]` will be away from now on: `f[...]`, 0 for those here.
+
+    Args:
+      devices: The clients.
+      client: Client numbers.
+      now: The time.
+    """
     if devices.windows is None:
-        return jnp.ones(jnp.shape(client), bool)
-    return wait_of(devices.windows, client, _place(devices, client, now)) == 0
+        return jnp.zeros(jnp.shape(client), now.value.dtype)
+    return wait_of(devices.windows, client, _place(devices, client, now))
 
 
 def _place(devices: Devices, client: Array, now: Instant) -> Array:

@@ -27,6 +27,7 @@ from fedjax_sim.timelines.live.devices import (
     keep_memory,
     remember_nothing,
     running_time,
+    time_away,
     times_of_work,
 )
 from fedjax_sim.timelines.rounds.synchronous import (
@@ -213,7 +214,7 @@ def live_rounds(
     Returns:
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
       or until its deadline, plus `clock.server_interact`. If nobody is asked it lasts until its
-      deadline, without which the lane ends.
+      deadline, and without one until somebody is available, or the lane ends if somebody is.
     """
 
     most = hyper.local_steps if most_steps is None else most_steps
@@ -265,8 +266,10 @@ def live_rounds(
             executed=asked.executed,
             needed=asked.needed,
         )
-        # A round in which nobody could be asked ends with its deadline, or never.
-        nobody = begins.later(limit)
+        # A round in which nobody could be asked ends with its deadline, or when somebody is there.
+        away = time_away(devices, jnp.arange(hyper.num_clients), carried.now).min()
+        returns = carried.now.later(away).or_later(begins)
+        nobody = returns.where((away > 0) & jnp.isposinf(limit), begins.later(limit))
         time = received.time.where(is_asked.any(), nobody)
         if asked.deadline is not None:
             goes_on = (limit == 0) & (is_in.any() | carried.now.is_before(time))
