@@ -36,7 +36,7 @@ ENDED_BECAUSE = {
     "time": "has a clock that went back or stands still, or whose time or deadline is nan",
     "steps": "has a clock that asked for more steps than its sizes or its `most_steps` say",
     "versions": "has a clock with more versions in use than its sizes say",
-    "clients": "has a clock that named a client that does not exist, or one twice in a tick",
+    "clients": "has a clock that named a client that does not exist, or that is busy, or one twice",
 }
 """Endings of live lanes that are no ordinary ones, in words."""
 

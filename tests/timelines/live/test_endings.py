@@ -18,9 +18,11 @@ from fedjax_sim.timelines.live import (
     Flights,
     Live,
     Received,
+    Replacing,
     Sizes,
     begin_work,
     live_rounds,
+    live_tasks,
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
@@ -122,3 +124,32 @@ def test_work_of_more_steps_than_were_announced(most: int | None, simulate: Call
     run = simulate(own)
     assert run.curves.ended == ("ticks" if most == 9 else "steps")
     assert run.curves.time[-1] == (pytest.approx(6 * 9, rel=1e-5) if most == 9 else 0)
+
+
+@pytest.mark.parametrize("drop_rate", [0.0, 0.2])
+@pytest.mark.parametrize("chosen", ["own", "idle", "busy", "nobody"])
+def test_a_client_has_one_task_at_a_time(
+    chosen: str, drop_rate: float, simulate: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def choose(key: Key, now: Replacing) -> jax.Array:
+        at_work = now.tasks.flights.client
+        found = {
+            "own": now.own,
+            "idle": now.idle().argmax(),
+            "busy": jnp.where(at_work == now.own, EMPTY, at_work).max(),
+            "nobody": jnp.int32(-1),
+        }
+        return jnp.where(now.tasks.event < 4, now.own, found[chosen])
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        return live_tasks(hyper, num_tasks=3, num_used=2, choose=choose)
+
+    own = with_clock(
+        fedbuff.system, Live(lambda hyper: Sizes(2, hyper.local_steps, 3), clock), name="own_tasks"
+    )
+    run = simulate(own, drop_rate=drop_rate)
+    if chosen in ("own", "idle"):
+        assert run.curves.ended == "ticks" and run.curves.ticks[-1] == 6
+        return
+    assert run.curves.ended == "clients" and 0 < run.curves.ticks[-1] <= 2
+    assert "does not exist, or that is busy" in capsys.readouterr().err
