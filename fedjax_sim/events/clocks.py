@@ -24,12 +24,12 @@ TimeT = TypeVar("TimeT")
 HyperT = TypeVar("HyperT")
 """A system's settings."""
 
-ENDINGS = ("ticks", "budget", "idle", "done", "time", "steps", "versions", "clients")
+ENDINGS = ("ticks", "budget", "idle", "done", "time", "steps", "versions", "clients", "stopped")
 """Why a live lane did nothing more: it had its ticks; its time was over; nobody will ever report;
-its clock says that it is done. The others are faults of its clock: a time that is nan or before the
-last one; other steps than its sizes, or more than its `most_steps`, say; more versions in use than
-its sizes say; or a client that does not exist, is given a second task, reports twice, or is
-missing."""
+its clock says that it is done; or, the last one, `on_evaluation` stopped it. The others are faults
+of its clock: a time that is nan or before the last one; other steps than its sizes, or more than
+its `most_steps`, say; more versions in use than its sizes say; or a client that does not exist, is
+given a second task, reports twice, or is missing."""
 
 
 RUNS = -1

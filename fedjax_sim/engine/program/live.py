@@ -22,8 +22,8 @@ from fedjax_sim.streams import clock_key
 from fedjax_sim.targets import is_for_cpu, put
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
-TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
-"""Numbers of the reasons for which a lane ends."""
+TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
+"""Numbers of the reasons for which a lane ends by itself."""
 
 
 FEW_SLOTS = 128
