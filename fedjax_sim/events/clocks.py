@@ -186,6 +186,8 @@ class Received(NamedTuple):
       executed: `i32[]`, evaluations that the program ran to decide this, such as those of losses.
       needed: `i32[]`, evaluations of these that the algorithm asked for.
       is_done: `bool[]`, whether the lane ends before this, because it has learnt enough.
+      begins: When a round begins that ends with this; none begins after the lane's time. None if
+        that is the server's last action.
     """
 
     time: Instant
@@ -196,6 +198,7 @@ class Received(NamedTuple):
     executed: Any = 0
     needed: Any = 0
     is_done: Any = False
+    begins: Instant | None = None
 
 
 def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:

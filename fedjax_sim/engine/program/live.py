@@ -145,7 +145,8 @@ class LiveLane(NamedTuple):
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
         is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
         if self.system.overshoot:
-            is_over = ~lived.now.is_before(lived.until.time)
+            begins = lived.now if received.begins is None else received.begins
+            is_over = ~begins.is_before(lived.until.time)
         else:
             is_over = lived.until.time.is_before(received.time)
         is_over |= lived.until.energy.is_before(self._used(lived, clients, steps))

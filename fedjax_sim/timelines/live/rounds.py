@@ -265,6 +265,7 @@ def live_rounds(
             weight=_weights(is_in, share, taken.dtype),
             executed=asked.executed,
             needed=asked.needed,
+            begins=carried.now,
         )
         # A round in which nobody could be asked ends with its deadline, or when somebody is there.
         away = time_away(devices, jnp.arange(hyper.num_clients), carried.now).min()
