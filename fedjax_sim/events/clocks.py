@@ -24,11 +24,12 @@ TimeT = TypeVar("TimeT")
 HyperT = TypeVar("HyperT")
 """A system's settings."""
 
-ENDINGS = ("ticks", "budget", "idle", "done", "time", "steps", "versions", "clients")
+ENDINGS = ("ticks", "budget", "idle", "done", "time", "steps", "versions", "clients", "stopped")
 """Why a live lane did nothing more: it had its ticks; its time was over; nobody will ever report;
-its clock says that it is done. The others are faults of its clock: a tick before the one before it,
-other steps or more versions in use than its sizes say, or a client that does not exist, reports
-twice, or is missing."""
+its clock says that it is done; or, the last one, `on_evaluation` stopped it. The others are faults
+of its clock: a time that is nan or before the last one; other steps than its sizes, or more than
+its `most_steps`, say; more versions in use than its sizes say; or a client that does not exist, is
+given a second task, reports twice, or is missing."""
 
 
 RUNS = -1
@@ -176,6 +177,8 @@ class Received(NamedTuple):
       executed: `i32[]`, evaluations that the program ran to decide this, such as those of losses.
       needed: `i32[]`, evaluations of these that the algorithm asked for.
       is_done: `bool[]`, whether the lane ends before this, because it has learnt enough.
+      begins: When a round begins that ends with this; none begins after the lane's time. None if
+        that is the server's last action.
     """
 
     time: Instant
@@ -186,6 +189,7 @@ class Received(NamedTuple):
     executed: Any = 0
     needed: Any = 0
     is_done: Any = False
+    begins: Instant | None = None
 
 
 def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:

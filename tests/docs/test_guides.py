@@ -1,5 +1,7 @@
 """The guides: their Python blocks run in order, and their commands are words that the CLI takes."""
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
@@ -24,6 +26,7 @@ SLOW = (
     "recorded_traces",
 )
 PAGES = [*GUIDES, ROOT / ".github" / "CONTRIBUTING.md", ROOT / "README.md"]
+CODE_AND_OUTPUT = re.compile(r"```python\n(.*?)```(?:\n+```text\n(.*?)```)?", flags=re.DOTALL)
 COMMAND = re.compile(r"^fedjax-sim (.*)$", flags=re.MULTILINE)
 
 
@@ -41,15 +44,18 @@ def blocks(page: Path, language: str) -> list[str]:
     ],
 )
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The blocks of a page share one namespace, as if typed one after the other."""
+    """Blocks share one namespace; a text after a block is what the block prints."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    found = blocks(page, "python")
+    found = CODE_AND_OUTPUT.findall(page.read_text())
     assert found
     scope: dict = {"__name__": page.stem}
     with jax.numpy_rank_promotion("allow"):  # users have JAX's defaults
-        for number, block in enumerate(found, start=1):
-            exec(compile(block, f"{page.name}, block {number}", "exec"), scope)
+        for number, (block, shown) in enumerate(found, start=1):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(block, f"{page.name}, block {number}", "exec"), scope)
+            assert shown in ("", out.getvalue()), f"{page.name}, block {number}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

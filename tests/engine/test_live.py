@@ -168,6 +168,7 @@ def live_fedbuff() -> System:
         # It stays ended, although its clock would go on.
         (paced(is_done=lambda t, is_done: t == 3), "done", ""),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
+        (paced(time=lambda t, time: time.where(t < 3, Instant.at(np.nan))), "time", "is nan"),
         (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
         pytest.param(
             paced(steps=lambda t, steps: steps - 6 * (t == 3)),
@@ -332,6 +333,23 @@ def test_a_longer_run_keeps_the_rows_of_old_models(
     whole = fedjax_sim.simulate(*given, budget=Ticks(20), **options | {"num_evals": 4})
     assert whole.curves.staleness_max > 2
     same_curves(on, whole)
+
+
+def test_lanes_that_are_stopped_are_no_fault(
+    sweep: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is over, or has had its ticks, when it is stopped ended before."""
+
+    def stop(now: fedjax_sim.Progress) -> Any:
+        return [False, now.evaluation == 2, now.evaluation == 4, True]
+
+    watch, budget = Watch(on_evaluation=stop, progress=False), Time(13.0, most_ticks=20)
+    run = sweep(watch=watch, budget=budget)
+    assert run.curves.ended.values.ravel().tolist() == ["budget", "stopped", "budget", "stopped"]
+    assert run.curves.ticks.values.reshape(4, -1)[2, -1] < 8
+    assert "ended early" not in capsys.readouterr().err
+    run = sweep(watch=watch, budget=Ticks(4), num_evals=2)
+    assert run.curves.ended.values.ravel().tolist() == ["ticks", "ticks", "ticks", "stopped"]
 
 
 def test_watchers_learn_the_time(sweep: Callable) -> None:

@@ -202,6 +202,15 @@ def test_lanes_that_are_batched_evaluate_tiers_only_when_these_are_read() -> Non
         np.testing.assert_array_equal(found[True][name], found[False][name])
 
 
+@pytest.mark.parametrize("until", [1.0, 35.9, 36.1])
+def test_no_round_begins_after_the_time_of_profiling(until: float) -> None:
+    """Profiling takes three rounds of 12 units, the time of the slowest client."""
+    given = {"budget": fedjax_sim.Time(until, most_ticks=9), "num_evals": 3}
+    run = fedjax_sim.simulate(tifl.system, with_tests(), settings(), **given)
+    assert run.curves.ended == "budget"
+    assert run.curves.ticks[-1] == (until > 36)
+
+
 @pytest.mark.slow
 def test_clients_that_are_away_are_not_asked() -> None:
     """Every second one is away from time 100 to 200."""

@@ -22,8 +22,8 @@ from fedjax_sim.streams import clock_key
 from fedjax_sim.targets import is_for_cpu, put
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
-TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS = range(len(ENDINGS))
-"""Numbers of the reasons for which a lane ends."""
+TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
+"""Numbers of the reasons for which a lane ends by itself."""
 
 
 FEW_SLOTS = 128
@@ -145,7 +145,8 @@ class LiveLane(NamedTuple):
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
         is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
         if self.system.overshoot:
-            is_over = ~lived.now.is_before(lived.until.time)
+            begins = lived.now if received.begins is None else received.begins
+            is_over = ~begins.is_before(lived.until.time)
         else:
             is_over = lived.until.time.is_before(received.time)
         is_over |= lived.until.energy.is_before(self._used(lived, clients, steps))
@@ -153,10 +154,10 @@ class LiveLane(NamedTuple):
         for reason, holds in (
             (CLIENTS, is_twice | ~is_client.all()),
             (VERSIONS, (is_there & ~is_known).any()),
-            (TIME, received.time.is_before(lived.now)),
+            (TIME, received.time.is_before(lived.now) | jnp.isnan(received.time.value)),
             (STEPS, (is_there & ~is_allowed).any()),
             (BUDGET, is_over),
-            (IDLE, ~received.time.is_finite),
+            (IDLE, jnp.isposinf(received.time.value)),
             (DONE, received.is_done),
         ):
             ended = jnp.where(holds, reason, ended)

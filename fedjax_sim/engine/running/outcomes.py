@@ -33,10 +33,10 @@ from fedjax_sim.types import (
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",
-    "time": "has a clock that went back",
-    "steps": "has a clock that asked for more steps than its sizes say",
+    "time": "has a clock that went back or stands still, or whose time or deadline is nan",
+    "steps": "has a clock that asked for more steps than its sizes or its `most_steps` say",
     "versions": "has a clock with more versions in use than its sizes say",
-    "clients": "has a clock that named a client that does not exist, or one twice in a tick",
+    "clients": "has a clock that named a client that does not exist, or that is busy, or one twice",
 }
 """Endings of live lanes that are no ordinary ones, in words."""
 
@@ -84,7 +84,7 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     facts |= _energy(planned, schedule, row, timelines)
     if is_live:
         _say_what_a_rule_refuses(system, group, timelines)
-        facts["ended"] = _endings(planned, schedule, happened["ended"])
+        facts["ended"] = _endings(planned, schedule, happened["ended"], curves.stopped_at)
     part = Returned(
         places=[lane.place for lane in group],
         curves=Curves(metrics, infos, curves.models, samples),
@@ -153,18 +153,25 @@ def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[
             return
 
 
-def _endings(planned: Planned, schedule: Schedule, ended: np.ndarray) -> np.ndarray:
+def _endings(
+    planned: Planned, schedule: Schedule, ended: np.ndarray, stopped_at: np.ndarray | None
+) -> np.ndarray:
     """Return why live lanes ended, by the numbers of `ENDINGS`, and say so if it was a fault.
 
     Args:
       planned: The lanes.
       schedule: What happened in them.
       ended: `i32[L, V, E]`.
+      stopped_at: `i64[L]`, the evaluation at which a lane was stopped, or `NEVER`.
     """
     last = schedule.ticks[:, -1]
     flat = ended.reshape(len(ended), -1)
     at = np.minimum(last, flat.shape[1] - 1)
     found = np.where(last < flat.shape[1], flat[np.arange(len(flat)), at], ENDINGS.index("ticks"))
+    if stopped_at is not None:
+        # A lane that is stopped with its last tick had its ticks.
+        is_cut = (stopped_at != NEVER) & (last == stopped_at * schedule.shape[2])
+        found[is_cut & (last < planned.ticks[planned.row])] = ENDINGS.index("stopped")
     name, budget = planned.program.system.name, planned.budget
     for number in sorted(set(found.tolist())):
         lanes = [lane for lane, code in zip(planned.group, found, strict=True) if code == number]

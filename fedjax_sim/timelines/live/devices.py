@@ -58,7 +58,12 @@ def devices_of(key: Key, hyper: Any, drawn: Drawn) -> Devices:
 
 
 def running_time(
-    devices: Devices, client: Array, number: Array, steps: Array | None = None, *, most: int = 0
+    devices: Devices,
+    client: Array,
+    number: Array,
+    steps: Array | None = None,
+    *,
+    most: int | None = None,
 ) -> Array:
     """Draw how long clients compute, or look it up in the trace.
 
@@ -66,7 +71,7 @@ def running_time(
       client: Client numbers, `i32[...]`.
       number: How often each client was given work before, `i32[...]`.
       steps: Local steps, `i32[...]`; None for K.
-      most: The most steps, if `steps` are given.
+      most: The most steps, if `steps` are given, which are not counted beyond it; K if None.
 
     Returns:
       `f[...]`.
@@ -80,7 +85,7 @@ def running_time(
     is_by_step = hyper.delays.time_of == "step"
     key, num = stream(devices.key, "runtimes"), hyper.times_per_update
     if steps is not None and is_by_step:
-        num = most
+        num = hyper.local_steps if most is None else most
 
     def one(client: Array, number: Array, steps: Array | None = None) -> Array:
         one_key = jax.random.fold_in(jax.random.fold_in(key, client), number)
@@ -121,9 +126,20 @@ def are_available(devices: Devices, client: Array, now: Instant) -> Array:
       client: Client numbers.
       now: The time.
     """
+    return time_away(devices, client, now) == 0
+
+
+def time_away(devices: Devices, client: Array, now: Instant) -> Array:
+    """Compute how long clients `i32[...]` will be away from now on: `f[...]`, 0 for those here.
+
+    Args:
+      devices: The clients.
+      client: Client numbers.
+      now: The time.
+    """
     if devices.windows is None:
-        return jnp.ones(jnp.shape(client), bool)
-    return wait_of(devices.windows, client, _place(devices, client, now)) == 0
+        return jnp.zeros(jnp.shape(client), now.value.dtype)
+    return wait_of(devices.windows, client, _place(devices, client, now))
 
 
 def _place(devices: Devices, client: Array, now: Instant) -> Array:

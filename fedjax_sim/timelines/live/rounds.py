@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, is_known, struct
@@ -26,6 +27,7 @@ from fedjax_sim.timelines.live.devices import (
     keep_memory,
     remember_nothing,
     running_time,
+    time_away,
     times_of_work,
 )
 from fedjax_sim.timelines.rounds.synchronous import (
@@ -103,7 +105,9 @@ class Asked(NamedTuple):
       clients: `i32[A]`, different clients; `EMPTY` in places that are not used.
       steps: Local steps of each, `i32[A]` or one number; None for `local_steps`.
       share: What a report weighs next to the others of its round, `f[A]`; None for equal weights.
-      deadline: Longest time that the round waits, `f[]`; None for that of the settings.
+      deadline: Longest time that the round waits, `f[]`, infinite for no limit; None for that of
+        the settings. One that is nan or negative ends the lane, and so does one of 0 if no time
+        passes and nobody reports, which would happen again and again.
       executed: `i32[]`, evaluations that were run to choose them.
       needed: `i32[]`, evaluations of these that the algorithm asked for.
       takes: Time before work begins that it takes to choose them, `f[]`.
@@ -203,14 +207,14 @@ def live_rounds(
         of that. Draw from `fold_in` of the key and `round.number`.
       num_used: Reports S that are used in a round: the first ones.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
-        None.
+        None. If it asks for more the lane ends.
       first: From the settings and the clients drawn to what the choice remembers at first.
       learn: From the lane's clock key and what the round has shown to what it remembers then.
 
     Returns:
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,
       or until its deadline, plus `clock.server_interact`. If nobody is asked it lasts until its
-      deadline, without which the lane ends.
+      deadline, and without one until somebody is available, or the lane ends if somebody is.
     """
 
     most = hyper.local_steps if most_steps is None else most_steps
@@ -227,6 +231,9 @@ def live_rounds(
         is_asked, number = clients != EMPTY, carried.number
         own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
         steps = jnp.broadcast_to(jnp.asarray(own, "int32"), clients.shape)
+        if asked.steps is not None:
+            # Of more no times are drawn: a number that no lane allows.
+            steps = jnp.where(steps > most, EMPTY, steps)
         who = jnp.maximum(clients, 0)
         if hyper.delays.trace is None:
             given = None if asked.steps is None else steps[None]
@@ -258,10 +265,17 @@ def live_rounds(
             weight=_weights(is_in, share, taken.dtype),
             executed=asked.executed,
             needed=asked.needed,
+            begins=carried.now,
         )
-        # A round in which nobody could be asked ends with its deadline, or never.
-        nobody = begins.later(limit)
-        received = received._replace(time=received.time.where(is_asked.any(), nobody))
+        # A round in which nobody could be asked ends with its deadline, or when somebody is there.
+        away = time_away(devices, jnp.arange(hyper.num_clients), carried.now).min()
+        returns = carried.now.later(away).or_later(begins)
+        nobody = returns.where((away > 0) & jnp.isposinf(limit), begins.later(limit))
+        time = received.time.where(is_asked.any(), nobody)
+        if asked.deadline is not None:
+            goes_on = (limit == 0) & (is_in.any() | carried.now.is_before(time))
+            time = time.where((limit > 0) | goes_on, Instant.at(np.nan))
+        received = received._replace(time=time)
         taken = jnp.where(is_in, arrival, 0)
         memory = carried.memory if asked.memory is None else asked.memory
         later = carried._replace(now=received.time, number=number + 1, memory=memory, taken=taken)

@@ -128,7 +128,7 @@ def begin_work(
     version: Array,
     *,
     steps: Array | None = None,
-    most: int = 0,
+    most: int | None = None,
     lot: Array | None = None,
 ) -> Flights:
     """Give clients work, and draw when it begins and ends.
@@ -139,13 +139,16 @@ def begin_work(
       now: When, instants that broadcast.
       version: Server version of now, `i32[...]`.
       steps: Local steps, `i32[...]`; None for `local_steps`.
-      most: The most of these.
+      most: The most of these; `local_steps` if None. With more the lane ends when the work is in.
       lot: As in `Flights`; drawn, or the client's number, by `clock.ties` if None.
 
     Returns:
       The work, leaves `[...]`.
     """
     hyper = devices.hyper
+    if steps is not None:
+        # Of more no times are drawn: a number that no lane allows.
+        steps = jnp.where(steps > (hyper.local_steps if most is None else most), EMPTY, steps)
     running = running_time(devices, client, number, steps, most=most)
     wait, taken = times_of_work(devices, client, now, running)
     now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))
@@ -305,7 +308,8 @@ def live_tasks(
       num_tasks: Clients at work at one time, M, at most N.
       num_used: Updates whose arrival makes the server act, S.
       choose: From the lane's clock key and who has finished to the idle client that takes its
-        place. Draw from `fold_in` of the key and `tasks.event`.
+        place. Draw from `fold_in` of the key and `tasks.event`. If that client is at work, the
+        lane ends.
       weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
       first: As in `live_rounds`.
       learn: From the lane's clock key and what a tick has shown to what the choice remembers then.
@@ -335,13 +339,15 @@ def live_tasks(
         devices = devices_of(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
 
-        def land(given: tuple[Tasks, Flights, Array]) -> tuple[Tasks, Flights, Array]:
-            tasks, slots, filled = given
+        def land(given: tuple[Tasks, Flights, Array, Array]) -> tuple[Tasks, Flights, Array, Array]:
+            tasks, slots, filled, is_right = given
             place = tasks.flights.first()
             done = tasks.flights.take(place)
             tasks = tasks._replace(now=done.ends)
             lost = is_lost(devices, done.client, done.number)
             other = choose(key, Replacing(tasks, done.client, devices, state)).astype("int32")
+            is_client = (other >= 0) & (other < num_clients)
+            is_idle = (tasks.place[other] >= num_tasks) | (other == done.client)
             number = tasks.turns[other]
             new = begin_work(devices, other, number, done.ends, tasks.number)
             new = _after(new, done)
@@ -353,23 +359,26 @@ def live_tasks(
                 turns=put(tasks.turns, other, number + 1),
                 flights=tasks.flights.put(place, new),
             )
-            return tasks, slots.put(jnp.where(lost, num_used, filled), done), filled + ~lost
+            slots = slots.put(jnp.where(lost, num_used, filled), done)
+            return tasks, slots, filled + ~lost, is_right & is_client & is_idle
 
-        given = carried, slots, jnp.int32(0)
+        given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)
         are_free = devices.loss is None and devices.windows is None
         if choose is uniformly and are_free and not is_for_cpu():
             tasks, slots = _land_together(key, carried, devices, num_used)
         elif devices.loss is None:
-            tasks, slots, _ = repeat(num_used, land, given)
+            tasks, slots, _, is_right = repeat(num_used, land, given)
         else:
-            tasks, slots, _ = repeat_while(lambda given: given[2] < num_used, land, given)
+            tasks, slots, _, is_right = repeat_while(lambda given: given[2] < num_used, land, given)
         tasks = tasks._replace(
             number=carried.number + 1,
             flights=tasks.flights.after_action(tasks.now, carried.number),
             taken=slots.ends.since(slots.begins),
         )
         weight = weigh(hyper, slots.client, carried.number - slots.version)
-        return tasks, Received(tasks.now, slots.client, slots.steps, slots.version, weight)
+        # Whoever has two tasks, or does not exist, becomes a client that no lane allows.
+        clients = jnp.where(is_right, slots.client, num_clients)
+        return tasks, Received(tasks.now, clients, slots.steps, slots.version, weight)
 
     def after(key: Key, carried: Tasks, event: Event, state: Any, seen: Any) -> Tasks:
         landed = Landed(carried, event, carried.taken, state, seen)

@@ -46,3 +46,27 @@ def test_full_rounds_are_not_packed(regression: Callable, small: Callable) -> No
     layout = fedjax_sim.Layout(None, True, 1, packed=True)
     packed = fedjax_sim.sweep(*inputs, **options, layout=layout)
     np.testing.assert_allclose(packed.models, plain.models, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("oort", {}), ("powerofchoice", {"num_chosen": 2}), ("powerofchoice", {"loss_time": 15.0})],
+)
+def test_a_server_waits_for_the_morning(
+    name: str, changes: dict[str, Any], regression: Callable, small: Callable
+) -> None:
+    """Everyone is there for the first 20 of 38 units of time; a night takes one empty round."""
+    table = ClientTable(rate=[1.0] * 7, available=[[(0.0, 20.0)]] * 7, period=38.0)
+    system, law = fedjax_sim.SYSTEMS[name], {"runtime_law": "runtime_constant"}
+    given = law | {"client_table": table, "server_interact": 9.0, "num_selected": 3} | changes
+    run = fedjax_sim.simulate(
+        system, regression(), small(system, **given), budget=fedjax_sim.Ticks(25)
+    )
+    assert run.curves.ended == "ticks"
+    time, is_empty = run.timelines[0].time, (run.timelines[0].clients < 0).all(axis=1)
+    begins = np.concatenate([[0.0], time[:-1]])
+    np.testing.assert_array_equal(is_empty, begins % 38 >= 20)
+    assert 0 < is_empty.sum() < 13
+    mornings = np.maximum(np.ceil(begins / 38) * 38, begins + changes.get("loss_time", 0.0))
+    np.testing.assert_allclose(time[is_empty], mornings[is_empty], rtol=1e-6)
+    assert ("loss_time" in changes) == bool((time[is_empty] % 38 > 1).any())

@@ -1,0 +1,155 @@
+"""Live rounds and tasks end a lane with a sentence instead of going on with wrong times."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_sim
+from fedjax_sim import Ticks
+from fedjax_sim.systems import fedavg, fedbuff
+from fedjax_sim.timelines.live import (
+    Asked,
+    Choosing,
+    Clock,
+    Flights,
+    Live,
+    Received,
+    Replacing,
+    Sizes,
+    begin_work,
+    live_rounds,
+    live_tasks,
+    with_clock,
+)
+from fedjax_sim.timelines.live.devices import devices_of, draw_clients
+from fedjax_sim.types import EMPTY, Instant, Key, System
+
+
+@pytest.fixture
+def simulate(regression: Callable, small: Callable) -> Callable[..., fedjax_sim.Run]:
+    """Return a function that runs a live system for a few ticks."""
+
+    def run(system: System, budget: Any = Ticks(6), **changes: Any) -> fedjax_sim.Run:
+        like = fedbuff.system if system.can_repeat else fedavg.system
+        law = {"runtime_law": "runtime_constant", "rate_fast": 1.0, "slow_fraction": 0.0}
+        given = law | {"rate_spread": 0.0, "server_interact": 0.0} | changes
+        hyper = small(like, **given)
+        return fedjax_sim.simulate(system, regression(), hyper, budget=budget, num_evals=1)
+
+    return run
+
+
+def rounds_of(*, sizes: Sizes = Sizes(4, 9), most_steps: int | None = None, **asked: Any) -> System:
+    """Make rounds of the first four clients. asked: other fields of `Asked`."""
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        def select(key: Key, now: Choosing) -> Asked:
+            return Asked(jnp.arange(hyper.num_selected))._replace(**asked)
+
+        return live_rounds(hyper, select, num_used=hyper.num_selected, most_steps=most_steps)
+
+    return with_clock(fedavg.system, Live(lambda hyper: sizes, clock), name="own_rounds")
+
+
+@pytest.mark.parametrize("time_of", ["step", "update"])
+def test_more_steps_than_were_announced(
+    time_of: str, simulate: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five local steps are what a clock announces if it says nothing; times of more are unknown."""
+    steps = jnp.array([9, 5, 5, 5])
+    run = simulate(rounds_of(steps=steps), time_of=time_of)
+    assert run.curves.ended == "steps" and run.curves.ticks[-1] == 0
+    assert "more steps than its sizes or its `most_steps` say" in capsys.readouterr().err
+    right = simulate(rounds_of(steps=steps, most_steps=9), time_of=time_of)
+    assert right.curves.ended == "ticks"
+    assert time_of == "update" or right.curves.time[-1] == pytest.approx(6 * 9, rel=1e-5)
+
+
+@pytest.mark.parametrize("deadline", [np.nan, -5.0, 0.0])
+@pytest.mark.parametrize("server_interact", [0.0, 9.0])
+def test_deadlines_with_which_nothing_happens(
+    deadline: float, server_interact: float, simulate: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a deadline of 0 time may pass all the same, and with work that takes none all report."""
+    rounds = rounds_of(deadline=jnp.float32(deadline))
+    run = simulate(rounds, server_interact=server_interact)
+    if deadline == 0 and server_interact:
+        assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * 9.0
+        return
+    assert run.curves.ended == "time" and run.curves.ticks[-1] == 0
+    assert "whose time or deadline is nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("clients", [[0, 1, 2, 3], [EMPTY] * 4])
+def test_deadlines_of_0_with_which_something_happens(
+    clients: list[int], simulate: Callable
+) -> None:
+    """Work of no steps is in at once; a server that asks nobody may take its time for that."""
+    takes, deadline = jnp.float32(clients[0] == EMPTY), jnp.float32(0)
+    steps = jnp.zeros(4, "int32")
+    run = simulate(
+        rounds_of(clients=jnp.array(clients), steps=steps, deadline=deadline, takes=takes)
+    )
+    assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * float(takes)
+
+
+@pytest.mark.parametrize("most", [None, 5, 9])
+def test_work_of_more_steps_than_were_announced(most: int | None, simulate: Callable) -> None:
+    """One client at a time works nine steps."""
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        def work(key: Key, now: Instant, number: jax.Array) -> Flights:
+            devices = devices_of(key, hyper, draw_clients(key, hyper))
+            one = jnp.zeros(1, "int32")
+            return begin_work(
+                devices, one, one + number, now, one + number, steps=one + 9, most=most
+            )
+
+        def next_tick(key: Key, done: Flights, state: Any) -> tuple[Flights, Received]:
+            now, tick = done.ends.take(0), done.number[0] + 1
+            received = Received(now, done.client, done.steps, done.version, jnp.ones(1))
+            return work(key, now, tick), received
+
+        return Clock(
+            lambda key: work(key, Instant.at(0.0), jnp.int32(0)),
+            next_tick,
+            in_use=lambda done: done.version,
+        )
+
+    own = with_clock(fedbuff.system, Live(lambda hyper: Sizes(1, 9, 1), clock), name="one_by_one")
+    run = simulate(own)
+    assert run.curves.ended == ("ticks" if most == 9 else "steps")
+    assert run.curves.time[-1] == (pytest.approx(6 * 9, rel=1e-5) if most == 9 else 0)
+
+
+@pytest.mark.parametrize("drop_rate", [0.0, 0.2])
+@pytest.mark.parametrize("chosen", ["own", "idle", "busy", "nobody"])
+def test_a_client_has_one_task_at_a_time(
+    chosen: str, drop_rate: float, simulate: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def choose(key: Key, now: Replacing) -> jax.Array:
+        at_work = now.tasks.flights.client
+        found = {
+            "own": now.own,
+            "idle": now.idle().argmax(),
+            "busy": jnp.where(at_work == now.own, EMPTY, at_work).max(),
+            "nobody": jnp.int32(-1),
+        }
+        return jnp.where(now.tasks.event < 4, now.own, found[chosen])
+
+    def clock(problem: Any, hyper: Any) -> Clock:
+        return live_tasks(hyper, num_tasks=3, num_used=2, choose=choose)
+
+    own = with_clock(
+        fedbuff.system, Live(lambda hyper: Sizes(2, hyper.local_steps, 3), clock), name="own_tasks"
+    )
+    run = simulate(own, drop_rate=drop_rate)
+    if chosen in ("own", "idle"):
+        assert run.curves.ended == "ticks" and run.curves.ticks[-1] == 6
+        return
+    assert run.curves.ended == "clients" and 0 < run.curves.ticks[-1] <= 2
+    assert "does not exist, or that is busy" in capsys.readouterr().err
