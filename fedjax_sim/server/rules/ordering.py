@@ -96,7 +96,7 @@ def weighted_median(values: Array, weight: Array) -> Array:
     """
     # Values are compared with themselves, and a compiler that computes them twice may round them in
     # two ways (a product and a sum as one operation), so that the median is found nowhere.
-    values, weight = jax.lax.optimization_barrier((values, weight.astype(values.dtype)))
+    values, weight = jax.lax.optimization_barrier(values), weight.astype(values.dtype)
     total = weight.sum()
     half, rounding = total / 2, 2 * weight.size * jnp.finfo(values.dtype).eps * total
     find = _bisected if targets.is_for_cpu() else _sorted
