@@ -56,7 +56,7 @@ def number_of_code(*used: Any) -> int:
     that these have closed over, and of those that they name in their modules; also in lists and
     mappings, and in attributes of objects that the code names. What is not: the code of this
     package and of installed ones, unless a class has got another method; and what code finds in
-    another way, such as sets, files and what `getattr` returns.
+    another way, such as sets, files, arrays of objects and what `getattr` returns.
 
     Args:
       used: Functions, classes, and dataclasses, of which numbers and arrays are left out.
