@@ -14,7 +14,6 @@ from the same seed. Where to look:
 """
 
 from fedjax_sim.partition.by_label import (
-    CIFAR100_SUPERCLASSES,
     classes_per_client,
     dirichlet_groups,
     disjoint_groups,
@@ -23,12 +22,10 @@ from fedjax_sim.partition.by_label import (
 )
 from fedjax_sim.partition.catalogue import PARTITIONS, make
 from fedjax_sim.partition.parts import Partition, label_histogram
-from fedjax_sim.partition.schemes import TRIES_BEFORE_TOP_UP, dirichlet, iid, natural, shards
+from fedjax_sim.partition.schemes import dirichlet, iid, natural, shards
 
 __all__ = [
-    "CIFAR100_SUPERCLASSES",
     "PARTITIONS",
-    "TRIES_BEFORE_TOP_UP",
     "Partition",
     "classes_per_client",
     "dirichlet",

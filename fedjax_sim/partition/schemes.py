@@ -19,7 +19,7 @@ from fedjax_sim.partition.parts import (
 )
 from fedjax_sim.settings import ConfigError
 
-TRIES_BEFORE_TOP_UP = 100
+TRIES = 100
 """Draws of `dirichlet` with `top_up` before examples are moved to the clients that lack them."""
 
 
@@ -75,7 +75,7 @@ def dirichlet(
         infinity all shares are equal.
       seed: Whole number of at least 0.
       min_examples: Least number of examples of a client, from 1 to n / N.
-      top_up: Whether to stop after `TRIES_BEFORE_TOP_UP` draws and move examples to clients that
+      top_up: Whether to stop after 100 draws and move examples to clients that
         have too few, from the largest client's most frequent class. With many clients (a thousand,
         say) every draw leaves some with too few.
 
@@ -91,7 +91,7 @@ def dirichlet(
     check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes = np.unique(labels, return_counts=True)[1]
     if top_up:
-        for _ in range(TRIES_BEFORE_TOP_UP):
+        for _ in range(TRIES):
             per_class = cut_classes(rng, num_clients, float(alpha), sizes)
             if per_class.sum(axis=0).min() >= min_examples:
                 break

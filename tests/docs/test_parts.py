@@ -1,0 +1,29 @@
+"""The page of parts names everything that the rooms of parts export."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "parts.md"
+ROOMS = (
+    "clients",
+    "compression",
+    "datasets",
+    "diagnostics",
+    "models",
+    "partition",
+    "privacy",
+    "problems",
+    "server",
+    "timelines",
+)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_page_names_all_parts(room: str) -> None:
+    """A name that no page mentions is for nobody, and need not be exported."""
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE.read_text()))))
+    exported = set(importlib.import_module(f"fedjax_sim.{room}").__all__)
+    assert not exported - named
