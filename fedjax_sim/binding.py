@@ -134,15 +134,14 @@ def bind_together(
         stacked, axes = fedjax_sim.Bound.stack(bounds)
         states, _ = jax.vmap(lambda bound: bound.run(bound.init()), in_axes=(axes,))(stacked)
 
+    `layout`, `precision` and `differentiable` are those of `bind`.
+
     Args:
       problems: What is learnt, with equal shapes.
       hypers: Settings with equal static parts; None for the system's defaults.
       seeds: As in `bind`.
       budget: As in `bind`, or a list of schedules. Shorter ones end with ticks at which nothing
         happens.
-      layout: As in `bind`.
-      precision: As in `bind`.
-      differentiable: As in `bind`.
       start: As in `sweep`, of which seeds and settings are the lanes.
 
     Returns:

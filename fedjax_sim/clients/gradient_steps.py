@@ -174,12 +174,6 @@ def training_of(
     """Return a function from key, facts, start, client, offset and extras to a slot's training.
 
     The arguments are those of `local_training`.
-
-    Args:
-      gradient: As in `local_training`.
-      direction: As in `local_training`.
-      is_corrected: As in `local_training`.
-      proximal: As in `local_training`.
     """
 
     def followed(slope: Params, model: Params, q: Array, start: Params, *extras: Any) -> Params:
@@ -230,12 +224,10 @@ def local_steps(
 ) -> tuple[Params, Work]:
     """Run every slot's local steps, `event.steps` of them.
 
+    `start`, `starts`, `extras` and `total` are those of `Train`.
+
     Args:
       training: From a slot's start, client `i32[]`, offset `i32[]` and extras to its training.
-      start: As in `Train`.
-      starts: As in `Train`.
-      extras: As in `Train`.
-      total: As in `Train`.
 
     Returns:
       As in `Train`.
@@ -258,13 +250,10 @@ def lasting_steps(
 ) -> tuple[Params, Any, Work]:
     """Run every slot's local steps with an optimizer whose state has been kept.
 
+    `start`, `starts` and `extras` are those of `Train`.
+
     Args:
-      plan: As in `local_steps`.
-      event: As in `local_steps`.
       training: As in `local_steps`.
-      start: As in `Train`.
-      starts: As in `Train`.
-      extras: As in `Train`.
       states: The optimizer's state in each slot, leaves `[S, ...]`; None if it starts afresh.
       total: As in `Train`.
 

@@ -131,7 +131,6 @@ def example_losses(
     """Return the losses of the single examples of a client's mini-batches.
 
     Args:
-      hyper: As in `batch_loss`.
       client: `i32[]`.
       offset: `i32[]`, local steps that the client has done before.
 

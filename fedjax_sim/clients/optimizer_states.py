@@ -42,12 +42,12 @@ class LastingTrain(Protocol):
     ) -> tuple[Params, Any, Work]:
         """Run every slot's local steps.
 
+        `extras` and `total` are those of `fedjax_sim.clients.Train`.
+
         Args:
           event: The tick, in which a client fills at most one slot.
           optimizers: States of all clients' optimizers, as `first_optimizers` makes them.
           start: Model that all slots start from, leaves `[...]`.
-          extras: As in `fedjax_sim.clients.Train`.
-          total: As in `fedjax_sim.clients.Train`.
 
         Returns:
           The models reached, leaves `[S, ...]`, or the sum, leaves `[...]`; the states of all
@@ -82,9 +82,7 @@ def lasting_training(
 ) -> LastingTrain:
     """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
 
-    Args:
-      direction: As in `local_training`.
-      proximal: As in `local_training`.
+    `direction` and `proximal` are those of `local_training`.
 
     Returns:
       A function like that of `local_training`, which also takes and returns the states of all

@@ -113,6 +113,8 @@ def predictive(
 ) -> "xr.DataTree":
     """Predict further examples by every sample.
 
+    `burn_in` and `thin` are those of `to_arviz`.
+
     Args:
       run: What `sweep` or `simulate` returned with `keep=Keep(models=True)`, or the tree of
         `to_arviz`, whose samples are all used.
@@ -121,8 +123,6 @@ def predictive(
         classes.
       inputs: Inputs of the examples, a pytree of leaves `[m, ...]`.
       targets: Their targets `[m, ...]`, if they are known.
-      burn_in: As in `to_arviz`.
-      thin: As in `to_arviz`.
       seed: Seed of the draws of targets.
 
     Returns:

@@ -68,11 +68,10 @@ def simulate(
         run = fedjax_sim.simulate(fedavg.system, problem, hyper, seed=1, budget=budget)
         print(run.curves.loss[-1].item())
 
+    `budget` and `checkpoints` are those of `sweep`.
+
     Args:
-      hyper: As in `sweep`.
       seed: The seed, from 0 to 2^31 - 1.
-      budget: As in `sweep`.
-      checkpoints: As in `sweep`.
       **options: `num_evals`, `start`, `keep`, `watch`, `layout` and `precision`, as in `sweep`.
 
     Returns:

@@ -50,13 +50,11 @@ def sweep(
 ) -> "Run[HyperT]":
     """Run a sweep in parts, each in a process that a launcher starts.
 
+    `seeds` and `settings` are those of `fedjax_sim.sweep`.
+
     Args:
-      system: As in `fedjax_sim.sweep`.
       problem: As in `fedjax_sim.sweep`; anything that `cloudpickle` can carry to other processes. A
         function of the seed is called there, so that no data need to be carried.
-      hyper: As in `fedjax_sim.sweep`.
-      seeds: As in `fedjax_sim.sweep`.
-      settings: As in `fedjax_sim.sweep`.
       budget: As in `fedjax_sim.sweep`. A resumed sweep has that of the first call if it is None; if
         it is longer, all parts go on from their ends.
       checkpoints: As in `fedjax_sim.sweep`, for every part. The folder, which all machines must

@@ -265,9 +265,7 @@ def check_classes(problem: Supervised, name: str, classes: np.ndarray) -> None:
 def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
     """Give a `Supervised` problem parameters to start from, some of which may be frozen.
 
-    Args:
-      start: As in `supervised`.
-      frozen: As in `supervised`.
+    `start` and `frozen` are those of `supervised`.
 
     Raises:
       ConfigError: If `start` does not fit the network, or lacks a frozen leaf.

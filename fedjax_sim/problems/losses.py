@@ -127,9 +127,7 @@ def squared_error(outputs: Array, targets: Array) -> Array:
 def absolute_error(outputs: Array, targets: Array) -> Array:
     """Compute the absolute error of predicted numbers, the mean over an example's numbers.
 
-    Args:
-      outputs: As in `squared_error`.
-      targets: As in `squared_error`.
+    `outputs` and `targets` are those of `squared_error`.
 
     Returns:
       `f[B]`.

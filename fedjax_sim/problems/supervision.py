@@ -194,7 +194,6 @@ class Supervised:
         Args:
           params: The model.
           rows: `i32[B]`, positions of the examples in `data`.
-          key: As in `loss`.
         """
         losses, mask = self._losses(params, rows, key)
         mean = losses.mean() if mask is None else _mean_among(losses, mask)

@@ -150,9 +150,9 @@ class Wire:
     ) -> Algorithm[Any, Any]:
         """Make an algorithm whose state has the fields `server` and `memo`.
 
+        `init` and `step` are those of `Algorithm`.
+
         Args:
-          init: As in `Algorithm`.
-          step: As in `Algorithm`.
           others: Further fields of `Algorithm`. By default the model is the server's, the metrics
             are `metrics`, and clients receive `received`.
 
@@ -509,9 +509,6 @@ class Wire:
         """Sum the progress that the clients of a round report, with the round's weights.
 
         Args:
-          key: As in `average`.
-          event: As in `average`.
-          state: As in `average`.
           local: As in `average`; a sum is of progress.
           total: As in `average`.
           scale: `f[S]`, by which the server multiplies each client's progress, as in `sum`.

@@ -151,10 +151,10 @@ class Combination:
     ) -> tuple["Combination", Any]:
         """Let attackers remember a tick, see `attacks.remembering`.
 
+        `starts` and `local` are those of `attacked`.
+
         Args:
           memory: What they remember of earlier ticks.
-          starts: As in `attacked`.
-          local: As in `attacked`.
 
         Returns:
           The combination with that memory, for `attacked`, and the memory.

@@ -157,10 +157,7 @@ def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights)
     For weightings without an average, and for the average "none", this is the staleness itself,
     whatever `include_current` says.
 
-    Args:
-      clients: As in `staleness_weights`.
-      staleness: As in `staleness_weights`.
-      settings: As in `staleness_weights`.
+    `clients`, `staleness` and `settings` are those of `staleness_weights`.
 
     Returns:
       `f64[T, S]`, in server versions.

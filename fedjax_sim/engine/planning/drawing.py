@@ -213,12 +213,11 @@ def count_ticks(
 
     So many are drawn at a time as fit in memory.
 
+    `budget`, `goes_on` and `meters` are those of `request_timelines`.
+
     Args:
       seeds: D seeds.
       hypers: D settings of equal static parts.
-      budget: As in `request_timelines`.
-      goes_on: As in `request_timelines`.
-      meters: As in `request_timelines`.
 
     Returns:
       `i64[D]`.

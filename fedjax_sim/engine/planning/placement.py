@@ -97,14 +97,9 @@ MOST_PADDED = 1.5
 
 
 class Placement(NamedTuple):
-    """A layout with everything decided.
+    """A layout with everything decided; its first fields are those of `Layout`.
 
     Attributes:
-      slots_at_once: As in `Layout`.
-      lanes_at_once: As in `Layout`.
-      lane_devices: As in `Layout`.
-      client_devices: As in `Layout`.
-      lane_batches: As in `Layout`.
       family_size: Members of a family that are batched; 1 batches none.
       members: Lanes of each family; the members of a family are adjacent among all lanes.
       narrow: As in `Plan`.

@@ -111,12 +111,12 @@ def _plan_again(
 
     A run that has gone on to a longer budget, or is a part of a longer one, would choose others.
 
+    `longest` and `drawn` are those of `plan_group`.
+
     Args:
       group: The lanes.
       options: The options of the sweep.
       decided: What `Planned.decided` collected; empty if the lanes begin now.
-      longest: As in `plan_group`.
-      drawn: As in `plan_group`.
     """
     num_evals, per_eval = decided.get("evaluations", (0, None))
     longest = max(longest, num_evals * (per_eval or 0))

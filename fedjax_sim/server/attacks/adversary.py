@@ -159,13 +159,11 @@ def remembering(
     They learn from finite messages of clients that are no attackers, whether attackers are at work
     or not. A tick without such a message teaches them nothing.
 
+    `starts` and `local` are those of `attacked`.
+
     Args:
       adversary: The settings.
       memory: What attackers remember of earlier ticks, see `Attack.first_memory`.
-      key: As in `attacked`.
-      event: As in `attacked`.
-      starts: As in `attacked`.
-      local: As in `attacked`.
       num_clients: Number of clients, N.
 
     Returns:

@@ -79,10 +79,9 @@ class Attack(Checked):
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
         """Return what attackers remember once they know the messages of a tick.
 
+        `messages` and `cohort` are those of `forge`.
+
         Args:
-          key: As in `forge`.
-          messages: As in `forge`.
-          cohort: As in `forge`.
           memory: What they remembered before.
         """
         return memory

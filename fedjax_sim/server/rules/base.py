@@ -144,11 +144,7 @@ def checked_centre(
     Whatever can be checked before compiling is: weights and numbers of messages that a step
     changes cannot.
 
-    Args:
-      key: As in `Rule.centre`.
-      messages: As in `Rule.centre`.
-      weight: As in `Rule.centre`.
-      is_present: As in `Rule.centre`.
+    `messages`, `weight` and `is_present` are those of `Rule.centre`.
 
     Returns:
       Leaves `[...]`.

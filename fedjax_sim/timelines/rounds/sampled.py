@@ -181,12 +181,11 @@ def cohort_system(
 ) -> System[HyperT, Any, Any]:
     """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
+    `algorithm`, `summary` and `messages` are those of `System`.
+
     Args:
       name: Name on the command line.
       hyper: Class of the settings.
-      algorithm: As in `System`.
-      summary: As in `System`.
-      messages: As in `System`.
 
     Returns:
       The system.
