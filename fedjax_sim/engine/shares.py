@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from fedjax_sim.checking import Count, Whole, checked
-from fedjax_sim.engine.planning.drawing import count_ticks, request_timelines
-from fedjax_sim.engine.planning.energy import meters_of
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
-from fedjax_sim.engine.program.prepare import plan_group, schedules_of
+from fedjax_sim.engine.program.prepare import plan_group
 from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
@@ -158,17 +157,13 @@ class Listed(NamedTuple):
         """Draw all schedules, and find lanes of equal program and schedule, by number."""
         units = []
         for group in groups_of(self.lanes):
-            firsts, row = schedules_of(self.system, group)
-            drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-            meters = meters_of(self.system, group, row, self.options.budget)
-            timelines, ticks = request_timelines(
-                self.system, *drawn, self.options.budget, meters=meters
-            )
+            schedules = Schedules.of(self.system, group, self.options.budget)
+            timelines, ticks = schedules.request()
             examples = int(self.system.hints.step_examples(group[0].hyper))
             for number, end in enumerate(ticks):
                 is_present = timelines.clients[number, :end] != EMPTY
                 steps = int(timelines.steps[number, :end].sum(where=is_present, dtype=np.int64))
-                lanes = tuple(group[i].place for i in np.flatnonzero(row == number))
+                lanes = tuple(group[i].place for i in np.flatnonzero(schedules.row == number))
                 units.append(Unit(lanes, max(1, steps * examples)))
         return units
 
@@ -206,11 +201,7 @@ class Listed(NamedTuple):
           ConfigError: If the budget is too short for one tick, or too long.
         """
         for group in groups_of(self.lanes):
-            firsts, row = schedules_of(self.system, group)
-            drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-            budget = self.options.budget
-            meters = meters_of(self.system, group, row, budget)
-            count_ticks(self.system, *drawn, budget, goes_on=goes_on, meters=meters)
+            Schedules.of(self.system, group, self.options.budget).count_ticks(goes_on=goes_on)
 
 
 def listed(

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 import fedjax_sim
-from fedjax_sim.engine.program import prepare, replay
+from fedjax_sim.engine.planning import drawing
+from fedjax_sim.engine.program import replay
 from fedjax_sim.problems import Quadratic, make_gaussian_clients
 from fedjax_sim.systems import favano, fedavg, langevin
 
@@ -87,12 +88,12 @@ def bench_calls(turns: int) -> dict[str, Any]:
     clocks = [Clock(getattr(*program)) for program in programs]
     for program, clock in zip(programs, clocks, strict=True):
         setattr(*program, clock)
-    drawing = Clock(prepare.request_timelines)
-    prepare.request_timelines = drawing  # type: ignore[assignment]
+    drawn = Clock(drawing.request_timelines)
+    drawing.request_timelines = drawn  # type: ignore[assignment]
     measured = {}
     for name, call in calls.items():
         call()
-        found = [_median(call, clocks, drawing) for _ in range(turns)]
+        found = [_median(call, clocks, drawn) for _ in range(turns)]
         measured[name] = {what: min(each[what] for each in found) for what in found[0]}
         print(name, measured[name], flush=True)
     return {"milliseconds": measured}

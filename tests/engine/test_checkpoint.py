@@ -25,6 +25,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.compression import BlockQuantization, ScaledSign, TopK
+from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.engine.resuming import checkpoint, files, longer_runs
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
@@ -134,7 +135,7 @@ def test_a_killed_run_ends_with_the_same_bits(
             run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     assert len(list(tmp_path.rglob("state-*"))) == 2
     done = note_saves(monkeypatch)
-    monkeypatch.setattr(prepare, "request_timelines", refuse)
+    monkeypatch.setattr(drawing, "request_timelines", refuse)
     resumed = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
     assert done == [4, 5, 6, 7, 8], "three of the eight ticks had been done"
     assert_same_bits(resumed, unbroken)
@@ -148,7 +149,7 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
     whole = run(checkpoints=fedjax_sim.Checkpoints(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(prepare, "request_timelines", refuse)
+        patch.setattr(drawing, "request_timelines", refuse)
         patch.setattr(groups, "replay_schedule", refuse)
         again = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
         assert_same_bits(again, whole)

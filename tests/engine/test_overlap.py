@@ -17,7 +17,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.machine import memory, processes
-from fedjax_sim.engine.program import prepare
+from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.lifecycle import STOPPED, exit_code_of
@@ -54,7 +54,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     note(Replay, "final_models", lambda *_: "end")
     note(processes, "fetch", lambda *_: "fetch")
     note(Checkpoint, "save", lambda self, done, *_: f"save {done}")
-    note(prepare, "request_timelines", lambda system, seeds, *_: f"draw {[*seeds]}")
+    note(drawing, "request_timelines", lambda system, seeds, *_: f"draw {[*seeds]}")
     return events
 
 
@@ -191,7 +191,7 @@ def test_the_next_group_is_drawn_while_one_runs(run: Callable[..., Run], trace: 
 def test_what_is_refused_ahead_is_refused_in_its_turn(
     run: Callable[..., Run], trace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = prepare.request_timelines
+    request = drawing.request_timelines
 
     def refuse(system: Any, seeds: Any, *given: Any, **named: Any) -> Any:
         drawn = request(system, seeds, *given, **named)
@@ -199,7 +199,7 @@ def test_what_is_refused_ahead_is_refused_in_its_turn(
             raise ConfigError("seeds", seeds, "others")
         return drawn
 
-    monkeypatch.setattr(prepare, "request_timelines", refuse)
+    monkeypatch.setattr(drawing, "request_timelines", refuse)
     layout = OPTIONS["layout"]._replace(max_lanes=2)
     with pytest.raises(ConfigError, match="seeds is"):
         run(layout=layout, num_evals=1)

@@ -473,7 +473,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
     seeds, hypers = range(4), [small(FEDBUFF)] * 4
     together = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     drawn: list[int] = []
-    request = pieces.count_ticks.__globals__["request_timelines"]
+    request = count_ticks.__globals__["request_timelines"]
 
     def listen(system: Any, few: Any, *given: Any, **budget: Any) -> Any:
         drawn.append(len(few))

@@ -17,7 +17,6 @@ from fedjax_sim.engine.machine.processes import hash_traced
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import draw_timelines, request_timelines, settings_read
 from fedjax_sim.engine.planning.schedule import event_at, lay_out, without_repetition
-from fedjax_sim.engine.program import prepare
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.rules import Mean, Median
@@ -55,7 +54,7 @@ def test_lanes_that_share_a_schedule_draw_it_once(
         drawn.append(len(seeds))
         return request_timelines(system, seeds, *others, **options)
 
-    monkeypatch.setattr(prepare, "request_timelines", request)
+    monkeypatch.setattr(drawing, "request_timelines", request)
     system = SYSTEMS["fedbuff"]
     settings = {"lr": [0.02, 0.05, 0.1], "server_interact": [1.0, 12.0]}
     hyper = small(system, restart="after_interaction")

@@ -28,7 +28,8 @@ from fedjax_sim.engine.planning.budgets import (
     ticks_to_draw,
     with_further,
 )
-from fedjax_sim.engine.planning.lanes import Stacked, stack_settings
+from fedjax_sim.engine.planning.energy import meters_of
+from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
@@ -233,6 +234,58 @@ def count_ticks(
     return np.concatenate(
         [request(seeds[few], hypers[few], meters=meters and meters[few])[1] for few in drawn]
     )
+
+
+class Schedules(NamedTuple):
+    """The D schedules of a group of lanes, before they are drawn. Lanes may share one.
+
+    Attributes:
+      system: What runs.
+      budget: How long.
+      row: `i64[L]`, the number of each lane's schedule.
+      seeds: D seeds.
+      hypers: D settings of equal static parts.
+      meters: Functions from each schedule to the energy of its ticks, where the budget is one.
+    """
+
+    system: System
+    budget: Budget
+    row: np.ndarray
+    seeds: list[int]
+    hypers: list[Any]
+    meters: Meters
+
+    @classmethod
+    def of(cls, system: System, group: list[Lane], budget: Budget) -> "Schedules":
+        """Find out which lanes share a schedule: those of equal seeds and settings that it reads.
+
+        Args:
+          group: L lanes.
+
+        Raises:
+          ConfigError: If the budget is one of energy, and a lane's energy is not known.
+        """
+        reads = [True] * len(jax.tree.leaves(group[0].hyper))
+        if len({lane.seed for lane in group}) < len(group):
+            reads = settings_read(system, group[0].hyper)
+        firsts, row = distinct_schedules(group, reads)
+        seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+        meters = meters_of(system, group, row, budget)
+        return cls(system, budget, row, seeds, hypers, meters)
+
+    def request(self, *, goes_on: bool = False) -> tuple[Timeline, np.ndarray]:
+        """Draw them, see `request_timelines`."""
+        given = self.system, self.seeds, self.hypers, self.budget
+        return request_timelines(*given, goes_on=goes_on, meters=self.meters)
+
+    def count_ticks(self, *, goes_on: bool = False) -> np.ndarray:
+        """Count their ticks, `i64[D]`, see `count_ticks`."""
+        given = self.system, self.seeds, self.hypers, self.budget
+        return count_ticks(*given, goes_on=goes_on, meters=self.meters)
+
+    def measure(self) -> PlanSize:
+        """Measure them without drawing, see `measure_plan`."""
+        return measure_plan(self.system, self.seeds, self.hypers, self.budget)
 
 
 def draw_timelines(

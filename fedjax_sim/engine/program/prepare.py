@@ -12,14 +12,12 @@ import numpy as np
 
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE
-from fedjax_sim.engine.planning.drawing import request_timelines, settings_read
-from fedjax_sim.engine.planning.energy import meters_of
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import (
     Lane,
     Lanes,
     distinct_objects,
     distinct_rows,
-    distinct_schedules,
     families_of,
     precision_of,
     stack_problems,
@@ -125,14 +123,6 @@ class Planned(NamedTuple):
         return Replay(self.program, self.lanes, padded, starts=starts, is_described=is_described)
 
 
-def schedules_of(system: System, group: list[Lane]) -> tuple[list[int], np.ndarray]:
-    """Find out which lanes of a group have the same schedule; see `distinct_schedules`."""
-    reads = [True] * len(jax.tree.leaves(group[0].hyper))
-    if len({lane.seed for lane in group}) < len(group):
-        reads = settings_read(system, group[0].hyper)
-    return distinct_schedules(group, reads)
-
-
 def plan_group(
     system: System,
     group: list[Lane],
@@ -155,15 +145,12 @@ def plan_group(
     """
     # The schedules, drawn once for lanes that share one.
     hypers = [lane.hyper for lane in group]
-    firsts, row = schedules_of(system, group) if row is None else ([], row)
-    timelines, ticks = drawn or request_timelines(
-        system,
-        [group[i].seed for i in firsts],
-        [hypers[i] for i in firsts],
-        options.budget,
-        goes_on=options.folder is not None,
-        meters=meters_of(system, group, row, options.budget),
-    )
+    if row is None:
+        schedules = Schedules.of(system, group, options.budget)
+        row = schedules.row
+        drawn = drawn or schedules.request(goes_on=options.folder is not None)
+    assert drawn is not None
+    timelines, ticks = drawn
     _check_messages(system, group, timelines, ticks, row)
     if per_eval is None and system.live is not None and isinstance(options.budget, Time):
         per_eval = _ticks_between(system, hypers, options, int(ticks.max()))

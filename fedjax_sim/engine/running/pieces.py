@@ -23,10 +23,9 @@ import numpy as np
 
 from fedjax_sim.engine.machine import memory
 from fedjax_sim.engine.machine.memory import Needs, OutOfMemoryError, count_bytes
-from fedjax_sim.engine.planning.drawing import PlanSize, count_ticks, measure_plan
-from fedjax_sim.engine.planning.energy import meters_of
+from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
-from fedjax_sim.engine.program.prepare import Planned, schedules_of
+from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Checkpoints, Options
 from fedjax_sim.engine.resuming.files import (
     count_lanes,
@@ -87,11 +86,10 @@ class _Pieces:
         self._system, self._options = system, options
         # Number of the piece among those of all groups.
         self._number = 0
-        firsts, row = schedules_of(system, group)
-        self._group = [group[i] for i in np.argsort(row, kind="stable").tolist()]
-        self._drawn = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
+        schedules = Schedules.of(system, group, options.budget)
+        self._group = [group[i] for i in np.argsort(schedules.row, kind="stable").tolist()]
         self._whole = whole
-        self._plan: PlanSize = measure_plan(system, *self._drawn, options.budget)
+        self._plan = schedules.measure()
         # Ticks of the longest schedule; 0 until it is known.
         self._longest = options.budget.num_ticks if isinstance(options.budget, Ticks) else 0
         # Lanes of a piece that is known to fit.
@@ -240,12 +238,8 @@ class _Pieces:
     def _longest_of_all(self, num: int) -> int:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
         if num < len(self._whole) and not self._longest:
-            firsts, row = schedules_of(self._system, self._whole)
-            drawn = [self._whole[i].seed for i in firsts], [self._whole[i].hyper for i in firsts]
-            budget = self._options.budget
-            meters = meters_of(self._system, self._whole, row, budget)
-            ticks = count_ticks(self._system, *drawn, budget, meters=meters)
-            self._longest = int(ticks.max())
+            whole = Schedules.of(self._system, self._whole, self._options.budget)
+            self._longest = int(whole.count_ticks().max())
         return self._longest
 
     def _lanes_to_plan(self) -> int:
