@@ -12,6 +12,8 @@ from fedjax_sim.events.event import (
     Facts,
     Leaf,
     PackedRows,
+    check_fixed,
+    fixing_loops,
     next_trace,
     noting_changes,
 )
@@ -24,6 +26,8 @@ __all__ = [
     "Facts",
     "Leaf",
     "PackedRows",
+    "check_fixed",
+    "fixing_loops",
     "next_trace",
     "noting_changes",
 ]

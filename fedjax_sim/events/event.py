@@ -32,6 +32,7 @@ HAPPENED = "happened:"
 """The beginning of names of counts of what happened at ticks that were not those of a schedule."""
 
 _changes: ContextVar[set[str] | None] = ContextVar("changes", default=None)
+_loops_are_fixed: ContextVar[bool] = ContextVar("loops_are_fixed", default=False)
 
 
 class PackedRows(NamedTuple):
@@ -173,13 +174,16 @@ class Event(_Fields):
         found.facts = facts
         return found
 
-    def _replace(self, **changes: Any) -> Self:
+    def _replace(self, *, most_steps: int | None = None, **changes: Any) -> Self:
         """Change who takes part, with how many steps, with which weight, or with which batches.
 
         A slot that becomes empty has no steps and no weight. A tick whose slots are all empty stays
         so, because short lanes are padded with such ticks.
 
         Args:
+          most_steps: The most that a slot's new `steps` can be. Reverse mode needs it, because
+            loops then have this length. More steps are refused, or make the next state nan where
+            they are traced.
           changes: New values of `clients`, `steps`, `weight` or `offset`, of the shape of the old
             ones or one number for all slots. A negative client stands for nobody. A negative number
             of steps is refused, or stands for 0 where it is traced.
@@ -189,7 +193,8 @@ class Event(_Fields):
 
         Raises:
           ConfigError: If a value does not fit, or another field is replaced: which old models are
-            kept is decided before learning.
+            kept is decided before learning. Or if `steps` are replaced without `most_steps` within
+            a program that was bound as differentiable.
         """
         for name, value in changes.items():
             if name not in ("clients", "steps", "weight", "offset"):
@@ -201,8 +206,14 @@ class Event(_Fields):
             is_there = is_tick & (changes["clients"] >= 0)
             changes["clients"] = jnp.where(is_there, changes["clients"], EMPTY)
         if "steps" in changes:
-            _check_steps(changes.get("clients", self.clients), changes["steps"])
+            _check_steps(changes.get("clients", self.clients), changes["steps"], most_steps)
         known = self.facts.without(changes)
+        if most_steps is not None:
+            if "steps" not in changes:
+                raise ConfigError("most_steps", most_steps, "given with new steps only")
+            known = known._replace(most_steps=int(most_steps))
+        if "steps" in changes and _loops_are_fixed.get():
+            check_fixed(known)
         if self.facts.is_drawn and (noted := _changes.get()) is not None:
             noted |= changes.keys() & {"clients", "steps"}
         found = self.within(facts=known, **changes)
@@ -285,12 +296,41 @@ def _fitted(name: str, value: Any, old: Leaf) -> jax.Array:
     return jnp.broadcast_to(found.astype(jnp.result_type(old)), shape)
 
 
-def _check_steps(clients: Leaf, steps: Leaf) -> None:
-    """Check that no filled slot has a negative number of steps, where they are not traced."""
+def _check_steps(clients: Leaf, steps: Leaf, most: int | None) -> None:
+    """Check the steps of filled slots where they are not traced."""
+    if most is not None and not (isinstance(most, int | np.integer) and most >= 0):
+        raise ConfigError("most_steps", most, "a whole number of at least 0")
     if isinstance(clients, jax.core.Tracer) or isinstance(steps, jax.core.Tracer):
         return
-    if (least := np.where(np.asarray(clients) >= 0, steps, 0).min(initial=0)) < 0:
+    filled = np.where(np.asarray(clients) >= 0, steps, 0)
+    if (least := filled.min(initial=0)) < 0:
         raise ConfigError("event.steps", int(least), "at least 0")
+    if most is not None and (largest := filled.max(initial=0)) > most:
+        raise ConfigError("event.steps", int(largest), f"at most {most}, as most_steps says")
+
+
+def check_fixed(facts: Facts) -> None:
+    """Check that loops of local steps have a fixed length, which reverse mode needs.
+
+    Raises:
+      ConfigError: If steps were replaced by nobody knows how many.
+    """
+    if not facts.keeps("steps") and facts.most_steps is None:
+        allowed = (
+            "given with most_steps, as in event._replace(steps=..., most_steps=5), in a program "
+            "that was bound as differentiable: its loops have a fixed length"
+        )
+        raise ConfigError("event.steps", "replaced", allowed)
+
+
+@contextlib.contextmanager
+def fixing_loops() -> Iterator[None]:
+    """Refuse steps that are replaced by nobody knows how many, see `check_fixed`."""
+    token = _loops_are_fixed.set(True)
+    try:
+        yield
+    finally:
+        _loops_are_fixed.reset(token)
 
 
 def next_trace() -> int:

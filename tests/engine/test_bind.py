@@ -497,6 +497,81 @@ def test_an_event_may_be_changed_before_a_step(
 
 
 @pytest.mark.few(1)
+def test_reverse_mode_goes_through_changed_steps_whose_most_is_given(
+    regression: Callable, small: Callable
+) -> None:
+    """Loops then have that length. The gradient is that of forward mode."""
+    system, changed = fedavg.system, jnp.array([3, 1, 2])
+    hyper = small(system, num_selected=3)
+    given = system, regression(), hyper
+    smooth = bind(*given, budget=fedjax_sim.Ticks(3), differentiable=True)
+    plain = bind(*given, budget=fedjax_sim.Ticks(3))
+
+    def loss(lr: Any, bound: Bound, **known: Any) -> Any:
+        other, state = bound.with_settings(lr=lr), bound.init()
+        for t in range(3):
+            event = other.event(t)
+            state, _ = other.step(state, event._replace(steps=changed * (t + 1), **known))
+        return other.evaluate(state)["loss"]
+
+    slope = jax.grad(functools.partial(loss, bound=smooth, most_steps=9))(0.05)
+    _, expected = jax.jvp(functools.partial(loss, bound=plain), (0.05,), (1.0,))
+    np.testing.assert_allclose(slope, expected, rtol=1e-4)
+    with pytest.raises(ConfigError, match=r"event.steps is 'replaced', .*most_steps"):
+        jax.grad(functools.partial(loss, bound=smooth))(0.05)
+
+
+def test_steps_are_no_more_than_was_said(bound: Bound) -> None:
+    """Known ones are refused; traced ones make the next state nan."""
+    state, event = bound.init(), bound.event(0)
+    with pytest.raises(ConfigError, match=r"event.steps is 5, but must be at most 4"):
+        event._replace(steps=5, most_steps=4)
+    with pytest.raises(ConfigError, match=r"most_steps is -1"):
+        event._replace(steps=5, most_steps=-1)
+    with pytest.raises(ConfigError, match=r"most_steps is 4, .*new steps"):
+        event._replace(weight=0.1, most_steps=4)
+
+    @jax.jit
+    def stepped(steps: Any) -> Any:
+        return bound.step(state, event._replace(steps=steps, most_steps=4))[0]
+
+    same, few, many = (jax.tree.leaves(stepped(steps).server)[0] for steps in (4, 2, 5))
+    free, _ = bound.step(state, event._replace(steps=4))
+    np.testing.assert_allclose(same, jax.tree.leaves(free.server)[0], rtol=1e-5)
+    assert np.isfinite(few).all()
+    assert np.isnan(many).all()
+
+
+def test_steps_that_a_system_changes_have_a_most_in_reverse_mode(
+    regression: Callable, small: Callable
+) -> None:
+    """The system replaces them within its step; its state is nan too if they are more."""
+
+    def halved(most: int | None) -> Any:
+        def algorithm(problem: Any, hyper: Any, plan: Any) -> Any:
+            inner = fedavg.system.algorithm(problem, hyper, plan)
+
+            def step(key: Any, state: Any, event: Any) -> Any:
+                steps = (event.steps + 1) // 2
+                return inner.step(key, state, event._replace(steps=steps, most_steps=most))
+
+            return inner._replace(step=step)
+
+        return fedavg.system._replace(algorithm=algorithm)
+
+    def slope(most: int | None) -> Any:
+        system = halved(most)
+        given = system, regression(), small(system, local_steps=4)
+        bound = bind(*given, budget=fedjax_sim.Ticks(3), differentiable=True)
+        return jax.grad(lambda lr: final_loss(bound, lr=lr))(0.05)
+
+    assert np.isfinite(slope(2))
+    np.testing.assert_allclose(slope(2), slope(4), rtol=1e-5)
+    assert np.isnan(slope(1))
+    with pytest.raises(ConfigError, match=r"event.steps is 'replaced', .*most_steps"):
+        slope(None)
+
+
 def test_a_changed_event_names_clients_that_exist(regression: Callable, small: Callable) -> None:
     """Otherwise a sentence says so, or states are nan where clients are traced."""
     scaffold = fedjax_sim.SYSTEMS["scaffold"]

@@ -16,6 +16,7 @@ from fedjax_sim.engine.contract import check_arrays, check_state, fit_start
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
+from fedjax_sim.events import check_fixed, fixing_loops
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, check, fields, value_of
 from fedjax_sim.trees import TypedStructure, is_traced, typed_structure
@@ -235,7 +236,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           ConfigError: If the state has another form than that of `init`, or the event is none of
             one tick. If a changed event names a client that does not exist, or, where the system
             cannot do with that, a client twice; traced ones cannot be checked: the next state is
-            nan then.
+            nan then. In a differentiable program, if `steps` were replaced without `most_steps`.
         """
         self._check_given(state, event, num_dims=1)
         return _step(self, state, event)
@@ -535,7 +536,15 @@ def _check_state(bound: Bound, state: Any) -> None:
 def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
     """Return the algorithm's step. Where the run is differentiable, a backward pass repeats it."""
     step = bound._opened().step
-    return jax.checkpoint(step) if bound._static.differentiable else step
+    if not bound._static.differentiable:
+        return step
+
+    def repeatable(state: Any, event: Event) -> tuple[Any, Any]:
+        check_fixed(event.facts)
+        with fixing_loops():
+            return step(state, event)
+
+    return jax.checkpoint(repeatable)
 
 
 @jax.jit

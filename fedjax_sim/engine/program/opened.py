@@ -144,22 +144,20 @@ class Opened(NamedTuple):
             result = self.algorithm.step(self.key, state, event)
         check_step(state, event, result, changes)
         after, info = _apart((keep_narrow(state, result[0]), result[1]))
-        return self._loud(event, after), info
+        faults = self._faults_of(event)
+        if "steps" in changes:
+            faults += _more_steps_than_said(info.event)
+        return _loud(after, faults), info
 
-    def _loud(self, event: Event, state: Any) -> Any:
-        """Make a state nan if a changed event names clients that it cannot name."""
-        if event.facts.has_own_clients:
-            return state
-        num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
-        is_wrong = (event.clients >= num_clients).any()
-        if not self.system.can_repeat:
-            is_wrong |= has_twice(event.clients, event.clients >= 0, num_clients)
-
-        def loud(leaf: Any) -> Any:
-            is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-            return jnp.where(is_wrong, jnp.nan, leaf) if is_real else leaf
-
-        return jax.tree.map(loud, state)
+    def _faults_of(self, event: Event) -> list[Array]:
+        """Tell whether a changed event has clients or steps that it cannot have: `bool[]` each."""
+        faults = _more_steps_than_said(event)
+        if not event.facts.has_own_clients:
+            num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
+            faults.append((event.clients >= num_clients).any())
+            if not self.system.can_repeat:
+                faults.append(has_twice(event.clients, event.clients >= 0, num_clients))
+        return faults
 
     def evaluate(
         self, state: Any, further: Collection[str] = ()
@@ -180,6 +178,28 @@ class Opened(NamedTuple):
         taken = {*names_of(self.system.Hyper), *further}
         check_metrics([pair for each in found for pair in each.items()], taken)
         return model, in_32_bits({**found[0], **found[1]})
+
+
+def _more_steps_than_said(event: Event) -> list[Array]:
+    """Tell whether a slot has more steps than its changed event said; nothing if it said nothing.
+
+    See `Event._replace`.
+    """
+    most = event.facts.most_steps
+    return [] if most is None or event.facts.keeps("steps") else [(event.steps > most).any()]
+
+
+def _loud(state: Any, faults: list[Array]) -> Any:
+    """Make a state nan if there is a fault."""
+    if not faults:
+        return state
+    is_wrong = functools.reduce(jnp.logical_or, faults)
+
+    def loud(leaf: Any) -> Any:
+        is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        return jnp.where(is_wrong, jnp.nan, leaf) if is_real else leaf
+
+    return jax.tree.map(loud, state)
 
 
 def _apart(tree: Any) -> Any:
