@@ -137,7 +137,7 @@ def test_conditions_name_settings_and_values_that_there_are(name: str) -> None:
             declared = fields(type(owner))[other].metadata
             if not callable(values):
                 assert values and all(declared["accepts"](value) for value in values), setting
-    assert idle_of(hyper) <= fields(type(hyper)).keys()
+    assert idle_of(hyper).keys() <= fields(type(hyper)).keys()
 
 
 @struct

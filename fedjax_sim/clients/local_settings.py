@@ -48,6 +48,10 @@ def _makes_steps(value: Any) -> bool:
         return False
 
 
+def _may_remember(optimizer: Any) -> bool:
+    return optimizer is not optax.sgd
+
+
 def _is_bound(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
 
@@ -101,6 +105,7 @@ class ClientTraining(Checked):
         ("fresh", "kept"),
         "Whether the state of a client's optimizer, such as its momentum, starts afresh with each "
         "update, or is kept from one update of the client to its next.",
+        only_with={"optimizer": _may_remember},
     )
 
 

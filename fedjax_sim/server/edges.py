@@ -163,6 +163,11 @@ class EdgeTraining(Groups, LocalTraining, Reports):
             )
             raise ConfigError("training.sampling", self.training.sampling, allowed)
 
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        alone = {"work.proximal": "one local step"} if self.has_one_step else {}
+        return super().decided() | alone
+
     @property
     def has_one_step(self) -> bool:
         """Whether every client does one local step in an iteration, as in the paper."""

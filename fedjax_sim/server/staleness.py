@@ -27,13 +27,16 @@ CODE_WINDOW = 5
 """Window of the authors' public code."""
 
 
+RULES = (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge")
+
+
 @struct
 class StalenessWeights(Checked):
     """Settings of the weights in a buffer."""
 
     rule: str = choice(
         "eq8",
-        (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge"),
+        RULES,
         'Raw weight of an update. From its client\'s average staleness: "eq8" is (average b + 1) '
         '/ n, the inverse of n times the client\'s share of arrivals; "alg1" is (average + 1) / n, '
         'as Algorithm 1 prints it; "code" is average b / n, as in the authors\' code; "code_exact" '
@@ -95,6 +98,7 @@ class StalenessWeights(Checked):
         "Whether the weights of a buffer are divided by their sum, as in Algorithm 1. Otherwise "
         'they are divided by b: then influence is equal for "eq8" but the length of a server step '
         'varies, and "polynomial" becomes FedBuff\'s s(tau) / b.',
+        only_with={"rule": tuple(name for name in RULES if name != "code_exact")},
     )
 
 

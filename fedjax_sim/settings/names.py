@@ -230,18 +230,30 @@ def is_not(number: float) -> Callable[[Any], bool]:
     return lambda value: not is_known(value, number)
 
 
-def idle_of(hyper: Any) -> set[str]:
-    """Return the full names of settings without effect, as `only_with` and `decided` say.
+def idle_of(hyper: Any) -> dict[str, str]:
+    """Find the settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
+
+    Args:
+      hyper: Settings, none of which are traced.
+
+    Returns:
+      By full name, when a setting has no effect, in words that follow "left at its default".
     """
-    found = set(hyper.decided()) if hasattr(hyper, "decided") else set()
+    decided = hyper.decided() if hasattr(hyper, "decided") else {}
+    found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
     for name, field in fields(type(hyper)).items():
-        owner = value_of(hyper, name.rpartition(".")[0]) if "." in name else hyper
+        inside = name.rpartition(".")[0]
+        owner = value_of(hyper, inside) if inside else hyper
         for other, values in field.metadata.get("only_with", NO_CONDITION).items():
-            value = value_of(owner, other)
-            if not (values(value) if callable(values) else value in values):
-                found.add(name)
+            value, where = value_of(owner, other), f"{inside}.{other}" if inside else other
+            if callable(values):
+                given = str(value) if dataclasses.is_dataclass(value) else repr(value)
+                if not values(value):
+                    found.setdefault(name, f"with {where} = {given}, where it has no effect")
+            elif value not in values:
+                found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
     return found
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct, switch
+from fedjax_sim.settings import Checked, ConfigError, count, group, is_not, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
@@ -52,6 +52,7 @@ class ContactClock(Checked):
         False,
         "Whether a contacted client starts to compute only when the exchange is over, which "
         "shortens the window between contacts.",
+        only_with={"server_interact": is_not(0)},
     )
     strict_deadline: bool = switch(
         False,

@@ -132,7 +132,12 @@ class CohortRounds(Clients):
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
+        found = super().decided() | self.decided_by_trace("clock.round_time")
+        # The privacy of single examples bounds updates by local_steps in any case.
+        is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
+        if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
+            found["local_steps"] = "local_epochs"
+        return found
 
     def completed(self, problem: Any) -> Any:
         """Fill in the clients' numbers of examples, if something depends on them.

@@ -35,7 +35,11 @@ class WeightedRounds(Clients):
         "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
         "or equal weights for a schedule without a problem."
     )
-    num_selected: int = count(10, "Size of the cohort, S.")
+    num_selected: int = count(
+        10,
+        "Size of the cohort, S.",
+        only_with={"participants": ("with_replacement", "without_replacement")},
+    )
     clock: CohortClock = group(
         CohortClock(round_time="mean"),
         "how long a round takes",
