@@ -324,7 +324,7 @@ def small() -> Callable[..., Any]:
         "tifl": {"num_selected": 4, "local_steps": 5, "num_tiers": 1, "policy": "static"},
         "hierarchical": grouped,
         "async_hierarchical": grouped | {"num_reports": 4, "client_steps": 2},
-        "gen_async": {"local_steps": 5, "concurrency": 5},
+        "gen_async": {"local_steps": 5, "num_tasks": 5},
         "langevin": {"num_selected": 4, "local_steps": 5, "temperature": 1e-3, "rho": 0.5},
         "em": {},
         "fedem": compressed,

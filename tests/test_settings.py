@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pickle
 import pydoc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -118,13 +119,23 @@ def test_a_system_has_few_settings_of_its_own(name: str) -> None:
 
 
 def test_one_name_means_one_thing_in_all_systems() -> None:
-    """The last part of a name allows the same values everywhere, and no name is two settings'."""
-    found: dict[str, set[str]] = {}
+    """The last part of a name has one type, allows the same and says the same first everywhere.
+
+    What a meaning begins with, up to the first comma, is equal; symbols and details may follow. No
+    name is that of two settings of a system, or of a setting and a group.
+    """
+    found: dict[str, set[tuple[Any, str, str]]] = {}
+    held: set[str] = set()
     for system in fedjax_sim.SYSTEMS.values():
+        held |= {field.name for field in groups(system.Hyper)}
         for name, field in fields(system.Hyper).items():
-            assert short_name(system.Hyper, name) == name.rpartition(".")[2]
-            found.setdefault(name.rpartition(".")[2], set()).add(field.metadata["allowed"])
-    assert {name: allowed for name, allowed in found.items() if len(allowed) > 1} == {}
+            last = name.rpartition(".")[2]
+            assert short_name(system.Hyper, name) == last
+            meaning = re.split("[,;:.(]", field.metadata["meaning"])[0].strip()
+            told = field.metadata["parse"], field.metadata["allowed"], meaning
+            found.setdefault(last, set()).add(told)
+    assert {name: told for name, told in found.items() if len(told) > 1} == {}
+    assert not held & found.keys()
 
 
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
@@ -347,11 +358,19 @@ FORMER = {
     ("langevin", "control"): "control_variates.anchor",
     ("feddyn", "alpha"): "regularization",
     ("hierarchical", "delays"): "clock.delays_of",
+    ("fedadam", "server_momentum"): "first_decay",
+    ("gen_async", "concurrency"): "num_tasks",
+    ("oort", "penalty"): "choice.time_penalty",
+    ("pisces", "penalty"): "choice.staleness_penalty",
+    ("pisces", "choice.penalty"): "choice.staleness_penalty",
+    ("fedcs", "window"): "choice.loss_window",
 }
 
 
 def test_every_former_name_is_tried() -> None:
-    assert {name for _, name in FORMER} == {*FORMER_NAMES}
+    assert {name for _, name in FORMER if "." not in name} == {*FORMER_NAMES}
+    ends = {new.rpartition(".")[2] for new in FORMER.values()}
+    assert ends == {new for news in FORMER_NAMES.values() for new in news}
 
 
 @pytest.mark.parametrize(("system", "name"), FORMER)

@@ -114,6 +114,7 @@ def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
         "num_clients": sizes.clients,
         "num_selected": sizes.clients // 5,
         "concurrency": sizes.clients // 5,
+        "num_tasks": sizes.clients // 5,
         "buffer_size": sizes.clients // 10,
         "batch_size": sizes.batch,
         "local_steps": 20,

@@ -112,16 +112,16 @@ class EdgeWork(Checked):
 
     proximal: float = real(
         0.0,
-        "Strength mu of the pull of a client's local steps to the group's model from which they "
-        "started (FedProx). Has no effect with one local step.",
+        "Strength of the pull to where local training started, mu (FedProx): to the group's model. "
+        "Has no effect with one local step.",
         least=0,
         simpler_at=(0.0,),
     )
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of a group's clients in its mean: equal, as in the paper, or their numbers of "
-        "examples.",
+        "Weights of the clients, in the mean of their group: equal, as in the paper, or in "
+        "proportion to their numbers of examples.",
     )
     clients_at_once: int = count(1000, "Clients of a group whose batches are in memory together.")
 

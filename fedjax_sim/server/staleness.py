@@ -56,7 +56,7 @@ class StalenessWeights(Checked):
     )
     window: int = count(
         5,
-        "Updates in the window; fewer if the client has sent fewer.",
+        "Last updates of a client over which its staleness is averaged; fewer if it has sent less.",
         only_with={"rule": AVERAGED, "average": ("window",)},
     )
     decay: float = real(

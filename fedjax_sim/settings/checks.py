@@ -11,14 +11,13 @@ import numpy as np
 
 from fedjax_sim.settings.errors import ConfigError
 from fedjax_sim.settings.names import (
-    FORMER_NAMES,
     default_text,
     fields,
     fields_of,
     groups,
     idle_of,
     is_traced,
-    names_of,
+    renamed,
     value_of,
 )
 
@@ -177,7 +176,7 @@ def check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
     kind = type(owner.default)
     if not isinstance(value, kind):
         allowed = f"a `{kind.__module__}.{kind.__name__}`"
-        if new := names_of(hyper_type).get(FORMER_NAMES.get(owner.name, "")):
+        if new := renamed(hyper_type, owner.name):
             allowed += f"; the setting of this name is now called `{new}`"
         raise ConfigError(owner.name, value, allowed)
 

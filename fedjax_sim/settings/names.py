@@ -15,19 +15,26 @@ from fedjax_sim.settings.errors import ConfigError
 Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
-FORMER_NAMES = {
-    "aggregation": "field_rule",
-    "alpha": "regularization",
-    "client_weights": "weighting",
-    "control": "anchor",
-    "delays": "delays_of",
-    "participation": "participants",
-    "round_time": "round_length",
-    "sampling": "batches",
-    "selection": "candidates",
-    "weighting": "rule",
+FORMER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "aggregation": ("field_rule",),
+    "alpha": ("regularization",),
+    "client_weights": ("weighting",),
+    "concurrency": ("num_tasks",),
+    "control": ("anchor",),
+    "delays": ("delays_of",),
+    "participation": ("participants",),
+    "penalty": ("time_penalty", "staleness_penalty"),
+    "round_time": ("round_length",),
+    "sampling": ("batches",),
+    "selection": ("candidates",),
+    "server_momentum": ("first_decay",),
+    "weighting": ("rule",),
+    "window": ("loss_window",),
 }
-"""Settings that had one name and several meanings until version 0.1, and their names since."""
+"""Settings that had one name and several meanings until version 0.1, and their names since.
+
+Of several new names, a system has one.
+"""
 GONE = {
     "lr_scale": "left out: multiply lr, or let `optimizer` do it",
     "throttle": "left out: a `client_table` gives single clients their rates",
@@ -161,13 +168,25 @@ def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     known: set[str] = set()
     ends: set[str] = set()
     for kind in hyper_types:
-        if new := names_of(kind).get(FORMER_NAMES.get(name, "")):
+        if new := renamed(kind, name):
             return ConfigError("setting name", name, f"`{new}`, as it is called now")
         known |= {short_name(kind, full) for full in fields(kind)}
         ends |= {full for full in fields(kind) if full.rpartition(".")[2] == name}
     if name in GONE:
         return ConfigError("setting name", name, GONE[name])
     return ConfigError("setting name", name, f"one of {', '.join(sorted(ends or known))}")
+
+
+def renamed(hyper_type: type, name: str) -> str:
+    """Return today's full name of a setting by its former name, "" if there is none.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The former name, with or without that of a group.
+    """
+    known = names_of(hyper_type)
+    news = FORMER_NAMES.get(name.rpartition(".")[2], ())
+    return next((known[new] for new in news if new in known), "")
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:

@@ -33,7 +33,7 @@ class ContactClock(Checked):
     )
     server_interact: float = real(
         0.0,
-        "Duration of the exchange with the contacted clients, in units of virtual time.",
+        "Duration of the server's exchange with clients, in units of virtual time.",
         least=0,
         of_time=True,
     )
@@ -65,7 +65,9 @@ class ContactClock(Checked):
 class Contacts(Clients):
     """Settings of a server that contacts a uniform cohort periodically."""
 
-    num_selected: int = count(10, "Clients contacted per tick, S, drawn without replacement.")
+    num_selected: int = count(
+        10, "Size of the cohort, S: clients contacted per tick, drawn without replacement."
+    )
     clock: ContactClock = group(ContactClock(), "when the server contacts clients")
 
     @property

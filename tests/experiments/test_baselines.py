@@ -67,7 +67,8 @@ def test_all_methods_have_the_same_clients_and_clock() -> None:
         first = {key: values[0] for key, values in each.grid.items()}
         hyper = each.system.paper(**{**each.settings, **first})
         check(hyper)
-        shared = {**CLOCK, "num_clients": 100, "num_selected": 20, "concurrency": 20}
+        shared = {**CLOCK, "num_clients": 100, "num_selected": 20}
+        shared |= {"concurrency": 20, "num_tasks": 20}
         if name in AT_ONCE:
             shared["server_interact"] = 0.0
         known = names_of(type(hyper))

@@ -169,7 +169,7 @@ class Hyper(WeightedRounds):
         only_with={"temperature": is_not(0)},
     )
     gradient: str = choice(
-        "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
+        "minibatch", ("minibatch", "exact"), "Gradients of a mini-batch or of all examples."
     )
     batch_size: int = count(32, "Examples of a mini-batch.")
     training: ClientTraining = group(

@@ -65,8 +65,8 @@ class Cohort(Checked):
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of the clients whose reports are used: equal, or in proportion to their numbers "
-        "of examples.",
+        "Weights of the clients, in the mean of the reports that are used: equal, or in proportion "
+        "to their numbers of examples.",
     )
     selection: str = choice(
         "uniform",

@@ -43,7 +43,7 @@ class CohortClock(Checked):
     )
     server_interact: float = real(
         0.0,
-        "Duration of the exchange with the cohort, in units of virtual time.",
+        "Duration of the server's exchange with clients, in units of virtual time.",
         least=0,
         of_time=True,
     )

@@ -23,7 +23,7 @@ from fedjax_sim.types import Array, Key, Timeline
 class WeightedRounds(Clients):
     """Settings of synchronous rounds of weighted clients."""
 
-    local_steps: int = whole(10, "Local steps of a client in a round, K.")
+    local_steps: int = whole(10, "Local steps of a client's update, K.")
     participants: str = choice(
         "full",
         ("full", "with_replacement", "without_replacement"),
