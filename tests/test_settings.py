@@ -401,7 +401,8 @@ def test_a_setting_that_is_gone_gets_what_to_do(capsys: pytest.CaptureFixture) -
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("rate_fst", "rate_fast"), ("delays.rate_fst", "rate_fast")]
+    ("name", "nearest"),
+    [("rate_fst", "delays.rate_fast"), ("delays.rate_fst", "delays.rate_fast")],
 )
 def test_an_unknown_name_gets_the_nearest(
     name: str, nearest: str, regression: Callable, capsys: pytest.CaptureFixture

@@ -38,7 +38,14 @@ from fedjax_sim.settings.declared import (
     weights,
     whole,
 )
-from fedjax_sim.settings.errors import ConfigError, check_file, plain
+from fedjax_sim.settings.errors import (
+    ConfigError,
+    Named,
+    UnknownAttributeError,
+    UnknownNameError,
+    check_file,
+    plain,
+)
 from fedjax_sim.settings.names import (
     FORMER_NAMES,
     GONE,
@@ -70,7 +77,10 @@ __all__ = [
     "ConfigError",
     "DefaultCount",
     "DefaultTime",
+    "Named",
     "OneOfSeveral",
+    "UnknownAttributeError",
+    "UnknownNameError",
     "alternatives",
     "alternatives_in",
     "check",

@@ -159,22 +159,30 @@ def full_name(hyper_type: type, name: str) -> str:
 def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     """Return the error for a name that no setting has, or several of one struct.
 
-    It gives today's name of a setting that was renamed, or else the names that there are.
+    It gives today's name of a setting that was renamed, the settings of a group, or else the names
+    that there are, of settings and of groups.
 
     Args:
       name: The name.
       hyper_types: Classes of the settings structs among whose settings it may be.
     """
-    known: set[str] = set()
-    ends: set[str] = set()
+    ends: dict[str, str] = {}  # Full names by full and short ones, and groups.
+    owners: dict[str, str] = {}
+    held: list[str] = []
     for kind in hyper_types:
         if new := renamed(kind, name):
             return ConfigError("setting name", name, f"`{new}`, as it is called now")
-        known |= {short_name(kind, full) for full in fields(kind)}
-        ends |= {full for full in fields(kind) if full.rpartition(".")[2] == name}
+        for full in fields(kind):
+            ends |= {full.rpartition(".")[2]: full, full: full}
+            held += [full] if name in full.split(".") else []
+        owners |= {field.name: field.name for field in groups(kind)}
     if name in GONE:
         return ConfigError("setting name", name, GONE[name])
-    return ConfigError("setting name", name, f"one of {', '.join(sorted(ends or known))}")
+    ends |= owners
+    if held:
+        return ConfigError("setting name", name, f"one of {', '.join(sorted({*held}))}", {})
+    known = sorted({*ends.values()}, key=lambda full: ("." in full, full in owners, full))
+    return ConfigError("setting name", name, f"one of {', '.join(known)}", ends)
 
 
 def renamed(hyper_type: type, name: str) -> str:
