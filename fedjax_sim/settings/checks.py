@@ -18,6 +18,7 @@ from fedjax_sim.settings.names import (
     idle_of,
     is_traced,
     renamed,
+    usual_values,
     value_of,
 )
 
@@ -36,19 +37,7 @@ def check(hyper: Any) -> None:
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
-    _check_values(hyper)
-    _refuse_idle([hyper])
-
-
-def _check_values(hyper: Any) -> None:
-    """Check every field, and combinations of fields."""
-    within = _CHECKING.set(True)
-    try:
-        _check_fields(hyper)
-        if hasattr(hyper, "check_together"):
-            hyper.check_together()
-    finally:
-        _CHECKING.reset(within)
+    check_all([hyper])
 
 
 def check_all(hypers: Sequence[Any]) -> None:
@@ -62,13 +51,31 @@ def check_all(hypers: Sequence[Any]) -> None:
     Raises:
       ConfigError: As `check`.
     """
-    known = _CHECKED.set(set())
+    known, within = _CHECKED.set(set()), _CHECKING.set(True)
     try:
         for hyper in hypers:
-            _check_values(hyper)
+            _check_fields(hyper)
+        _refuse_idle(hypers)
+        for hyper in hypers:
+            _check_together(hyper)
     finally:
         _CHECKED.reset(known)
-    _refuse_idle(hypers)
+        _CHECKING.reset(within)
+
+
+def _check_values(hyper: Any) -> None:
+    """Check settings that may have no effect."""
+    within = _CHECKING.set(True)
+    try:
+        _check_fields(hyper)
+        _check_together(hyper)
+    finally:
+        _CHECKING.reset(within)
+
+
+def _check_together(hyper: Any) -> None:
+    if hasattr(hyper, "check_together"):
+        hyper.check_together()
 
 
 def _refuse_idle(hypers: Sequence[Any]) -> None:
@@ -76,24 +83,20 @@ def _refuse_idle(hypers: Sequence[Any]) -> None:
     if not hypers:
         return
     kind: type = type(hypers[0])
-    held: dict[str, list[Any]] = {}
+    held: dict[str, list[Any]] = {}  # Most points of a sweep share a group.
     for name in idle_of(hypers[0]):
         top, _, inside = name.partition(".")
-        if top not in held:  # Most points of a sweep share a group.
-            held[top] = list(
-                {id(value): value for value in (getattr(h, top) for h in hypers)}.values()
-            )
-        defaults = [fields(kind)[name].default]
-        if inside:
-            defaults.append(fields(type(held[top][0]))[inside].default)
-        for value in (value_of(each, inside) if inside else each for each in held[top]):
-            if any(_is_same(value, default) for default in defaults):
-                continue
-            idle = [idle_of(hyper) for hyper in hypers]
-            if all(name in each for each in idle):
-                allowed = f"left at {default_text(fields(kind)[name])} {idle[0][name]}"
-                raise ConfigError(name, value, allowed)
-            break
+        if top not in held:
+            found = [getattr(hyper, top) for hyper in hypers]
+            held[top] = list({id(value): value for value in found}.values())
+        for owner in held[top]:
+            value = value_of(owner, inside) if inside else owner
+            if not any(_is_same(value, usual) for usual in usual_values(kind, name)):
+                idle = [idle_of(hyper).get(name) for hyper in hypers]
+                if all(idle):
+                    allowed = f"left at {default_text(fields(kind)[name])} {idle[0]}"
+                    raise ConfigError(name, value, allowed)
+                break
 
 
 def _is_same(value: Any, default: Any) -> bool:

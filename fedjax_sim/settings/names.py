@@ -42,6 +42,9 @@ GONE = {
 """Settings that there were until version 0.1, and what to do without them."""
 
 
+_PRESETS: dict[type, list[Mapping[str, Any]]] = {}
+
+
 class DefaultTime(float):
     """A default of a setting in units of time, or per unit, in which nobody has given it.
 
@@ -282,6 +285,33 @@ def idle_of(hyper: Any) -> dict[str, str]:
             elif value not in values:
                 found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
     return found
+
+
+def note_preset(hyper_type: type, values: Mapping[str, Any]) -> None:
+    """Note the values of a preset of a settings struct, which nobody has given one by one.
+
+    Args:
+      hyper_type: The struct's class.
+      values: Values by full name.
+    """
+    _PRESETS.setdefault(hyper_type, []).append(values)
+
+
+def usual_values(hyper_type: type, name: str) -> list[Any]:
+    """List the values of a setting that need not have been given: defaults, and those of presets.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The setting's full name.
+    """
+    owner, _, last = name.rpartition(".")
+    kinds = [type(field.default) for field in groups(hyper_type) if field.name == owner]
+    noted = [values for base in hyper_type.__mro__ for values in _PRESETS.get(base, [])]
+    return [
+        fields(hyper_type)[name].default,
+        *(fields(kind)[last].default for kind in kinds),
+        *(values[name] for values in noted if name in values),
+    ]
 
 
 def describe(hyper_type: type) -> list[str]:

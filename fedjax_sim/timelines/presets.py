@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_sim.settings import fields, full_name, idle_of, names_of, with_default
+from fedjax_sim.settings import fields, full_name, names_of, note_preset, with_default
 
 HyperT = TypeVar("HyperT")
 
@@ -83,8 +83,8 @@ def preset(hyper_type: Callable[..., HyperT], values: Mapping[str, Any]) -> Call
       values: Values by short name; those that the class does not have are left out.
 
     Returns:
-      The function. It takes settings by name as the class does. A value that has no
-      effect with those, such as a speed with a recorded trace, is left at its default.
+      The function. It takes settings by name as the class does. A value that something else
+      decides, such as a speed with a recorded trace, is left at its default.
     """
     kind: Any = hyper_type
     known, about = names_of(kind), fields(kind)
@@ -94,12 +94,14 @@ def preset(hyper_type: Callable[..., HyperT], values: Mapping[str, Any]) -> Call
         if name in known
     }
 
+    note_preset(kind, chosen)
+
     def paper(**settings: Any) -> HyperT:
         made = kind(**chosen).replace(**settings)
         given = {full_name(kind, name) for name in settings if name in known}
         ours = {name for name in chosen if name.partition(".")[0] not in settings} - given
         with contextlib.suppress(AttributeError, TypeError):  # `check` refuses such values.
-            idle = ours & idle_of(made).keys()
+            idle = ours & made.decided().keys()
             made = made.replace(**{name: about[name].default for name in idle})
         return made
 

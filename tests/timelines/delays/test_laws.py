@@ -332,7 +332,7 @@ REFUSED: list[tuple[Clients, str]] = [
         (
             CLIENTS(**THREE, **{name: value}),
             f"delays.{name} is {value!r}, but must be left at {default!r} with a table of clients, "
-            "which decides it",
+            "where it has no effect",
         )
         for name, value, default in (
             ("slow_fraction", 0.5, 0.0),
