@@ -65,6 +65,7 @@ from fedjax_sim.settings.names import (
     note_preset,
     short_name,
     unknown_name,
+    usual_values,
     value_of,
     with_default,
 )
@@ -119,6 +120,7 @@ __all__ = [
     "struct",
     "switch",
     "unknown_name",
+    "usual_values",
     "value_of",
     "weights",
     "whole",

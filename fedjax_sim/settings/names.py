@@ -279,9 +279,9 @@ def idle_of(hyper: Any) -> dict[str, str]:
         for other, values in field.metadata.get("only_with", NO_CONDITION).items():
             value, where = value_of(owner, other), f"{inside}.{other}" if inside else other
             if callable(values):
-                given = str(value) if dataclasses.is_dataclass(value) else repr(value)
                 if not values(value):
-                    found.setdefault(name, f"with {where} = {given}, where it has no effect")
+                    words = f"with {where} = {_text_of(value)}, where it has no effect"
+                    found.setdefault(name, words)
             elif value not in values:
                 found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
     return found
@@ -344,8 +344,11 @@ def default_text(field: dataclasses.Field) -> str:
     Returns:
       The text.
     """
-    default = field.default
-    if callable(default):
-        return getattr(default, "__qualname__", repr(default))
+    return _text_of(field.default)
+
+
+def _text_of(value: Any) -> str:
+    if callable(value):
+        return getattr(value, "__qualname__", repr(value))
     # A part, such as a compressor, is written as the command line reads it.
-    return str(default) if dataclasses.is_dataclass(default) else repr(default)
+    return str(value) if dataclasses.is_dataclass(value) else repr(value)

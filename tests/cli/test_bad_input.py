@@ -246,7 +246,7 @@ CASES = {
     ),
     "spread of a law without": (
         [*RUN, "--set", "spread_slow=0.5"],
-        ["spread_slow", "0.5", "runtime_geom, which has no spread"],
+        ["spread_slow", "0.5", "unless delays.runtime_law is 'runtime_uniform' or"],
     ),
     "all updates lost": (
         [*RUN, "--set", "restart=free", "--set", "drop_rate=1"],

@@ -315,7 +315,8 @@ class ClientDelays(Checked):
         worst = float(np.max(value))
         if is_rate and self.runtime_law in ("runtime_geom", "count_geom") and worst > 1:
             raise ConfigError(name, worst, f"at most 1, a probability, under {self.runtime_law}")
-        if not is_rate and worst > 0 and self.runtime_law not in SPREAD_LAWS:
+        of_table = self.has_own_speeds and not is_rate
+        if of_table and worst > 0 and self.runtime_law not in SPREAD_LAWS:
             raise ConfigError(name, worst, f"0 under {self.runtime_law}, which has no spread")
         if not is_rate and self.runtime_law in BOUNDED_SPREADS:
             is_pareto = self.runtime_law == "runtime_pareto"
