@@ -155,7 +155,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         check_codes(self, "edge_aggregator", "messages.edge_compression")
         if not isinstance(self.messages.local_privacy, NoLocalPrivacy):
             allowed = "none here, because the schedule does not say who is behind an iteration"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
         if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '

@@ -101,7 +101,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
         super().check_together()
         if self.has_own_noise:
             allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
 
 class Memory(NamedTuple):

@@ -120,7 +120,7 @@ class Hyper(Clients, LocalTraining, Reports):
                 raise ConfigError(name, getattr(self, name), allowed)
         if self.has_own_noise:
             allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
     @property
     def num_slots(self) -> int:

@@ -243,7 +243,7 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
     if adversary.attackers:
         if max(adversary.attackers) >= num_clients:
             allowed = f"of clients from 0 to {num_clients - 1}"
-            raise ConfigError("attackers", adversary.attackers, allowed)
+            raise ConfigError("adversary.attackers", adversary.attackers, allowed)
         return jnp.isin(clients, jnp.asarray(adversary.attackers, "int32"))
     # Who comes early in a random order of the clients, so that shares are nested.
     bits = shuffle_bits(stream(key, "malicious"))

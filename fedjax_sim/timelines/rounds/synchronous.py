@@ -71,7 +71,7 @@ def check_clients(hyper: Any, *, are_distinct: bool) -> None:
     has_trace = hyper.delays.trace is not None
     if has_trace and len(set(hyper.recorded.client.tolist())) < hyper.num_clients:
         allowed = "with rows of every client, as any may be selected"
-        raise ConfigError("trace", "a client without rows", allowed)
+        raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
 @checked
