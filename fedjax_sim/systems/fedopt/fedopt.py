@@ -48,7 +48,7 @@ class Adaptive(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
 
 
 @struct
-class WithoutMomentum(Adaptive):
+class WithoutMomentum(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
     """Settings of FedAdagrad: Algorithm 2, by default without momentum, as in the experiments."""
 
     rule: Any = fixed(adagrad)
@@ -57,7 +57,7 @@ class WithoutMomentum(Adaptive):
 
 
 @struct
-class Yogi(Adaptive):
+class Yogi(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
     """Settings of FedYogi: Algorithm 2 on the server."""
 
     rule: Any = fixed(yogi)
