@@ -115,7 +115,13 @@ class Descent(optax.GradientTransformation):
 
 @struct
 class ClientTraining(Checked):
-    """Settings of local steps apart from their size."""
+    """Settings of local steps apart from their size.
+
+    An optimizer is any function from a learning rate, such as those of optax.
+
+        momentum = partial(optax.sgd, momentum=0.9)
+        hyper = fedavg.Hyper(training=ClientTraining(optimizer=momentum, optimizer_state="kept"))
+    """
 
     sampling: str = choice(
         "shuffled_epochs",
@@ -155,7 +161,12 @@ ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
 
 @struct
 class LocalTraining(Checked):
-    """Settings of clients' local training, whose optimizers start afresh with each update."""
+    """Settings of clients' local training, whose optimizers start afresh with each update.
+
+    Local steps are plain gradient descent by default.
+
+        assert LocalTraining(lr=0.5).local_optimizer().rate == 0.5
+    """
 
     lr: float = real(0.1, "Learning rate of local steps.", above=0)
     batch_size: int = count(32, "Examples of a mini-batch.")

@@ -67,7 +67,13 @@ RELIED_ON = (
 
 @struct
 class ClientMessages(Checked):
-    """Settings of messages both ways: compressors, error feedback, and clients' own noise."""
+    """Settings of messages both ways: compressors, error feedback, and clients' own noise.
+
+    What a biased compressor leaves out comes later with error feedback.
+
+        sparse = ClientMessages(compression=parse_compressor("top_k:kept=10"), error_feedback=True)
+        hyper = fedavg.Hyper(messages=sparse)
+    """
 
     compression: Compressor = redefault(Compression, "compression", Identity())
     error_feedback: bool = switch(

@@ -32,7 +32,13 @@ RULES = (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge")
 
 @struct
 class StalenessWeights(Checked):
-    """Settings of the weights in a buffer."""
+    """Settings of the weights in a buffer.
+
+    They are a group of the settings of FedBuff, for example.
+
+        late = StalenessWeights(rule="hinge", hinge_start=2.0, normalised=False)
+        hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(staleness=late)
+    """
 
     rule: str = choice(
         "eq8",
@@ -115,6 +121,11 @@ def staleness_weights(
     With equal averages a normalised row is the plain mean, 1 / b; with b = 1 it is 1. With "code"
     and "code_exact" a buffer without any staleness has weights 0: its tick is counted but leaves
     the model unchanged.
+
+        clients, staleness = jnp.array([[0, 1]]), jnp.array([[0, 3]])
+        settings = StalenessWeights(rule="polynomial", exponent=0.5)
+        weights = staleness_weights(clients, staleness, settings, num_clients=2)
+        assert jnp.allclose(weights, jnp.array([[2 / 3, 1 / 3]]))  # 1 and (1 + 3)^-0.5, to sum 1
 
     Args:
       clients: `i32[T, S]`, none empty, slots in order of arrival.

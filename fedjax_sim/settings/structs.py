@@ -144,9 +144,9 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     made.__signature__ = _signature_of(made)
     made.__getattr__ = _say_where
     made.__repr__ = _write_changed
-    lines = [f"  {line}" for line in describe(made)]
-    if lines:
-        made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])
+    lines = [f"      {line}" for line in describe(made)]
+    if lines:  # Indented as a class's docstring is, of which `help` removes that.
+        made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "    Settings:", *lines, ""])
     return made
 
 

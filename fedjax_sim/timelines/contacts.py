@@ -120,6 +120,9 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     empty, and the client goes on. A client works in the part of its window in which it is available
     and does not transfer messages.
 
+        contacts, _ = schedule_contacts(key, Contacts(num_clients=8, num_selected=3), 5)
+        assert (contacts.time == jnp.arange(1, 6)).all()  # the server waits for nobody
+
     Args:
       num_ticks: Number of ticks T.
 

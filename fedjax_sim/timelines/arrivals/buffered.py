@@ -185,6 +185,10 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
 
     The first ticks do not depend on `num_ticks`.
 
+        arrivals = schedule_arrivals(key, Arrivals(num_clients=8, buffer_size=3), 5)
+        staleness = jnp.arange(5)[:, None] - arrivals.version
+        assert staleness.shape == (5, 3) and (staleness >= 0).all()
+
     Args:
       hyper: Settings. With a recorded trace its rows are the updates, no delay is drawn, and the
         server acts as soon as its buffer is full.

@@ -78,6 +78,9 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
 
     The first ticks do not depend on `num_ticks`.
 
+        steps = schedule_client_queues(key, ClientQueues(num_clients=8, num_tasks=4), 5)
+        assert steps.clients.shape == (5, 1)
+
     Args:
       num_ticks: Number of ticks T.
 

@@ -102,6 +102,9 @@ class ClientDelays(Checked):
     of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
     table of clients gives single clients their own speeds, windows, losses, and bandwidths, see
     `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
+
+        slow = ClientDelays(slow_fraction=0.5, rate_slow=0.1)
+        assert fedavg.Hyper(delays=slow) == fedavg.Hyper(slow_fraction=0.5, rate_slow=0.1)
     """
 
     slow_fraction: float = real(
@@ -502,6 +505,10 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
 @checked
 def draw_client_rates(key: Key, clients: Clients) -> Array:
     """Draw every client's rate.
+
+        slow = ClientDelays(slow_fraction=0.5, slow_clients="last", rate_spread=0.0)
+        rates = draw_client_rates(key, fedavg.Hyper(num_clients=4, num_selected=2, delays=slow))
+        assert rates.tolist() == [1.0, 1.0, 1 / 8, 1 / 8]
 
     Args:
       clients: Settings.

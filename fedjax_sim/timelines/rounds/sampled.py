@@ -216,6 +216,9 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
     Reports that are not used leave no trace in the timeline, nor in the local steps and bits that
     are counted. The first rounds do not depend on `num_ticks`.
 
+        rounds = schedule_cohort_rounds(key, fedavg.Hyper(num_clients=8, num_selected=3), 5)
+        assert rounds.clients.shape == (5, 3) and (rounds.version == jnp.arange(5)[:, None]).all()
+
     Args:
       hyper: Settings of `CohortRounds`; completed if needed, and with a `batch_size`.
       num_ticks: Number of rounds T.

@@ -118,6 +118,9 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
     the weights of the others are scaled to the same sum. The first rounds do not depend on
     `num_ticks`.
 
+        everyone = schedule_weighted_rounds(key, WeightedRounds(num_clients=4), 5)
+        assert (everyone.clients == jnp.arange(4)[None]).all() and (everyone.weight == 1 / 4).all()
+
     Args:
       num_ticks: Number of rounds T.
 
