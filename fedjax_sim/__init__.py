@@ -184,7 +184,10 @@ if not TYPE_CHECKING:
                 value = getattr(importlib.import_module(home), name)
                 globals()[name] = value
                 return value
-        raise AttributeError(f"module 'fedjax_sim' has no attribute {name!r}")
+        from fedjax_sim.settings import UnknownAttributeError
+
+        sentence = f"module 'fedjax_sim' has no attribute {name!r}"
+        raise UnknownAttributeError(sentence, name, (*__all__, *_ROOMS))
 
     def __dir__():
         """List the public names and the rooms, loaded or not."""

@@ -26,7 +26,7 @@ TOLERANCE = 1e-6
 NUM_CLIENTS = 8
 SETTINGS: Mapping[str, dict[str, Any]] = {
     "fedbuff": {"buffer_size": 5, "concurrency": 6},
-    "gen_async": {"concurrency": 6},
+    "gen_async": {"num_tasks": 6},
     "fedstaleweight": {"buffer_size": 5},
     "hierarchical": {"num_groups": 3, "sync_time": 5.0},
     "async_hierarchical": {"num_groups": 3, "sync_time": 5.0},

@@ -101,7 +101,7 @@ LAYOUT_SYSTEMS: Mapping[str, tuple[dict[str, Any], str, list[float]]] = {
         [0.05, 0.1],
     ),
     "langevin": (
-        {"num_selected": 4, "local_steps": 5, "temperature": 1e-3, "rho": 0.5},
+        {"local_steps": 5, "temperature": 1e-3, "rho": 0.5},
         "step_size",
         [1e-3, 2e-3],
     ),

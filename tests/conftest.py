@@ -27,7 +27,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.reporting import results
 from fedjax_sim.reporting.plots import style
-from fedjax_sim.settings import known_values
+from fedjax_sim.settings import idle_of, known_values, names_of
 from fedjax_sim.streams import stream
 from fedjax_sim.types import LatentProblem
 
@@ -324,7 +324,7 @@ def small() -> Callable[..., Any]:
         "tifl": {"num_selected": 4, "local_steps": 5, "num_tiers": 1, "policy": "static"},
         "hierarchical": grouped,
         "async_hierarchical": grouped | {"num_reports": 4, "client_steps": 2},
-        "gen_async": {"local_steps": 5, "concurrency": 5},
+        "gen_async": {"local_steps": 5, "num_tasks": 5},
         "langevin": {"num_selected": 4, "local_steps": 5, "temperature": 1e-3, "rho": 0.5},
         "em": {},
         "fedem": compressed,
@@ -343,7 +343,10 @@ def small() -> Callable[..., Any]:
             # FA-LD follows the gradient of a sum over the about 30 examples of `regression`; the
             # other systems follow the gradient of a mean.
             chosen = {"step_size": chosen.pop("lr") / 30} | chosen
-        return system.paper(**chosen)
+        # Sizes without effect under the changes are left out.
+        known, idle = names_of(system.Hyper), idle_of(system.paper(**chosen))
+        kept = {name for name in chosen if name in changes or known[name] not in idle}
+        return system.paper(**{name: chosen[name] for name in kept})
 
     return make
 

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
 import pydoc
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,7 @@ import optax
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Layout
+from fedjax_sim import SYSTEMS, ConfigError, Layout, datasets, models, partition, systems
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
@@ -23,6 +25,9 @@ from fedjax_sim.clients import ClientTraining
 from fedjax_sim.compression.catalogue import COMPRESSORS
 from fedjax_sim.lifecycle import BAD_INPUT
 from fedjax_sim.privacy import PRIVACY
+from fedjax_sim.problems import latent
+from fedjax_sim.server.attacks.catalogue import ATTACKS
+from fedjax_sim.server.rules import RULES, parse_rule
 from fedjax_sim.settings import (
     FORMER_NAMES,
     DefaultTime,
@@ -38,11 +43,13 @@ from fedjax_sim.settings import (
     groups,
     idle_of,
     is_traced,
+    names_of,
     parse,
     real,
     redefault,
     short_name,
     struct,
+    usual_values,
     value_of,
     whole,
 )
@@ -52,6 +59,7 @@ STRUCTS: dict[str, type] = {name: system.Hyper for name, system in fedjax_sim.SY
     kind.__name__: kind for kind in (*COMPRESSORS.values(), *PRIVACY.values())
 }
 """The settings of every system, of every compressor, and of every kind of privacy."""
+FEDAVG: Any = SYSTEMS["fedavg"].Hyper
 
 
 @pytest.mark.parametrize("name", STRUCTS)
@@ -118,13 +126,23 @@ def test_a_system_has_few_settings_of_its_own(name: str) -> None:
 
 
 def test_one_name_means_one_thing_in_all_systems() -> None:
-    """The last part of a name allows the same values everywhere, and no name is two settings'."""
-    found: dict[str, set[str]] = {}
+    """The last part of a name has one type, allows the same and says the same first everywhere.
+
+    What a meaning begins with, up to the first comma, is equal; symbols and details may follow. No
+    name is that of two settings of a system, or of a setting and a group.
+    """
+    found: dict[str, set[tuple[Any, str, str]]] = {}
+    held: set[str] = set()
     for system in fedjax_sim.SYSTEMS.values():
+        held |= {field.name for field in groups(system.Hyper)}
         for name, field in fields(system.Hyper).items():
-            assert short_name(system.Hyper, name) == name.rpartition(".")[2]
-            found.setdefault(name.rpartition(".")[2], set()).add(field.metadata["allowed"])
-    assert {name: allowed for name, allowed in found.items() if len(allowed) > 1} == {}
+            last = name.rpartition(".")[2]
+            assert short_name(system.Hyper, name) == last
+            meaning = re.split("[,;:.(]", field.metadata["meaning"])[0].strip()
+            told = field.metadata["parse"], field.metadata["allowed"], meaning
+            found.setdefault(last, set()).add(told)
+    assert {name: told for name, told in found.items() if len(told) > 1} == {}
+    assert not held & found.keys()
 
 
 @pytest.mark.parametrize("name", fedjax_sim.SYSTEMS)
@@ -137,7 +155,207 @@ def test_conditions_name_settings_and_values_that_there_are(name: str) -> None:
             declared = fields(type(owner))[other].metadata
             if not callable(values):
                 assert values and all(declared["accepts"](value) for value in values), setting
-    assert idle_of(hyper) <= fields(type(hyper)).keys()
+    assert idle_of(hyper).keys() <= fields(type(hyper)).keys()
+
+
+def other_value(hyper_type: Any, name: str) -> Any:
+    """Return a value of a setting that is neither its default nor one of a preset; None without."""
+    field = fields(hyper_type)[name]
+    usual = usual_values(hyper_type, name)
+    allowed = field.metadata["allowed"].removeprefix("one of ").split(", ")
+    numbers = [0.25, 0.75, 0.5, 1.5, 3, 4, 7]
+    tried = [True, False, *numbers, *allowed[::-1], (1.0, 2.0), (1, 0), optax.adam]
+    accepts = field.metadata["accepts"]
+    return next((value for value in tried if accepts(value) and value not in usual), None)
+
+
+def settings_without_effect() -> list[tuple[str, str]]:
+    """List systems with each of their settings that has no effect at the defaults."""
+    return [
+        (name, setting)
+        for name, system in fedjax_sim.SYSTEMS.items()
+        for setting in idle_of(system.Hyper())
+        if other_value(system.Hyper, setting) is not None
+    ]
+
+
+@pytest.mark.parametrize(("name", "setting"), settings_without_effect())
+def test_a_setting_without_effect_is_refused(name: str, setting: str) -> None:
+    """At every choice that does not read it, of every system, unless it is left at its default."""
+    kind: Any = fedjax_sim.SYSTEMS[name].Hyper
+    given = kind(**{setting: other_value(kind, setting)})
+    with pytest.raises(ConfigError) as refused:
+        check(given)
+    default = re.escape(default_text(fields(kind)[setting]))
+    assert re.match(
+        rf"{re.escape(setting)} is .*, but must be left at {default} (unless|with) .*\.$",
+        str(refused.value),
+    )
+    check(kind(**{setting: fields(kind)[setting].default}))
+
+
+@pytest.mark.parametrize(
+    ("system", "given", "words"),
+    [
+        (
+            "fedavg",
+            {"local_steps": 7, "local_epochs": 2.0},
+            "local_steps is 7, but must be left at 10 with local_epochs, where it has no effect.",
+        ),
+        (
+            "fedbuff",
+            {"rule": "mean", "exponent": 0.7},
+            "staleness.exponent is 0.7, but must be left at 0.5 unless staleness.rule is "
+            "'polynomial'.",
+        ),
+        (
+            "fedavg",
+            {"rate_slow": 0.5},
+            "delays.rate_slow is 0.5, but must be left at 0.125 with delays.slow_fraction = 0.0, "
+            "where it has no effect.",
+        ),
+        (
+            "fedavg",
+            {"optimizer_state": "kept"},
+            "training.optimizer_state is 'kept', but must be left at 'fresh' with "
+            "training.optimizer = sgd, where it has no effect.",
+        ),
+        (
+            "langevin",
+            {"num_selected": 3},
+            "num_selected is 3, but must be left at 10 unless participants is 'with_replacement' "
+            "or 'without_replacement'.",
+        ),
+        (
+            "hierarchical",
+            {"group_sizes": (1, 2), "association": (0, 1, 1), "num_clients": 3},
+            "grouping.group_sizes is (1, 2), but must be left at None unless grouping.association "
+            "is None.",
+        ),
+        (
+            "hierarchical",
+            {"proximal": 0.5},
+            "work.proximal is 0.5, but must be left at 0.0 with one local step, where it has no "
+            "effect.",
+        ),
+    ],
+)
+def test_settings_that_exclude_each_other(system: str, given: dict, words: str) -> None:
+    """In Python before anything is compiled."""
+    with pytest.raises(ConfigError) as refused:
+        check(fedjax_sim.SYSTEMS[system].Hyper(**given))
+    assert str(refused.value) == words
+
+
+def test_the_privacy_of_examples_reads_local_steps_with_epochs() -> None:
+    """It bounds updates by them."""
+    private = PRIVACY["examples"](noise=1.0)
+    given = {"example_clip": 1.0, "sampling": "reshuffled", "local_epochs": 2.0}
+    check(FEDAVG(privacy=private, local_steps=7, **given))
+
+
+def test_a_sweep_may_have_points_at_which_a_setting_has_no_effect(
+    regression: Callable, small: Callable
+) -> None:
+    """One point that reads it is enough, whether it is swept itself or not; none is refused.
+
+    Nothing is compiled before that.
+    """
+    system = fedjax_sim.SYSTEMS["fedbuff"]
+    run = functools.partial(fedjax_sim.sweep, system, regression(), budget=fedjax_sim.Ticks(2))
+    for hyper, settings in (
+        (small(system, exponent=0.7), {"rule": ["mean", "polynomial"]}),
+        (small(system), {"rule": ["mean", "polynomial"], "exponent": [0.6, 0.7]}),
+    ):
+        lanes = len(settings["rule"]) * len(settings.get("exponent", [0]))
+        assert len(run(hyper, settings=settings).timelines) == lanes
+        with pytest.raises(ConfigError, match=r"^staleness\.exponent is 0\.[67], but must be left"):
+            run(hyper, settings=settings | {"rule": ["mean", "hinge"]})
+
+
+def test_values_of_a_preset_may_have_no_effect() -> None:
+    """Nobody has given them one by one; other values are refused as usual."""
+    paper = fedjax_sim.SYSTEMS["fedavg"].paper
+    check(paper(slow_fraction=0.0))
+    check(paper().replace(slow_fraction=0.0))
+    with pytest.raises(ConfigError, match=r"rate_slow is 0\.07, but must be left at 0\.125 with"):
+        check(paper(slow_fraction=0.0, rate_slow=0.07))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedavg", "--set", "local_epochs=2", "--set", "local_steps=7"], "local_steps is 7"),
+        (["fedbuff", "--set", "rule=mean", "--set", "exponent=0.7"], "staleness.exponent is 0.7"),
+        (["fedavg", "fedbuff", "--set", "rate_slow=0.5"], "delays.rate_slow is 0.5"),
+        (["langevin", "--set", "num_selected=3,4"], "num_selected is 3"),
+    ],
+)
+def test_settings_without_effect_are_refused_on_the_command_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture
+) -> None:
+    """In one sentence. Defaults of the data set that have no effect are left out."""
+    assert main(["run", *words, "--out", "nowhere"]) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert f"{said}, but must be left at" in error and error.count("\n") == 1
+    given = {"participants": ["full"], "restart": ["free"], "local_epochs": ["2"]}
+    for name in ("langevin", "fedbuff", "fedavg"):
+        known = {key: each for key, each in given.items() if key in names_of(SYSTEMS[name].Hyper)}
+        comparison.resolve_contenders([name], known, defaults_of("digits"))
+
+
+@pytest.mark.parametrize(
+    ("say", "meant"),
+    [
+        (lambda: FEDAVG(delais=1), "delays"),
+        (lambda: FEDAVG(**{"delais.rate_fast": 1.0}), "delays.rate_fast"),
+        (lambda: FEDAVG().lrr, "lr"),
+        (lambda: FEDAVG().delais, "delays"),
+        (lambda: FEDAVG().delays.rate_fst, "rate_fast"),
+        (lambda: SYSTEMS["fedavgg"], "fedavg"),
+        (lambda: systems.fedavgg, "fedavg"),
+        (lambda: fedjax_sim.sweeep, "sweep"),
+        (lambda: models.MODELS["mlp3"], "mlp32"),
+        (lambda: latent.MODELS["gaussian_mixtur"], "gaussian_mixture"),
+        (lambda: partition.PARTITIONS["dirichlt"], "dirichlet"),
+        (lambda: partition.make("dirichlt", np.zeros(4, int), num_clients=2, seed=0), "dirichlet"),
+        (lambda: datasets.load("digit"), "digits"),
+        (lambda: datasets.load_text("shakespear"), "shakespeare"),
+        (lambda: RULES["medain"], "median"),
+        (lambda: parse_rule("trimed_mean:share=0.2"), "trimmed_mean"),
+        (lambda: ATTACKS["sign_flp"], "sign_flip"),
+        (lambda: COMPRESSORS["topk"], "top_k"),
+        (lambda: PRIVACY["fxed"], "fixed"),
+        (lambda: parse(FEDAVG, "optimizer", "adamm"), "adam"),
+        (lambda: check(FEDAVG(optimizer="adamm")), "adam"),
+        (lambda: check(SYSTEMS["fedopt"].Hyper(server_optimizer="adamm")), "adam"),
+        (lambda: parse(FEDAVG, "aggregator", "medain"), "median"),
+        (lambda: parse(FEDAVG, "compression", "topk:kept=3"), "top_k"),
+        (lambda: check(FEDAVG(runtime_law="runtime_expo")), "runtime_exp"),
+    ],
+)
+def test_a_misspelt_name_gets_the_nearest(say: Callable[[], Any], meant: str) -> None:
+    """Whatever it is the name of."""
+    with pytest.raises((ConfigError, AttributeError)) as refused:
+        say()
+    assert f"(did you mean {meant!r}?)" in str(refused.value)
+
+
+def test_tables_by_name_are_dictionaries() -> None:
+    """A name that there is not is a `KeyError` too, and absent otherwise."""
+    with pytest.raises(KeyError, match=r"^system is 'fedavgg', but must be one of fedavg, "):
+        SYSTEMS["fedavgg"]
+    assert SYSTEMS.get("fedavgg") is None and "fedavgg" not in SYSTEMS
+    assert pickle.loads(pickle.dumps(RULES)) == dict(RULES)
+    assert [*dict(SYSTEMS)] == [*SYSTEMS]
+
+
+def test_a_group_named_in_the_place_of_a_setting_gets_its_settings(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    assert main(["run", "fedavg", "--set", "cohort=3"]) == BAD_INPUT
+    said = "one of cohort.selection, cohort.weighting, cohort.with_replacement."
+    assert said in capsys.readouterr().err
 
 
 @struct
@@ -162,9 +380,6 @@ def test_settings_are_given_by_name() -> None:
     """A number without a name is refused: it would set whichever setting comes first."""
     with pytest.raises(TypeError, match="takes 1 positional argument"):
         fedjax_sim.SYSTEMS["fedavg"].Hyper(4)
-
-
-FEDAVG: Any = fedjax_sim.SYSTEMS["fedavg"].Hyper
 
 
 @pytest.mark.parametrize("change", [FEDAVG, FEDAVG(num_clients=30).replace])
@@ -347,11 +562,19 @@ FORMER = {
     ("langevin", "control"): "control_variates.anchor",
     ("feddyn", "alpha"): "regularization",
     ("hierarchical", "delays"): "clock.delays_of",
+    ("fedadam", "server_momentum"): "first_decay",
+    ("gen_async", "concurrency"): "num_tasks",
+    ("oort", "penalty"): "choice.time_penalty",
+    ("pisces", "penalty"): "choice.staleness_penalty",
+    ("pisces", "choice.penalty"): "choice.staleness_penalty",
+    ("fedcs", "window"): "choice.loss_window",
 }
 
 
 def test_every_former_name_is_tried() -> None:
-    assert {name for _, name in FORMER} == {*FORMER_NAMES}
+    assert {name for _, name in FORMER if "." not in name} == {*FORMER_NAMES}
+    ends = {new.rpartition(".")[2] for new in FORMER.values()}
+    assert ends == {new for news in FORMER_NAMES.values() for new in news}
 
 
 @pytest.mark.parametrize(("system", "name"), FORMER)
@@ -382,7 +605,8 @@ def test_a_setting_that_is_gone_gets_what_to_do(capsys: pytest.CaptureFixture) -
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("rate_fst", "rate_fast"), ("delays.rate_fst", "rate_fast")]
+    ("name", "nearest"),
+    [("rate_fst", "delays.rate_fast"), ("delays.rate_fst", "delays.rate_fast")],
 )
 def test_an_unknown_name_gets_the_nearest(
     name: str, nearest: str, regression: Callable, capsys: pytest.CaptureFixture

@@ -21,7 +21,7 @@ from fedjax_sim.datasets import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots, results
-from fedjax_sim.settings import ConfigError, names_of
+from fedjax_sim.settings import ConfigError, idle_of, names_of
 from fedjax_sim.types import Model
 
 HELD_OUT = 0.1
@@ -114,6 +114,7 @@ def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
         "num_clients": sizes.clients,
         "num_selected": sizes.clients // 5,
         "concurrency": sizes.clients // 5,
+        "num_tasks": sizes.clients // 5,
         "buffer_size": sizes.clients // 10,
         "batch_size": sizes.batch,
         "local_steps": 20,
@@ -131,9 +132,11 @@ def standard_algorithms(sizes: Any, *, smoke: bool) -> dict[str, Contestant]:
 def contestant(
     system: str, settings: Mapping[str, Any], grid: Mapping[str, Sequence[float]]
 ) -> Contestant:
-    """Make a contestant of a system and those of the settings that it has."""
+    """Make a contestant of a system and those of the settings that have an effect on it."""
     known = names_of(SYSTEMS[system].Hyper)
     fixed = {key: value for key, value in settings.items() if key in known}
+    idle = idle_of(SYSTEMS[system].paper(**fixed))
+    fixed = {key: value for key, value in fixed.items() if known[key] not in idle}
     return Contestant(SYSTEMS[system], fixed, grid)
 
 

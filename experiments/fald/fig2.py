@@ -232,7 +232,7 @@ def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> 
             name=f"panel {panel}",
             local_steps=LOCAL_STEPS,
             participants=who.scheme,
-            num_selected=who.num_selected or problem.centers.shape[0],
+            **({} if who.scheme == "full" else {"num_selected": who.num_selected}),
         )
         for place, (panel, who) in enumerate(PANELS.items())
         if panel in sizes.panels

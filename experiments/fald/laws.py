@@ -84,7 +84,7 @@ def compare(
         step_size=STEP_SIZE,
         local_steps=local_steps,
         participants=who.scheme,
-        num_selected=who.num_selected or 1,
+        **({} if who.scheme == "full" else {"num_selected": who.num_selected}),
     )
     clients, at = clients_of(problem), [1, 2, 4, 8]
     far = 0.0
@@ -150,11 +150,12 @@ def measure_noise(sizes: Sizes) -> Found:
     }
     hyper: Any = langevin.paper(num_clients=5, gradient="exact", step_size=STEP_SIZE, local_steps=4)
     far = 0.0
-    for who, num_selected in (("full", 1), ("with_replacement", 1)):
+    one = {"participants": "with_replacement", "num_selected": 1}
+    for who in ({}, one):
         run = fedjax_sim.sweep(
             langevin.system,
             flat,
-            hyper.replace(participants=who, num_selected=num_selected),
+            hyper.replace(**who),
             **options,
         )
         moved = np.diff(
@@ -165,7 +166,7 @@ def measure_noise(sizes: Sizes) -> Found:
         )
         for j, rho in enumerate(RHOS):
             groups = [(moved[j].ravel(), 1.0)]
-            if who != "full":
+            if who:
                 groups = [
                     (moved[j][drawn[j] == c], rho**2 + (1 - rho**2) / weights[c]) for c in range(5)
                 ]
@@ -417,7 +418,7 @@ def measure_mean(sizes: Sizes) -> tuple[Found, Agreement]:
             [problem],
             num_chains=3,
             num_rounds=1,
-            participation="without_replacement",
+            participants="without_replacement",
             num_selected=2,
             step_size=STEP_SIZE,
         )

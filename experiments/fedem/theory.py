@@ -356,20 +356,19 @@ def measure_irrelevance() -> Found:
     """
     toy = Toy(clients_apart(N, M, DIM, spread=2.0), KAPPA)
     hyper: Any = fedem.paper(num_clients=N, batch_size=BATCH, gamma=0.3)
-    ways = [{"memory_start": "mean_field"}, {"memory_start": "zero"}, {"field_rule": "naive"}]
-    settings = {"alpha": [0.01, 0.5, 1.0]}
+    ways = {"mean_field": ["fedem", "naive"], "zero": ["fedem"]}
     ran = [
         curves_of(
             fedem.system,
             toy.problem,
-            hyper.replace(**way),
+            hyper.replace(memory_start=start),
             budget=Ticks(60),
             num_evals=60,
-            settings=settings,
+            settings={"alpha": [0.01, 0.5, 1.0], "field_rule": rules},
         )
-        for way in ways
+        for start, rules in ways.items()
     ]
-    fields = np.concatenate([data.mean_field.values[:, 0] for data in ran])
+    fields = np.concatenate([data.mean_field.values.reshape(-1, 61) for data in ran])
     return {"relative difference": float(np.max(np.abs(fields / fields[0] - 1)))}
 
 

@@ -16,9 +16,18 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.summaries import label_of
-from fedjax_sim.settings import ConfigError, check, fields, names_of, parse, unknown_name, value_of
+from fedjax_sim.settings import (
+    ConfigError,
+    check_all,
+    fields,
+    idle_of,
+    names_of,
+    parse,
+    unknown_name,
+    value_of,
+)
 from fedjax_sim.systems import SYSTEMS
-from fedjax_sim.timelines import Clients, Trace
+from fedjax_sim.timelines import Trace
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
@@ -54,12 +63,7 @@ class Contender(NamedTuple):
 
     def unused_settings(self) -> set[str]:
         """List the full names of settings that have no effect at any of the points."""
-        return set.intersection(
-            *(
-                set(hyper.decided() if isinstance(hyper, Clients) else ())
-                for _, hyper in self.points()
-            )
-        )
+        return set.intersection(*(set(idle_of(hyper)) for _, hyper in self.points()))
 
     def resolved(self) -> dict[str, Any]:
         """Return all settings as plain values for config.json, lists for those that are swept."""
@@ -146,8 +150,7 @@ def resolve_contenders(
         left_to_others = used - _used(names_of(system.Hyper), draft)
         applied = {name: values for name, values in texts.items() if name not in left_to_others}
         found.append(_contender(system, applied, defaults))
-        for _, hyper in found[-1].points():
-            check(hyper)
+        check_all([hyper for _, hyper in found[-1].points()])
     return found
 
 
@@ -172,14 +175,14 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
             )
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     usual = {**usual, **defaults.tuned.get(system.name, {})}
-    fixed = {name: value for name, value in usual.items() if name in known}
-    fixed |= {name: each[0] for name, each in values.items() if len(each) == 1}
+    fixed = {name: each[0] for name, each in values.items() if len(each) == 1}
+    swept = {name: each for name, each in values.items() if len(each) > 1}
     make = system.paper if defaults.preset else system.Hyper
-    return Contender(
-        system,
-        make(**fixed),
-        {name: each for name, each in values.items() if len(each) > 1},
-    )
+    usual = {name: value for name, value in usual.items() if name in known}
+    # Defaults of the data set that have no effect with what was given are left out.
+    unused = Contender(system, make(**usual | fixed), swept).unused_settings()
+    usual = {name: value for name, value in usual.items() if known[name] not in unused}
+    return Contender(system, make(**usual | fixed), swept)
 
 
 def check_problems(contender: Contender, problems: Sequence[Problem]) -> None:

@@ -106,6 +106,7 @@ DEFAULTS: dict[str, Defaults] = {
             "num_selected": 6,
             "buffer_size": 5,
             "concurrency": 6,
+            "num_tasks": 6,
             "local_steps": 10,
             "batch_size": 16,
             "step_size": 5e-5,

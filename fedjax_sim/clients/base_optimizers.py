@@ -27,7 +27,7 @@ class BaseOptimizer(LocalTraining):
     """
 
     momentum: float = real(
-        0.9, "Momentum of the base optimizer, beta, if it is sgd.", least=0, most=0.999
+        0.9, "Momentum of local steps, beta, if the base optimizer is sgd.", least=0, most=0.999
     )
 
     @property

@@ -1,6 +1,7 @@
 """Settings of clients' local training, and their optimizer."""
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -21,15 +22,54 @@ from fedjax_sim.settings import (
 from fedjax_sim.types import Params
 
 
-def _optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
-    return getattr(optax, name)
+@functools.cache
+def _optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """Find optax's optimizers: its functions of a learning rate."""
+    return {
+        name: each
+        for name, each in vars(optax).items()
+        if inspect.isfunction(each)
+        and "learning_rate" in inspect.signature(each).parameters
+        and not name.startswith(("_", "scale_by"))
+    }
+
+
+def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
+    """Return optax's optimizer of a name.
+
+    Args:
+      name: The name, such as "adam".
+
+    Raises:
+      ConfigError: If there is none.
+    """
+    if name not in _optimizers():
+        allowed = f"one of {', '.join(_optimizers())}, which are the optax optimizers"
+        raise ConfigError("optimizer", name, allowed)
+    return _optimizers()[name]
+
+
+def refuse_name(setting: str, value: Any) -> None:
+    """Refuse the name of an optimizer in the place of its function.
+
+    Args:
+      setting: The setting.
+      value: What was given.
+
+    Raises:
+      ConfigError: If it is a text.
+    """
+    if isinstance(value, str):
+        try:
+            optimizer_named(value)
+        except ConfigError as error:
+            raise ConfigError(setting, value, error.parts[2]) from None
+        allowed = f"a function such as optax.{value}; only the command line takes names"
+        raise ConfigError(setting, value, allowed)
 
 
 def _makes_optimizers(value: Any) -> bool:
-    if isinstance(value, str):
-        function = value if hasattr(optax, value) else "adam"
-        allowed = f"a function such as optax.{function}; only the command line takes names"
-        raise ConfigError("optimizer", value, allowed)
+    refuse_name("optimizer", value)
     return isinstance(value, Hashable) and _makes_steps(value)
 
 
@@ -46,6 +86,10 @@ def _makes_steps(value: Any) -> bool:
         return jax.eval_shape(step, model, model).shape == model.shape
     except (AttributeError, TypeError, ValueError):
         return False
+
+
+def _may_remember(optimizer: Any) -> bool:
+    return optimizer is not optax.sgd
 
 
 def _is_bound(value: Any) -> bool:
@@ -71,7 +115,13 @@ class Descent(optax.GradientTransformation):
 
 @struct
 class ClientTraining(Checked):
-    """Settings of local steps apart from their size."""
+    """Settings of local steps apart from their size.
+
+    An optimizer is any function from a learning rate, such as those of optax.
+
+        momentum = partial(optax.sgd, momentum=0.9)
+        hyper = fedavg.Hyper(training=ClientTraining(optimizer=momentum, optimizer_state="kept"))
+    """
 
     sampling: str = choice(
         "shuffled_epochs",
@@ -93,7 +143,7 @@ class ClientTraining(Checked):
         "the name of an optax optimizer, or a function from a learning rate to a gradient "
         "transformation",
         _makes_optimizers,
-        _optimizer_named,
+        optimizer_named,
         meaning="Local optimizer.",
     )
     optimizer_state: str = choice(
@@ -101,6 +151,7 @@ class ClientTraining(Checked):
         ("fresh", "kept"),
         "Whether the state of a client's optimizer, such as its momentum, starts afresh with each "
         "update, or is kept from one update of the client to its next.",
+        only_with={"optimizer": _may_remember},
     )
 
 
@@ -110,7 +161,12 @@ ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
 
 @struct
 class LocalTraining(Checked):
-    """Settings of clients' local training, whose optimizers start afresh with each update."""
+    """Settings of clients' local training, whose optimizers start afresh with each update.
+
+    Local steps are plain gradient descent by default.
+
+        assert LocalTraining(lr=0.5).local_optimizer().rate == 0.5
+    """
 
     lr: float = real(0.1, "Learning rate of local steps.", above=0)
     batch_size: int = count(32, "Examples of a mini-batch.")

@@ -24,6 +24,9 @@ def read_rows(models: Params, rows: Array) -> Params:
 def read_clients(models: Params, clients: Array) -> Params:
     """Read the rows of clients: leaves `[S, ...]`; those of client 0 in empty slots.
 
+        models = jnp.arange(3.0)  # of three clients
+        assert read_clients(models, jnp.array([2, -1])).tolist() == [2.0, 0.0]
+
     Args:
       models: Leaves `[N, ...]`.
       clients: `i32[S]`, negative for empty slots.
@@ -37,6 +40,9 @@ def read_clients(models: Params, clients: Array) -> Params:
 @checked
 def write_clients(models: Params, clients: Array, new: Params) -> Params:
     """Write new models into the rows of their clients; empty slots write nothing.
+
+        models = write_clients(jnp.zeros(3), jnp.array([2, -1]), jnp.array([5.0, 7.0]))
+        assert models.tolist() == [0.0, 0.0, 5.0]
 
     Args:
       models: Leaves `[N, ...]`.

@@ -6,22 +6,25 @@ from fedjax_sim.compression.biased import ScaledSign, TopK
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
 from fedjax_sim.compression.powers import Luq
 from fedjax_sim.compression.sparse import RandK, RandSparsification
-from fedjax_sim.settings import parse_kind
+from fedjax_sim.settings import Named, parse_kind
 
-COMPRESSORS: dict[str, type[Compressor]] = {
-    kind.name: kind
-    for kind in (
-        Identity,
-        BlockQuantization,
-        Dithering,
-        StochasticRounding,
-        RandSparsification,
-        RandK,
-        Luq,
-        TopK,
-        ScaledSign,
-    )
-}
+COMPRESSORS: Named[type[Compressor]] = Named(
+    "compressor",
+    {
+        kind.name: kind
+        for kind in (
+            Identity,
+            BlockQuantization,
+            Dithering,
+            StochasticRounding,
+            RandSparsification,
+            RandK,
+            Luq,
+            TopK,
+            ScaledSign,
+        )
+    },
+)
 """Every kind of compressor, by name."""
 
 

@@ -31,6 +31,9 @@ class Dataset(NamedTuple):
     Images are kept as they were published, as bytes from 0 to 255; images that a user gives as
     floating-point numbers are finite float32.
 
+        digits = load("digits")
+        assert digits.train_images.shape == (1437, 8, 8, 1) and digits.num_classes == 10
+
     Attributes:
       train_images: `u8[n, H, W, C]` or `f32[n, H, W, C]`.
       train_labels: `i32[n]`, from 0 to num_classes - 1.
@@ -63,6 +66,10 @@ def from_arrays(
     train_clients: np.ndarray | None = None,
 ) -> Dataset:
     """Make a data set from your own arrays.
+
+        images, labels = np.zeros((20, 8, 8), np.uint8), np.arange(20) % 2
+        own = from_arrays(images[:15], labels[:15], images[15:], labels[15:])
+        assert own.num_classes == 2
 
     Args:
       train_images: Finite bytes or floats `[n, H, W, C]`, `[n, H, W]` (one channel) or `[n, D]`

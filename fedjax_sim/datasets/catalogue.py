@@ -18,6 +18,8 @@ from fedjax_sim.settings import ConfigError
 def names() -> dict[str, str]:
     """List the names that `load` and `load_text` accept.
 
+        assert {"digits", "mnist", "tiny_shakespeare"} <= fedjax_sim.datasets.names().keys()
+
     Returns:
       A description of one line for each name. The names "npz:PATH" and "text:PATH" stand for your
       own files.
@@ -60,6 +62,8 @@ def what_to_fetch() -> list[dict[str, str]]:
 def is_text(name: str) -> bool:
     """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images.
 
+        assert is_text("tiny_shakespeare") and not is_text("digits")
+
     Args:
       name: A name as `load` and `load_text` accept it.
 
@@ -83,6 +87,10 @@ def load(
 
     The test set of `tiny_imagenet` is its validation set, because its test images have no public
     labels.
+
+        cancer = load("breast_cancer")  # bundled, as "digits"; nothing is fetched
+        computed = load("synthetic_0.5_0.5")  # with 30 clients of its own
+        assert cancer.train_images.shape == (426, 1, 1, 30) and computed.train_clients.max() == 29
 
     Args:
       name: One of `names()`. For your own file, give its path; the prefix `npz:` may be left out
@@ -123,6 +131,9 @@ def load_text(
     cache_dir: str | os.PathLike | None = None,
 ) -> Text:
     """Load a text by name; plays are cut into sequences with the default options of `from_text`.
+
+        (folder / "play.txt").write_text("ANNA:\\nHello.\\n\\n" * 100)
+        assert load_text(str(folder / "play.txt")).speakers == ("ANNA",)
 
     Args:
       name: "tiny_shakespeare", "shakespeare", "stackoverflow", or the path of a `.txt` file with or

@@ -43,6 +43,9 @@ def make_synthetic(
 ) -> Dataset:
     """Draw the data of Synthetic(alpha, beta), whose clients the partition "natural" keeps.
 
+        far_apart = make_synthetic(1.0, 1.0, num_clients=5)
+        assert far_apart.train_images.shape[1:] == (1, 1, 60) and far_apart.num_classes == 10
+
     Args:
       alpha: Spread of the means of clients' models, at least 0; it changes no label.
       beta: How much clients' inputs differ, at least 0.

@@ -96,6 +96,10 @@ def from_text(
     al., arXiv 2003.00295). That benchmark has 86 fixed characters and two further codes, for the
     beginning and the end of a speech.
 
+        play = "ANNA:\\nHello.\\n\\nBEN:\\nGoodbye.\\n\\n" * 20
+        text = from_text(play, sequence_length=10, name="play")
+        assert text.speakers == ("ANNA", "BEN") and text.train_sequences.shape[1] == 11
+
     Args:
       text: The play, in the form that the module's docstring shows.
       sequence_length: Characters to predict in a sequence, L, at least 1.

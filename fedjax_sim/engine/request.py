@@ -378,7 +378,7 @@ def _check_without_privacy(system: System, hyper: Any) -> None:
             allowed = (
                 f"none for {system.name}: whom a live clock chooses follows from clients' data"
             )
-            raise ConfigError(name, str(value), allowed)
+            raise ConfigError(known[name], str(value), allowed)
 
 
 def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]:

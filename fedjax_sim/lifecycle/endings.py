@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -335,16 +335,17 @@ def is_terminal(stream: Any) -> bool:
         return False
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str], shown: Mapping[str, str] | None = None) -> str:
     """Suggest the known name that is nearest to a misspelt one.
 
     Args:
       name: What the user wrote.
       known: The names there are.
+      shown: What is suggested for each of them, if it is not the name itself.
 
     Returns:
       Text such as " (did you mean 'favano'?)", to be put at the end of a sentence; empty if no
       name is near.
     """
     found = difflib.get_close_matches(str(name).lower(), list(known), 1)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    return f" (did you mean {(shown or {}).get(found[0], found[0])!r}?)" if found else ""

@@ -11,6 +11,7 @@ from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import MLP, LogisticRegression
 from fedjax_sim.models.recurrent import CharacterRNN
 from fedjax_sim.models.resnet import resnet18, resnet20
+from fedjax_sim.settings import Named
 
 
 @checked
@@ -27,46 +28,49 @@ class Entry(NamedTuple):
     make: Callable[[int, Convolution], nn.Module]
 
 
-MODELS: dict[str, Entry] = {
-    "logistic": Entry(
-        "logistic regression", lambda num_classes, _: LogisticRegression(num_classes)
-    ),
-    "mlp32": Entry(
-        "perceptron with 32 hidden units, FAVANO's network for MNIST",
-        lambda num_classes, _: MLP((32,), num_classes),
-    ),
-    "mlp50": Entry(
-        "perceptron with 50 hidden units, hierarchical FL's network for MNIST",
-        lambda num_classes, _: MLP((50,), num_classes),
-    ),
-    "mlp128": Entry(
-        "perceptron with 128 hidden units", lambda num_classes, _: MLP((128,), num_classes)
-    ),
-    "lenet": Entry("LeNet-5, the CNN of hierarchical FL", LeNet),
-    "cnn2": Entry(
-        "two double-convolution blocks, FedStaleWeight's CNN for 28x28",
-        lambda num_classes, convolution: DoubleConvNet(num_classes, (32, 64), convolution),
-    ),
-    "cnn3": Entry(
-        "three double-convolution blocks, FedStaleWeight's CNN for 32x32",
-        lambda num_classes, convolution: DoubleConvNet(num_classes, (32, 64, 128), convolution),
-    ),
-    "cnn_small": Entry("two convolutions and one pooling, as in pfl's benchmark", SmallCNN),
-    "resnet20": Entry(
-        "ResNet-20 with group normalisation, for 32x32",
-        lambda num_classes, convolution: resnet20(num_classes, convolution=convolution),
-    ),
-    "resnet18": Entry(
-        "ResNet-18 with group normalisation, for 64x64",
-        lambda num_classes, convolution: resnet18(num_classes, convolution=convolution),
-    ),
-    "char_lstm": Entry(
-        "two layers of 256 LSTM cells over characters, for text",
-        lambda num_classes, _: CharacterRNN(num_classes),
-    ),
-    "char_gru": Entry(
-        "two layers of 256 GRU cells over characters, for text",
-        lambda num_classes, _: CharacterRNN(num_classes, cell="gru"),
-    ),
-}
+MODELS: Named[Entry] = Named(
+    "model",
+    {
+        "logistic": Entry(
+            "logistic regression", lambda num_classes, _: LogisticRegression(num_classes)
+        ),
+        "mlp32": Entry(
+            "perceptron with 32 hidden units, FAVANO's network for MNIST",
+            lambda num_classes, _: MLP((32,), num_classes),
+        ),
+        "mlp50": Entry(
+            "perceptron with 50 hidden units, hierarchical FL's network for MNIST",
+            lambda num_classes, _: MLP((50,), num_classes),
+        ),
+        "mlp128": Entry(
+            "perceptron with 128 hidden units", lambda num_classes, _: MLP((128,), num_classes)
+        ),
+        "lenet": Entry("LeNet-5, the CNN of hierarchical FL", LeNet),
+        "cnn2": Entry(
+            "two double-convolution blocks, FedStaleWeight's CNN for 28x28",
+            lambda num_classes, convolution: DoubleConvNet(num_classes, (32, 64), convolution),
+        ),
+        "cnn3": Entry(
+            "three double-convolution blocks, FedStaleWeight's CNN for 32x32",
+            lambda num_classes, convolution: DoubleConvNet(num_classes, (32, 64, 128), convolution),
+        ),
+        "cnn_small": Entry("two convolutions and one pooling, as in pfl's benchmark", SmallCNN),
+        "resnet20": Entry(
+            "ResNet-20 with group normalisation, for 32x32",
+            lambda num_classes, convolution: resnet20(num_classes, convolution=convolution),
+        ),
+        "resnet18": Entry(
+            "ResNet-18 with group normalisation, for 64x64",
+            lambda num_classes, convolution: resnet18(num_classes, convolution=convolution),
+        ),
+        "char_lstm": Entry(
+            "two layers of 256 LSTM cells over characters, for text",
+            lambda num_classes, _: CharacterRNN(num_classes),
+        ),
+        "char_gru": Entry(
+            "two layers of 256 GRU cells over characters, for text",
+            lambda num_classes, _: CharacterRNN(num_classes, cell="gru"),
+        ),
+    },
+)
 """The networks that the command line lists."""

@@ -16,47 +16,50 @@ from fedjax_sim.partition.by_label import (
 )
 from fedjax_sim.partition.parts import Partition
 from fedjax_sim.partition.schemes import dirichlet, iid, natural, shards
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, Named
 
-PARTITIONS: dict[str, tuple[Callable[..., Partition], str]] = {
-    "iid": (iid, "random equal parts"),
-    "classes": (
-        classes_per_client,
-        "equal parts of a few distinct classes each (option classes, 2 by default)",
-    ),
-    "dirichlet": (
-        dirichlet,
-        "each class in Dirichlet proportions over clients (options alpha, min_examples)",
-    ),
-    "shards": (
-        shards,
-        "equal shards of the data sorted by label (option shards_per_client, 2 by default)",
-    ),
-    "label_groups": (
-        label_groups,
-        "the first few labels for the last clients, all other labels for the first clients "
-        "(options slow_fraction, slow_labels, held_out)",
-    ),
-    "dirichlet_groups": (
-        dirichlet_groups,
-        "each class in Dirichlet proportions over groups of clients, evenly within a group "
-        "(options group_sizes, alpha, min_examples)",
-    ),
-    "disjoint_groups": (
-        disjoint_groups,
-        "groups of clients that share no label, a few labels per client "
-        "(options group_sizes, classes)",
-    ),
-    "pachinko": (
-        pachinko,
-        "a superclass, then a class in it, in Dirichlet proportions of each client, for CIFAR-100 "
-        "(options alpha, 0.1 by default, and in Python beta and superclasses)",
-    ),
-    "natural": (
-        natural,
-        "the clients that the data came with, if any (in Python: option client_ids, an array)",
-    ),
-}
+PARTITIONS: Named[tuple[Callable[..., Partition], str]] = Named(
+    "partition",
+    {
+        "iid": (iid, "random equal parts"),
+        "classes": (
+            classes_per_client,
+            "equal parts of a few distinct classes each (option classes, 2 by default)",
+        ),
+        "dirichlet": (
+            dirichlet,
+            "each class in Dirichlet proportions over clients (options alpha, min_examples)",
+        ),
+        "shards": (
+            shards,
+            "equal shards of the data sorted by label (option shards_per_client, 2 by default)",
+        ),
+        "label_groups": (
+            label_groups,
+            "the first few labels for the last clients, all other labels for the first clients "
+            "(options slow_fraction, slow_labels, held_out)",
+        ),
+        "dirichlet_groups": (
+            dirichlet_groups,
+            "each class in Dirichlet proportions over groups of clients, evenly within a group "
+            "(options group_sizes, alpha, min_examples)",
+        ),
+        "disjoint_groups": (
+            disjoint_groups,
+            "groups of clients that share no label, a few labels per client "
+            "(options group_sizes, classes)",
+        ),
+        "pachinko": (
+            pachinko,
+            "a superclass, then a class in it, in Dirichlet proportions of each client, for "
+            "CIFAR-100 (options alpha, 0.1 by default, and in Python beta and superclasses)",
+        ),
+        "natural": (
+            natural,
+            "the clients that the data came with, if any (in Python: option client_ids, an array)",
+        ),
+    },
+)
 """A function and a description of one line for each name."""
 
 
@@ -80,8 +83,6 @@ def make(
       ConfigError: If the name or an option is unknown, if a required option is missing, or if the
         function refuses a value.
     """
-    if name not in PARTITIONS:
-        raise ConfigError("partition", name, "one of " + ", ".join(PARTITIONS))
     function = PARTITIONS[name][0]
     known = {
         option: parameter

@@ -140,7 +140,7 @@ class Mechanism(NamedTuple):
         """
         if self.selection not in SELECTIONS:
             allowed = "one of " + ", ".join(SELECTIONS) + " with privacy: no accountant covers it"
-            raise ConfigError("selection", self.selection, allowed)
+            raise ConfigError("cohort.selection", self.selection, allowed)
         is_subset = self.cohort < self.num_clients
         if self.accountant == "pld" and self.selection == "uniform" and is_subset:
             allowed = (

@@ -9,6 +9,7 @@ from fedjax_sim.checking import checked
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
+    Named,
     choice,
     count,
     fixed,
@@ -180,10 +181,13 @@ class CorrelatedNoise(Privacy):
         return bool(np.any(np.asarray(self.noise) > 0))
 
 
-PRIVACY: dict[str, type[Privacy]] = {
-    kind.name: kind
-    for kind in (NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise)
-}
+PRIVACY: Named[type[Privacy]] = Named(
+    "privacy",
+    {
+        kind.name: kind
+        for kind in (NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise)
+    },
+)
 """Every kind, by name."""
 
 

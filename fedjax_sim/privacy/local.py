@@ -37,7 +37,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.privacy.accounting import check_package
 from fedjax_sim.privacy.clipping import clip_sums, clip_updates, gaussian_like
-from fedjax_sim.settings import Checked, fixed, parse_kind, real, struct, write_kind
+from fedjax_sim.settings import Checked, Named, fixed, parse_kind, real, struct, write_kind
 from fedjax_sim.types import Array, Key, Params
 
 FINEST = 1e-4
@@ -305,9 +305,9 @@ def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
     return jax.tree.map(jnp.add, clipped, jax.vmap(privacy.draw)(keys, clipped))
 
 
-LOCAL_PRIVACY: dict[str, type[LocalPrivacy]] = {
-    kind.name: kind for kind in (NoLocalPrivacy, LocalGaussian, LocalLaplace)
-}
+LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named(
+    "local privacy", {kind.name: kind for kind in (NoLocalPrivacy, LocalGaussian, LocalLaplace)}
+)
 """Every kind, by name."""
 
 

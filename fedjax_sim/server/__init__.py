@@ -20,7 +20,6 @@ from fedjax_sim.server.aggregation import (
 )
 from fedjax_sim.server.approximation import Approximation, broadcast_bits, keep_random
 from fedjax_sim.server.buffer import (
-    StaleArrivals,
     WeightedArrivals,
     schedule_stale_arrivals,
     weigh_arrivals,
@@ -78,7 +77,6 @@ __all__ = [
     "RoundState",
     "ScheduledReports",
     "ServerStep",
-    "StaleArrivals",
     "StalenessWeights",
     "Versioned",
     "WeightedArrivals",

@@ -43,6 +43,9 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
     Weights of a schedule sum to 1. Where a step has changed them, or who takes part, missing weight
     counts for the model that clients started from.
 
+        ends = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+        assert jnp.allclose(mean_of(event, model, ends), event.weight @ ends)
+
     Args:
       start: That model, leaves `[...]`.
       models: Leaves `[S, ...]`.

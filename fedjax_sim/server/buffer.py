@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked, shape
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.settings import group, redefault, struct
-from fedjax_sim.timelines import ArrivalClock, Arrivals, schedule_arrivals
+from fedjax_sim.settings import group, struct
+from fedjax_sim.timelines import Arrivals, schedule_arrivals
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -19,13 +19,6 @@ class WeightedArrivals(Arrivals):
     """Settings of arrivals that are weighted by staleness."""
 
     staleness: StalenessWeights = group(StalenessWeights(), "weights of the updates in a buffer")
-
-
-@struct
-class StaleArrivals(WeightedArrivals):
-    """Settings of arrivals that are weighted by staleness, of clients that never wait."""
-
-    clock: ArrivalClock = redefault(Arrivals, "clock", ArrivalClock(restart="free"))
 
 
 @checked

@@ -112,16 +112,16 @@ class EdgeWork(Checked):
 
     proximal: float = real(
         0.0,
-        "Strength mu of the pull of a client's local steps to the group's model from which they "
-        "started (FedProx). Has no effect with one local step.",
+        "Strength of the pull to where local training started, mu (FedProx): to the group's model. "
+        "Has no effect with one local step.",
         least=0,
         simpler_at=(0.0,),
     )
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of a group's clients in its mean: equal, as in the paper, or their numbers of "
-        "examples.",
+        "Weights of the clients, in the mean of their group: equal, as in the paper, or in "
+        "proportion to their numbers of examples.",
     )
     clients_at_once: int = count(1000, "Clients of a group whose batches are in memory together.")
 
@@ -155,13 +155,18 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         check_codes(self, "edge_aggregator", "messages.edge_compression")
         if not isinstance(self.messages.local_privacy, NoLocalPrivacy):
             allowed = "none here, because the schedule does not say who is behind an iteration"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
         if self.grouping.active_per_group > 0 and self.training.sampling != "with_replacement":
             allowed = (
                 '"with_replacement" with active_per_group, because clients do not count the '
                 "iterations in which they are absent"
             )
             raise ConfigError("training.sampling", self.training.sampling, allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        alone = {"work.proximal": "one local step"} if self.has_one_step else {}
+        return super().decided() | alone
 
     @property
     def has_one_step(self) -> bool:

@@ -32,6 +32,9 @@ from fedjax_sim.types import (
     full_precision_bits,
 )
 
+WITH_MEMORIES = ("fedem", "local_memory")
+"""Fields for which clients have memories."""
+
 
 @struct
 class Memories(Compression):
@@ -42,16 +45,18 @@ class Memories(Compression):
         "Step size of the memories; 0 stands for the theory's 1 / (1 + omega), with omega of the "
         "compressor alone.",
         least=0,
+        only_with={"field_rule": WITH_MEMORIES},
     )
     memory_start: str = choice(
         "mean_field",
         ("mean_field", "zero"),
         "First memory V_{0,i}: h_i(S_0), for which every client evaluates all its examples once "
         "and sends one uncompressed message; or 0.",
+        only_with={"field_rule": WITH_MEMORIES},
     )
     field_rule: str = choice(
         "fedem",
-        ("fedem", "naive", "local_memory"),
+        (*WITH_MEMORIES, "naive"),
         'The field H: "fedem" adds the server\'s memory and the mean message; "naive" has no '
         'memories (V = 0; dEM if nothing is compressed); "local_memory" averages the memories and '
         "messages of the senders alone, for which the server must know every memory.",

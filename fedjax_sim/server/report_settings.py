@@ -67,7 +67,13 @@ RELIED_ON = (
 
 @struct
 class ClientMessages(Checked):
-    """Settings of messages both ways: compressors, error feedback, and clients' own noise."""
+    """Settings of messages both ways: compressors, error feedback, and clients' own noise.
+
+    What a biased compressor leaves out comes later with error feedback.
+
+        sparse = ClientMessages(compression=parse_compressor("top_k:kept=10"), error_feedback=True)
+        hyper = fedavg.Hyper(messages=sparse)
+    """
 
     compression: Compressor = redefault(Compression, "compression", Identity())
     error_feedback: bool = switch(
@@ -217,7 +223,7 @@ class ScheduledReports(Reports):
             raise ConfigError("adversary.attack", str(self.adversary.attack), allowed)
         if self.has_own_noise:
             allowed = "without noise with privacy that has noise: a run states one epsilon"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
     @property
     def expected_reports(self) -> int:
@@ -277,7 +283,9 @@ class PrivateReports(ScheduledReports):
         if privacy.has_noise:
             if self.has_own_noise:
                 allowed = "without noise with privacy that has noise: a run states one epsilon"
-                raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+                raise ConfigError(
+                    "messages.local_privacy", str(self.messages.local_privacy), allowed
+                )
             self._mechanism.check()
         self._check_count(privacy)
 
@@ -319,7 +327,7 @@ class PrivateReports(ScheduledReports):
             return {}
         if 0 < privacy.rounds < ticks[-1]:
             allowed = f"at least {ticks[-1]}, the rounds of this run"
-            raise ConfigError("rounds", privacy.rounds, allowed)
+            raise ConfigError("privacy.rounds", privacy.rounds, allowed)
         return {"epsilon": epsilon_after(ticks, self._mechanism, float(privacy.noise))}
 
     def _check_count(self, privacy: Any) -> None:
@@ -328,7 +336,7 @@ class PrivateReports(ScheduledReports):
             most = 2 * np.asarray(privacy.count_noise) * self._of("num_selected")
             if np.any(np.asarray(privacy.noise) >= most):
                 allowed = f"below {float(np.min(most)):g}, twice count_noise times the cohort"
-                raise ConfigError("noise", float(np.max(privacy.noise)), allowed)
+                raise ConfigError("privacy.noise", float(np.max(privacy.noise)), allowed)
 
     @property
     def _mechanism(self) -> Mechanism:

@@ -329,7 +329,7 @@ class Wire:
         if not event.facts.keeps("clients", "steps"):
             allowed = "none where a step changes who takes part or with how many steps"
             reason = "epsilon is the schedule's"
-            raise ConfigError("local_privacy", self.own_noise.name, f"{allowed}: {reason}")
+            raise ConfigError("messages.local_privacy", self.own_noise.name, f"{allowed}: {reason}")
         tick_key = jax.random.fold_in(stream(key, "local privacy"), event.tick)
         keys = jax.vmap(lambda client: jax.random.fold_in(tick_key, client))(
             jnp.maximum(event.clients, 0)

@@ -27,13 +27,22 @@ CODE_WINDOW = 5
 """Window of the authors' public code."""
 
 
+RULES = (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge")
+
+
 @struct
 class StalenessWeights(Checked):
-    """Settings of the weights in a buffer."""
+    """Settings of the weights in a buffer.
+
+    They are a group of the settings of FedBuff, for example.
+
+        late = StalenessWeights(rule="hinge", hinge_start=2.0, normalised=False)
+        hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(staleness=late)
+    """
 
     rule: str = choice(
         "eq8",
-        (*AVERAGED, "code_exact", "mean", "exponential", "polynomial", "hinge"),
+        RULES,
         'Raw weight of an update. From its client\'s average staleness: "eq8" is (average b + 1) '
         '/ n, the inverse of n times the client\'s share of arrivals; "alg1" is (average + 1) / n, '
         'as Algorithm 1 prints it; "code" is average b / n, as in the authors\' code; "code_exact" '
@@ -53,7 +62,7 @@ class StalenessWeights(Checked):
     )
     window: int = count(
         5,
-        "Updates in the window; fewer if the client has sent fewer.",
+        "Last updates of a client over which its staleness is averaged; fewer if it has sent less.",
         only_with={"rule": AVERAGED, "average": ("window",)},
     )
     decay: float = real(
@@ -95,6 +104,7 @@ class StalenessWeights(Checked):
         "Whether the weights of a buffer are divided by their sum, as in Algorithm 1. Otherwise "
         'they are divided by b: then influence is equal for "eq8" but the length of a server step '
         'varies, and "polynomial" becomes FedBuff\'s s(tau) / b.',
+        only_with={"rule": tuple(name for name in RULES if name != "code_exact")},
     )
 
 
@@ -111,6 +121,11 @@ def staleness_weights(
     With equal averages a normalised row is the plain mean, 1 / b; with b = 1 it is 1. With "code"
     and "code_exact" a buffer without any staleness has weights 0: its tick is counted but leaves
     the model unchanged.
+
+        clients, staleness = jnp.array([[0, 1]]), jnp.array([[0, 3]])
+        settings = StalenessWeights(rule="polynomial", exponent=0.5)
+        weights = staleness_weights(clients, staleness, settings, num_clients=2)
+        assert jnp.allclose(weights, jnp.array([[2 / 3, 1 / 3]]))  # 1 and (1 + 3)^-0.5, to sum 1
 
     Args:
       clients: `i32[T, S]`, none empty, slots in order of arrival.

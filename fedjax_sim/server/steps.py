@@ -11,12 +11,14 @@ import jax
 import optax
 
 from fedjax_sim.checking import checked
+from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import real, static, struct
 from fedjax_sim.types import Event, Params
 
 
 def _makes_transformations(value: Any) -> bool:
+    refuse_name("server_optimizer", value)
     try:
         return isinstance(value(0.1), optax.GradientTransformation)
     except (TypeError, ValueError):
@@ -33,7 +35,7 @@ class ServerStep:
         "the name of an optax optimizer, or a function from a learning rate to a gradient "
         "transformation",
         _makes_transformations,
-        lambda name: getattr(optax, name),
+        optimizer_named,
         meaning="Optimizer of the server, whose state lasts.",
     )
 

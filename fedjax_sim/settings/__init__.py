@@ -38,7 +38,14 @@ from fedjax_sim.settings.declared import (
     weights,
     whole,
 )
-from fedjax_sim.settings.errors import ConfigError, check_file, plain
+from fedjax_sim.settings.errors import (
+    ConfigError,
+    Named,
+    UnknownAttributeError,
+    UnknownNameError,
+    check_file,
+    plain,
+)
 from fedjax_sim.settings.names import (
     FORMER_NAMES,
     GONE,
@@ -55,8 +62,10 @@ from fedjax_sim.settings.names import (
     is_traced,
     known_values,
     names_of,
+    note_preset,
     short_name,
     unknown_name,
+    usual_values,
     value_of,
     with_default,
 )
@@ -70,7 +79,10 @@ __all__ = [
     "ConfigError",
     "DefaultCount",
     "DefaultTime",
+    "Named",
     "OneOfSeveral",
+    "UnknownAttributeError",
+    "UnknownNameError",
     "alternatives",
     "alternatives_in",
     "check",
@@ -94,6 +106,7 @@ __all__ = [
     "is_traced",
     "known_values",
     "names_of",
+    "note_preset",
     "parse",
     "parse_kind",
     "part",
@@ -107,6 +120,7 @@ __all__ = [
     "struct",
     "switch",
     "unknown_name",
+    "usual_values",
     "value_of",
     "weights",
     "whole",

@@ -11,13 +11,15 @@ import numpy as np
 
 from fedjax_sim.settings.errors import ConfigError
 from fedjax_sim.settings.names import (
-    FORMER_NAMES,
     default_text,
     fields,
     fields_of,
     groups,
+    idle_of,
     is_traced,
-    names_of,
+    renamed,
+    usual_values,
+    value_of,
 )
 
 MOST_WHOLE = 2**31 - 1
@@ -29,39 +31,83 @@ _CHECKED: contextvars.ContextVar[set[Any] | None] = contextvars.ContextVar("_CHE
 def check(hyper: Any) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
-    Settings that a struct has fixed must be as it fixed them.
+    Settings that a struct has fixed must be as it fixed them, and settings that have no effect at
+    the given choices must be left at their defaults, see `idle_of`.
 
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
-    within = _CHECKING.set(True)
-    try:
-        _check_fields(hyper)
-        if hasattr(hyper, "check_together"):
-            hyper.check_together()
-    finally:
-        _CHECKING.reset(within)
+    check_all([hyper])
 
 
 def check_all(hypers: Sequence[Any]) -> None:
     """Check settings that have many values in common, each of these once.
 
+    A setting may be other than its default if it has an effect in one of them at least.
+
     Args:
-      hypers: Settings of one struct.
+      hypers: Settings of one struct, such as the points of a sweep.
 
     Raises:
       ConfigError: As `check`.
     """
-    known = _CHECKED.set(set())
+    known, within = _CHECKED.set(set()), _CHECKING.set(True)
     try:
         for hyper in hypers:
-            check(hyper)
+            _check_fields(hyper)
+        _refuse_idle(hypers)
+        for hyper in hypers:
+            _check_together(hyper)
     finally:
         _CHECKED.reset(known)
+        _CHECKING.reset(within)
+
+
+def _check_values(hyper: Any) -> None:
+    """Check settings that may have no effect."""
+    within = _CHECKING.set(True)
+    try:
+        _check_fields(hyper)
+        _check_together(hyper)
+    finally:
+        _CHECKING.reset(within)
+
+
+def _check_together(hyper: Any) -> None:
+    if hasattr(hyper, "check_together"):
+        hyper.check_together()
+
+
+def _refuse_idle(hypers: Sequence[Any]) -> None:
+    """Refuse a setting that has no effect in any of several settings, and is not at its default."""
+    if not hypers:
+        return
+    kind: type = type(hypers[0])
+    held: dict[str, list[Any]] = {}  # Most points of a sweep share a group.
+    for name in idle_of(hypers[0]):
+        top, _, inside = name.partition(".")
+        if top not in held:
+            found = [getattr(hyper, top) for hyper in hypers]
+            held[top] = list({id(value): value for value in found}.values())
+        for owner in held[top]:
+            value = value_of(owner, inside) if inside else owner
+            if not any(_is_same(value, usual) for usual in usual_values(kind, name)):
+                idle = [idle_of(hyper).get(name) for hyper in hypers]
+                if all(idle):
+                    allowed = f"left at {default_text(fields(kind)[name])} {idle[0]}"
+                    raise ConfigError(name, value, allowed)
+                break
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    """Tell whether a value is the default, or an array of it."""
+    return value is default or (default is not None and not np.any(np.asarray(value != default)))
 
 
 def check_known(value: Any) -> None:
-    """Check settings as `check` does, unless some are traced or a check calls functions itself.
+    """Check values of settings, unless some are traced or a check calls functions itself.
+
+    Settings without effect are accepted, as the points of a sweep have them.
 
     Args:
       value: Settings; any other dataclass is accepted.
@@ -76,7 +122,7 @@ def check_known(value: Any) -> None:
     ):
         # While something is traced, JAX would trace what a check computes.
         on_host = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf  # noqa: E731
-        check(jax.tree.map(on_host, value))
+        _check_values(jax.tree.map(on_host, value))
 
 
 def _is_checked(hyper: Any, name: str) -> bool:
@@ -114,7 +160,7 @@ def _check_fields(hyper: Any) -> None:
     kind: type = type(hyper)
     for field in fields_of(kind)[2]:
         value = getattr(hyper, field.name)
-        if value is not field.default and np.any(np.asarray(value != field.default)):
+        if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
@@ -133,7 +179,7 @@ def check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
     kind = type(owner.default)
     if not isinstance(value, kind):
         allowed = f"a `{kind.__module__}.{kind.__name__}`"
-        if new := names_of(hyper_type).get(FORMER_NAMES.get(owner.name, "")):
+        if new := renamed(hyper_type, owner.name):
             allowed += f"; the setting of this name is now called `{new}`"
         raise ConfigError(owner.name, value, allowed)
 
@@ -141,7 +187,7 @@ def check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
 def _check_group(owner: dataclasses.Field, value: Any) -> None:
     """Check a group, whose settings are then named with it."""
     try:
-        check(value)
+        _check_values(value)
         for name in owner.metadata["without"]:
             if getattr(value, name) != getattr(owner.default, name):
                 allowed = f"left at {getattr(owner.default, name)!r}"

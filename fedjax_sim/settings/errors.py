@@ -2,8 +2,9 @@
 
 import re
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,15 +21,69 @@ class ConfigError(InputError):
     """Bad input, as one sentence that names the field, the value and what is allowed.
 
     If a text was given and the allowed values are a list of names ("one of a, b, c"), the nearest
-    of these is suggested.
+    of these is suggested. `shown` has what is suggested in the place of names, as `nearest` takes
+    it; its names may be more than those in the list.
     """
 
-    def __init__(self, field: str, value: object, allowed: str):
+    def __init__(
+        self, field: str, value: object, allowed: str, shown: Mapping[str, str] | None = None
+    ):
         self.parts = field, value, allowed
-        known = allowed.removeprefix("one of ")
-        if isinstance(value, str) and known != allowed:
-            allowed += nearest(value, re.split(", (?:or )?", known))
+        names = allowed.removeprefix("one of ")
+        if isinstance(value, str) and names != allowed:
+            known = re.split(", (?:or )?", names) if shown is None else shown
+            allowed += nearest(value, known, shown)
         super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """A name that a table lacks, with the nearest of those that it has."""
+
+    __str__ = Exception.__str__  # That of a `KeyError` would put the sentence in quotes.
+
+
+class UnknownAttributeError(AttributeError):
+    """An attribute that there is not. The nearest is looked for when the message is read.
+
+    It costs nothing where the error is caught, as by `hasattr`.
+    """
+
+    def __init__(self, sentence: str, name: str, known: Iterable[str]):
+        """Say what is missing.
+
+        Args:
+          sentence: The message up to the suggestion.
+          name: The name that was asked for.
+          known: The names there are.
+        """
+        super().__init__(sentence)
+        self.missing, self.known = name, known
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}{nearest(self.missing, self.known)}"
+
+
+ValueT = TypeVar("ValueT")
+
+
+class Named(dict[str, ValueT]):
+    """A table of what there is by name, such as `SYSTEMS`. A name that it lacks gets the nearest.
+
+    RULES = Named("rule", {"mean": Mean, "median": Median})
+    """
+
+    def __init__(self, what: str, entries: Mapping[str, ValueT]):
+        """Make the table.
+
+        Args:
+          what: What the names are of, for the message.
+          entries: The entries by name.
+        """
+        super().__init__(entries)
+        self.what = what
+
+    def __missing__(self, name: str) -> ValueT:
+        raise UnknownNameError(self.what, name, "one of " + ", ".join(self))
 
 
 def check_file(field: str, path: str | Path) -> None:

@@ -15,24 +15,34 @@ from fedjax_sim.settings.errors import ConfigError
 Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
-FORMER_NAMES = {
-    "aggregation": "field_rule",
-    "alpha": "regularization",
-    "client_weights": "weighting",
-    "control": "anchor",
-    "delays": "delays_of",
-    "participation": "participants",
-    "round_time": "round_length",
-    "sampling": "batches",
-    "selection": "candidates",
-    "weighting": "rule",
+FORMER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "aggregation": ("field_rule",),
+    "alpha": ("regularization",),
+    "client_weights": ("weighting",),
+    "concurrency": ("num_tasks",),
+    "control": ("anchor",),
+    "delays": ("delays_of",),
+    "participation": ("participants",),
+    "penalty": ("time_penalty", "staleness_penalty"),
+    "round_time": ("round_length",),
+    "sampling": ("batches",),
+    "selection": ("candidates",),
+    "server_momentum": ("first_decay",),
+    "weighting": ("rule",),
+    "window": ("loss_window",),
 }
-"""Settings that had one name and several meanings until version 0.1, and their names since."""
+"""Settings that had one name and several meanings until version 0.1, and their names since.
+
+Of several new names, a system has one.
+"""
 GONE = {
     "lr_scale": "left out: multiply lr, or let `optimizer` do it",
     "throttle": "left out: a `client_table` gives single clients their rates",
 }
 """Settings that there were until version 0.1, and what to do without them."""
+
+
+_PRESETS: dict[type, list[Mapping[str, Any]]] = {}
 
 
 class DefaultTime(float):
@@ -152,22 +162,42 @@ def full_name(hyper_type: type, name: str) -> str:
 def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     """Return the error for a name that no setting has, or several of one struct.
 
-    It gives today's name of a setting that was renamed, or else the names that there are.
+    It gives today's name of a setting that was renamed, the settings of a group, or else the names
+    that there are, of settings and of groups.
 
     Args:
       name: The name.
       hyper_types: Classes of the settings structs among whose settings it may be.
     """
-    known: set[str] = set()
-    ends: set[str] = set()
+    ends: dict[str, str] = {}  # Full names by full and short ones, and groups.
+    owners: dict[str, str] = {}
+    held: list[str] = []
     for kind in hyper_types:
-        if new := names_of(kind).get(FORMER_NAMES.get(name, "")):
+        if new := renamed(kind, name):
             return ConfigError("setting name", name, f"`{new}`, as it is called now")
-        known |= {short_name(kind, full) for full in fields(kind)}
-        ends |= {full for full in fields(kind) if full.rpartition(".")[2] == name}
+        for full in fields(kind):
+            ends |= {full.rpartition(".")[2]: full, full: full}
+            held += [full] if name in full.split(".") else []
+        owners |= {field.name: field.name for field in groups(kind)}
     if name in GONE:
         return ConfigError("setting name", name, GONE[name])
-    return ConfigError("setting name", name, f"one of {', '.join(sorted(ends or known))}")
+    ends |= owners
+    if held:
+        return ConfigError("setting name", name, f"one of {', '.join(sorted({*held}))}", {})
+    known = sorted({*ends.values()}, key=lambda full: ("." in full, full in owners, full))
+    return ConfigError("setting name", name, f"one of {', '.join(known)}", ends)
+
+
+def renamed(hyper_type: type, name: str) -> str:
+    """Return today's full name of a setting by its former name, "" if there is none.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The former name, with or without that of a group.
+    """
+    known = names_of(hyper_type)
+    news = FORMER_NAMES.get(name.rpartition(".")[2], ())
+    return next((known[new] for new in news if new in known), "")
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:
@@ -230,19 +260,58 @@ def is_not(number: float) -> Callable[[Any], bool]:
     return lambda value: not is_known(value, number)
 
 
-def idle_of(hyper: Any) -> set[str]:
-    """Return the full names of settings without effect, as `only_with` and `decided` say.
+def idle_of(hyper: Any) -> dict[str, str]:
+    """Find the settings without effect, as `only_with` and `decided` say.
 
     A condition names a setting of the same struct, or of one of its groups.
+
+    Args:
+      hyper: Settings, none of which are traced.
+
+    Returns:
+      By full name, when a setting has no effect, in words that follow "left at its default".
     """
-    found = set(hyper.decided()) if hasattr(hyper, "decided") else set()
+    decided = hyper.decided() if hasattr(hyper, "decided") else {}
+    found = {name: f"with {what}, where it has no effect" for name, what in decided.items()}
     for name, field in fields(type(hyper)).items():
-        owner = value_of(hyper, name.rpartition(".")[0]) if "." in name else hyper
+        inside = name.rpartition(".")[0]
+        owner = value_of(hyper, inside) if inside else hyper
         for other, values in field.metadata.get("only_with", NO_CONDITION).items():
-            value = value_of(owner, other)
-            if not (values(value) if callable(values) else value in values):
-                found.add(name)
+            value, where = value_of(owner, other), f"{inside}.{other}" if inside else other
+            if callable(values):
+                if not values(value):
+                    words = f"with {where} = {_text_of(value)}, where it has no effect"
+                    found.setdefault(name, words)
+            elif value not in values:
+                found.setdefault(name, f"unless {where} is {' or '.join(map(repr, values))}")
     return found
+
+
+def note_preset(hyper_type: type, values: Mapping[str, Any]) -> None:
+    """Note the values of a preset of a settings struct, which nobody has given one by one.
+
+    Args:
+      hyper_type: The struct's class.
+      values: Values by full name.
+    """
+    _PRESETS.setdefault(hyper_type, []).append(values)
+
+
+def usual_values(hyper_type: type, name: str) -> list[Any]:
+    """List the values of a setting that need not have been given: defaults, and those of presets.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: The setting's full name.
+    """
+    owner, _, last = name.rpartition(".")
+    kinds = [type(field.default) for field in groups(hyper_type) if field.name == owner]
+    noted = [values for base in hyper_type.__mro__ for values in _PRESETS.get(base, [])]
+    return [
+        fields(hyper_type)[name].default,
+        *(fields(kind)[last].default for kind in kinds),
+        *(values[name] for values in noted if name in values),
+    ]
 
 
 def describe(hyper_type: type) -> list[str]:
@@ -275,8 +344,11 @@ def default_text(field: dataclasses.Field) -> str:
     Returns:
       The text.
     """
-    default = field.default
-    if callable(default):
-        return getattr(default, "__qualname__", repr(default))
+    return _text_of(field.default)
+
+
+def _text_of(value: Any) -> str:
+    if callable(value):
+        return getattr(value, "__qualname__", repr(value))
     # A part, such as a compressor, is written as the command line reads it.
-    return str(default) if dataclasses.is_dataclass(default) else repr(default)
+    return str(value) if dataclasses.is_dataclass(value) else repr(value)

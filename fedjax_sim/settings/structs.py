@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_sim.settings.checks import check_kind
-from fedjax_sim.settings.errors import ConfigError
+from fedjax_sim.settings.errors import ConfigError, UnknownAttributeError
 from fedjax_sim.settings.names import (
     describe,
     fields,
@@ -144,9 +144,9 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     made.__signature__ = _signature_of(made)
     made.__getattr__ = _say_where
     made.__repr__ = _write_changed
-    lines = [f"  {line}" for line in describe(made)]
-    if lines:
-        made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "Settings:", *lines, ""])
+    lines = [f"      {line}" for line in describe(made)]
+    if lines:  # Indented as a class's docstring is, of which `help` removes that.
+        made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "    Settings:", *lines, ""])
     return made
 
 
@@ -177,11 +177,16 @@ def _is_at(field: dataclasses.Field, value: Any) -> bool:
 
 
 def _say_where(hyper: Any, name: str) -> Any:
-    """Refuse an attribute that there is not, with the full name of the setting if it is one."""
+    """Refuse an attribute that there is not, with the setting that it is or may be meant for."""
     # Private names are asked for before there are fields, as by `copy`.
-    full = "" if name.startswith("_") else names_of(type(hyper)).get(name, name)
-    where = f"; the setting is `{full}`" if full not in ("", name) else ""
-    raise AttributeError(f"{type(hyper).__qualname__} has no attribute {name!r}{where}")
+    if name.startswith("_"):
+        raise AttributeError(name)
+    kind = type(hyper)
+    sentence = f"{kind.__qualname__} has no attribute {name!r}"
+    known = names_of(kind)
+    if name in known:
+        raise AttributeError(f"{sentence}; the setting is `{known[name]}`")
+    raise UnknownAttributeError(sentence, name, [*known, *(field.name for field in groups(kind))])
 
 
 def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) -> dict[str, Any]:

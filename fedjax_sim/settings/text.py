@@ -23,13 +23,18 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
     Raises:
       ConfigError: If there is no setting of this name, or the text is no value of it.
     """
-    metadata = fields(hyper_type)[full_name(hyper_type, name)].metadata
+    full = full_name(hyper_type, name)
+    metadata = fields(hyper_type)[full].metadata
     try:
         return metadata["parse"](text)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        # Of the text, or of the name with which it begins; others have their own field.
+        _, value, allowed = error.parts
+        if not isinstance(value, str) or value != text.partition(":")[0]:
+            raise
+        raise ConfigError(full, value, allowed) from None
     except (ValueError, KeyError, AttributeError):
-        raise ConfigError(name, text, metadata["allowed"]) from None
+        raise ConfigError(full, text, metadata["allowed"]) from None
 
 
 def parse_kind(
@@ -56,9 +61,8 @@ def parse_kind(
     if has_last:
         words.append(f"{last}={rest}")
     if name not in kinds:
-        raise ConfigError(
-            setting, text, "one of " + ", ".join(kinds) + f", with values such as {example}"
-        )
+        allowed = f"one of {', '.join(kinds)}, with values such as {example}"
+        raise ConfigError(setting, name, allowed)
     kind, values = kinds[name], {}
     for word in words:
         field, equals, value = word.partition("=")

@@ -9,6 +9,9 @@ Systems do not import each other: what two of them need lives in `fedjax_sim.cli
 algorithm of another one on a live clock, such as `oort`, imports that.
 """
 
+from typing import TYPE_CHECKING
+
+from fedjax_sim.settings import Named, UnknownAttributeError
 from fedjax_sim.systems import (
     adacomm,
     async_hierarchical,
@@ -106,5 +109,12 @@ _SYSTEMS = (
     fedem.system,
     vr_fedem.system,
 )
-SYSTEMS: dict[str, System] = {system.name: system for system in _SYSTEMS}
+SYSTEMS: Named[System] = Named("system", {system.name: system for system in _SYSTEMS})
 """The systems by name, in the order in which they are listed."""
+
+# A type checker that saw `__getattr__` would accept every name, misspelt ones too.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Refuse a system that there is not, with the nearest."""
+        raise UnknownAttributeError(f"module {__name__!r} has no attribute {name!r}", name, __all__)

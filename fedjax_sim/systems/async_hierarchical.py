@@ -76,7 +76,7 @@ class Hyper(GroupArrivals, EdgeTraining):
     staleness: StalenessWeights = group(
         StalenessWeights(rule="mean", normalised=False), "weights of the reports in a buffer"
     )
-    server_lr: float = real(1.0, "Learning rate of the global server, beta.", above=0)
+    server_lr: float = real(1.0, "Learning rate of the server, beta, of the global one.", above=0)
 
     def check_together(self) -> None:
         """Check combinations of settings.

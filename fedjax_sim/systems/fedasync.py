@@ -25,9 +25,9 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
-    StaleArrivals,
     StalenessWeights,
     Versioned,
+    WeightedArrivals,
     Wire,
     report_messages,
     schedule_stale_arrivals,
@@ -35,7 +35,7 @@ from fedjax_sim.server import (
     weigh_arrivals,
 )
 from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
-from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.timelines import ArrivalClock, arrivals_within
 from fedjax_sim.timelines.presets import STALENESS, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
@@ -43,13 +43,14 @@ DISCOUNTS = ("polynomial", "hinge", "exponential", "mean")
 
 
 @struct
-class Hyper(StaleArrivals, LocalTraining, Reports):
+class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of FedAsync: its clock, discount, local training, and mixing."""
 
     buffer_size: int = fixed(1)
     staleness: StalenessWeights = redefault(
-        StaleArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
+        WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
     )
+    clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
     mixing: float = real(
         0.6,
         "Share of a received model in the server's, alpha, if it is not stale.",

@@ -67,11 +67,12 @@ class Hyper(Clients, LocalTraining, Reports):
     """Settings of FedAT: clients, tiers and their rounds, local training, messages."""
 
     num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, M.")
-    num_selected: int = count(10, "Clients of a round of a tier, S.")
+    num_selected: int = count(10, "Size of the cohort, S: clients of a round of a tier.")
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of the clients of a round: equal, or in proportion to numbers of examples.",
+        "Weights of the clients, in the mean of a round: equal, or in proportion to their numbers "
+        "of examples.",
     )
     proximal: float = real(
         0.4, "Strength of the pull to where local training started, lambda.", least=0

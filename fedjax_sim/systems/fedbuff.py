@@ -71,7 +71,7 @@ class Hyper(WeightedArrivals, LocalTraining, ScheduledReports):
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
     server_momentum: float = real(
         0.0,
-        "Share of the server's last step that is added to the next, beta.",
+        "Momentum of the server, beta: share of its last step that is added to the next.",
         least=0,
         most=0.999,
         simpler_at=(0.0,),

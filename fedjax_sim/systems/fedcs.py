@@ -92,7 +92,7 @@ class Choice(Checked):
         most=1,
         only_with={"follows": ("loss",)},
     )
-    window: int = count(
+    loss_window: int = count(
         10,
         "Rounds of which the mean loss is compared with that of as many rounds before.",
         only_with={"follows": ("loss",)},
@@ -198,7 +198,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             return memory
         mean = jnp.where(is_in, shown.seen.mean, 0).sum() / jnp.maximum(is_in.sum(), 1)
         losses = memory.losses + jnp.where(is_in.any(), jnp.stack([mean, jnp.ones_like(mean)]), 0)
-        is_over = shown.round.number % settings.window == 0
+        is_over = shown.round.number % settings.loss_window == 0
         loss = jnp.where(is_over, losses[0] / losses[1], memory.loss)  # nan without reports
         factor = memory.factor * jnp.where(loss < memory.loss, settings.shorten, settings.lengthen)
         factor = jnp.clip(factor, 1 / settings.most, settings.most)

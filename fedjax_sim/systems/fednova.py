@@ -40,7 +40,7 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
         0.0, "Momentum of local steps, rho.", least=0, most=0.999, simpler_at=(0.0,)
     )
     proximal: float = real(
-        0.0, "Strength of the pull to the round's start, mu.", least=0, simpler_at=(0.0,)
+        0.0, "Strength of the pull to where local training started, mu.", least=0, simpler_at=(0.0,)
     )
 
     def check_together(self) -> None:

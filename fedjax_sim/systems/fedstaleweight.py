@@ -33,24 +33,25 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
-    StaleArrivals,
     Versioned,
+    WeightedArrivals,
     Wire,
     report_messages,
     schedule_stale_arrivals,
     stale_models,
     weigh_arrivals,
 )
-from fedjax_sim.settings import real, struct
-from fedjax_sim.timelines import arrivals_within
+from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.timelines import ArrivalClock, arrivals_within
 from fedjax_sim.timelines.presets import STALENESS, preset
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 
 @struct
-class Hyper(StaleArrivals, LocalTraining, Reports):
+class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of FedStaleWeight: its clock, weights, local training, and server learning rate."""
 
+    clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
 
 

@@ -1,6 +1,6 @@
 """Generalized AsyncSGD (Leconte, Jonckheere, Samsonov and Moulines 2024, arXiv 2405.00017).
 
-    w_k -> `state.server`    C -> `hyper.concurrency`    p_i -> `timelines.routing_shares`
+    w_k -> `state.server`    C -> `hyper.num_tasks`    p_i -> `timelines.routing_shares`
     eta -> `hyper.lr`        J_k -> `event.clients`      I_k -> `event.version`
     1 / (n p_i) -> `event.weight`
 
@@ -33,7 +33,7 @@ from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System
 class Hyper(ClientQueues, LocalTraining, Reports):
     """Settings of Generalized AsyncSGD: queues, local training, messages, and the server's step."""
 
-    server_lr: float = real(1.0, "Factor on the server's steps.", above=0)
+    server_lr: float = real(1.0, "Learning rate of the server, a factor on its steps.", above=0)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:

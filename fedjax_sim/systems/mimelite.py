@@ -40,7 +40,7 @@ class Hyper(CohortRounds, BaseOptimizer, WholeGradients, Reports):
     gradient: str = choice(
         "exact",
         ("minibatch", "exact"),
-        "Gradients of clients' losses at the server's model: of all examples or of a mini-batch.",
+        "Gradients of a mini-batch or of all examples, at the server's model.",
     )
 
     def check_together(self) -> None:

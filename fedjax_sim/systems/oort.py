@@ -2,7 +2,7 @@
 
     R -> `round.number`      K -> `hyper.num_selected`    T -> the preferred time of a round
     U(i) -> `utility`        D(i) -> `taken`              L(i) -> `last`
-    epsilon -> `exploring`   alpha -> `choice.penalty`    c -> `choice.cutoff`
+    epsilon -> `exploring`   alpha -> `choice.time_penalty`    c -> `choice.cutoff`
 
 The server asks those clients of which it expects most: a client with m examples of losses l has the
 statistical utility m sqrt(mean l^2), which counts for less, (T / D)^alpha, if its last work took
@@ -67,7 +67,7 @@ class Choice(Checked):
         0.98, "Factor of that share from round to round.", least=0, most=1
     )
     exploring_least: float = real(0.2, "Least value of that share.", least=0, most=1)
-    penalty: float = real(
+    time_penalty: float = real(
         2.0,
         "Exponent by which work longer than the preferred time counts for less, alpha.",
         least=0,
@@ -101,7 +101,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
         super().check_together()
         if self.has_own_noise:
             allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
 
 class Memory(NamedTuple):
@@ -194,7 +194,9 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
     doubt = jnp.sqrt(0.1 * jnp.log(jnp.maximum(number + 1.0, 1)) / jnp.maximum(memory.last, 1))
     wanted = jnp.nanquantile(jnp.where(is_known, memory.taken, jnp.nan), memory.preferred)
     is_late = memory.taken > wanted
-    slowed = jnp.where(is_late, wanted / jnp.where(is_late, memory.taken, 1), 1) ** choice.penalty
+    slowed = (
+        jnp.where(is_late, wanted / jnp.where(is_late, memory.taken, 1), 1) ** choice.time_penalty
+    )
     return jnp.where(is_known, (utility + doubt) * slowed, 0)
 
 

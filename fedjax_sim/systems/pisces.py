@@ -1,7 +1,7 @@
 """Pisces (Jiang, Wang, Li and Li 2022, SoCC, arXiv 2206.09264): guided asynchronous learning.
 
-    C -> `hyper.concurrency`         b -> `hyper.staleness_bound`    beta -> `choice.penalty`
-    U_i -> `utilities`               tau_i -> `staleness`            k -> `choice.window`
+    C -> `hyper.concurrency`    b -> `hyper.staleness_bound`    beta -> `choice.staleness_penalty`
+    U_i -> `utilities`          tau_i -> `staleness`            k -> `choice.window`
     L_max -> `longest`               I -> the least time between two aggregations
 
 C clients are at work at any time. A slot that becomes free goes at once to the idle client of the
@@ -71,10 +71,12 @@ from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
 class Choice(Checked):
     """Settings of the choice of clients."""
 
-    penalty: float = real(
+    staleness_penalty: float = real(
         0.5, "Exponent by which expected staleness lowers a client's utility, beta.", least=0
     )
-    window: int = count(5, "Last reports whose mean staleness a client is expected to have, k.")
+    window: int = count(
+        5, "Last updates of a client over which its staleness is averaged, k: to expect the next."
+    )
 
 
 @struct
@@ -97,7 +99,8 @@ class Hyper(Clients, LocalTraining, Reports):
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of the reports of a tick: equal, or in proportion to numbers of examples.",
+        "Weights of the clients, in the mean of a tick's reports: equal, or in proportion to "
+        "their numbers of examples.",
     )
     choice: Choice = group(Choice(), "who is given work")
     server_lr: float = real(1.0, "Learning rate of the server.", above=0)
@@ -117,7 +120,7 @@ class Hyper(Clients, LocalTraining, Reports):
                 raise ConfigError(name, getattr(self, name), allowed)
         if self.has_own_noise:
             allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
     @property
     def num_slots(self) -> int:
@@ -211,7 +214,7 @@ def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
     is_idle = jnp.ones(len(everyone), bool).at[at_work].set(False, mode="drop")
     is_here = is_idle & are_available(devices, everyone, now)
     may = jnp.where(is_here.any(), is_here, is_idle)
-    utility = utilities(pace.known, pace.turns, devices.hyper.choice.penalty)  # type: ignore
+    utility = utilities(pace.known, pace.turns, devices.hyper.choice.staleness_penalty)  # type: ignore
     is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
     lot = jax.random.uniform(jax.random.fold_in(stream(key, "choice"), pace.event), is_best.shape)
     return jnp.where(is_best, lot, -1).argmax().astype("int32")

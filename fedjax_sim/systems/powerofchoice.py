@@ -71,7 +71,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
             raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
         if self.has_own_noise:
             allowed = "without noise here, because candidates tell the server their losses as well"
-            raise ConfigError("local_privacy", str(self.messages.local_privacy), allowed)
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
 
 def clock(problem: Any, hyper: Hyper) -> Clock:

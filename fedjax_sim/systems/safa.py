@@ -91,7 +91,7 @@ from fedjax_sim.types import (
 class Hyper(Clients, LocalTraining, Reports):
     """Settings of SAFA: clients, rounds, local training, messages."""
 
-    num_selected: int = count(10, "Reports that are picked in a round, C m.")
+    num_selected: int = count(10, "Size of the cohort, C m: reports that are picked in a round.")
     lag_tolerance: int = count(
         5, "Rounds after which a client gives up its work and receives the newest model, tau."
     )
@@ -105,8 +105,8 @@ class Hyper(Clients, LocalTraining, Reports):
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of the clients in the mean of the cache: equal, or in proportion to numbers of "
-        "examples.",
+        "Weights of the clients, in the mean of the cache: equal, or in proportion to their "
+        "numbers of examples.",
     )
 
     def check_together(self) -> None:

@@ -52,7 +52,7 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
         'New control variate of a client: the mean gradient of its local steps ("steps"), or the '
         "gradient at the server's model, of all its examples or of a mini-batch.",
     )
-    server_lr: float = real(1.0, "Step size of the server, eta_g.", above=0)
+    server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

@@ -76,7 +76,7 @@ CLIENTS_AT_ONCE = 50
 class Choice(Checked):
     """Settings of TiFL's tiers, and of the choice among them."""
 
-    num_tiers: int = count(5, "Tiers into which clients are sorted by how long they take, T.")
+    num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, T.")
     policy: str = choice(
         "adaptive",
         ("adaptive", "static"),

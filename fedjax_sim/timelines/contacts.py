@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct, switch
+from fedjax_sim.settings import Checked, ConfigError, count, group, is_not, real, struct, switch
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
@@ -33,7 +33,7 @@ class ContactClock(Checked):
     )
     server_interact: float = real(
         0.0,
-        "Duration of the exchange with the contacted clients, in units of virtual time.",
+        "Duration of the server's exchange with clients, in units of virtual time.",
         least=0,
         of_time=True,
     )
@@ -52,6 +52,7 @@ class ContactClock(Checked):
         False,
         "Whether a contacted client starts to compute only when the exchange is over, which "
         "shortens the window between contacts.",
+        only_with={"server_interact": is_not(0)},
     )
     strict_deadline: bool = switch(
         False,
@@ -64,7 +65,9 @@ class ContactClock(Checked):
 class Contacts(Clients):
     """Settings of a server that contacts a uniform cohort periodically."""
 
-    num_selected: int = count(10, "Clients contacted per tick, S, drawn without replacement.")
+    num_selected: int = count(
+        10, "Size of the cohort, S: clients contacted per tick, drawn without replacement."
+    )
     clock: ContactClock = group(ContactClock(), "when the server contacts clients")
 
     @property
@@ -116,6 +119,9 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     A contact with a client that is not available, or that is lost, does not take place: the slot is
     empty, and the client goes on. A client works in the part of its window in which it is available
     and does not transfer messages.
+
+        contacts, _ = schedule_contacts(key, Contacts(num_clients=8, num_selected=3), 5)
+        assert (contacts.time == jnp.arange(1, 6)).all()  # the server waits for nobody
 
     Args:
       num_ticks: Number of ticks T.

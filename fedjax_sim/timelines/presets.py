@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_sim.settings import fields, full_name, names_of, with_default
+from fedjax_sim.settings import fields, full_name, names_of, note_preset, with_default
 
 HyperT = TypeVar("HyperT")
 
@@ -93,6 +93,8 @@ def preset(hyper_type: Callable[..., HyperT], values: Mapping[str, Any]) -> Call
         for name, value in values.items()
         if name in known
     }
+
+    note_preset(kind, chosen)
 
     def paper(**settings: Any) -> HyperT:
         made = kind(**chosen).replace(**settings)

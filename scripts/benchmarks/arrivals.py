@@ -38,7 +38,7 @@ GROWTH_SETTINGS: dict[str, tuple[str, Callable[[int], dict[str, Any]]]] = {
         "fedbuff",
         lambda num: {"buffer_size": 20, "concurrency": num // 10},
     ),
-    "gen_async, a task for ten": ("gen_async", lambda num: {"concurrency": num // 10}),
+    "gen_async, a task for ten": ("gen_async", lambda num: {"num_tasks": num // 10}),
 }
 """Contestants whose cost per tick is measured: a system, and settings for a number of clients. All
 but Generalized AsyncSGD, whose ticks have one slot, have cohorts of 20."""

@@ -318,6 +318,7 @@ def _tiny(name: str) -> dict[str, Any]:
     import fingerprint
 
     import fedjax_sim
+    from fedjax_sim.settings import idle_of, names_of
 
     system = fedjax_sim.SYSTEMS[name]
     few = {"num_clients": fingerprint.NUM_CLIENTS, "batch_size": 2, "num_selected": 4}
@@ -325,6 +326,8 @@ def _tiny(name: str) -> dict[str, Any]:
     settings = {key: few[key] for key in few if key in system.Hyper.__dataclass_fields__}
     if name == "fedasync":
         del settings["buffer_size"]
+    known, idle = names_of(system.Hyper), idle_of(system.Hyper(**settings))
+    settings = {key: value for key, value in settings.items() if known[key] not in idle}
     if name == "mimelite":
         settings["gradient"] = "minibatch"
     if name in fingerprint.LAYOUT_SYSTEMS:

@@ -23,7 +23,7 @@ MIXTURE = ["run", "fedem", "--seeds", "1", "--out", "out"]
 COORDINATOR = ["--coordinator", "localhost:9"]
 TWO = ["--set", "num_clients=2", "--set", "num_selected=1"]
 TIMES = ["--time-budget", "50"]
-for setting in ("rate_fast", "rate_slow", "server_interact"):
+for setting in ("rate_fast", "server_interact"):
     TIMES += ["--set", f"{setting}=1"]
 CASES = {
     "unknown command": (["train"], ["command", "'train'", "list, run, plot, merge, timeline"]),
@@ -246,7 +246,7 @@ CASES = {
     ),
     "spread of a law without": (
         [*RUN, "--set", "spread_slow=0.5"],
-        ["spread_slow", "0.5", "runtime_geom, which has no spread"],
+        ["spread_slow", "0.5", "unless delays.runtime_law is 'runtime_uniform' or"],
     ),
     "all updates lost": (
         [*RUN, "--set", "restart=free", "--set", "drop_rate=1"],

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,16 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, datasets, models, problems
+from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano, fedavg
 from tests.clients.test_gradient_steps import event_of
 
 ROOMS = (
-    *("clients", "compression", "diagnostics", "models", "partition", "privacy", "problems"),
-    *("server", "settings", "timelines"),
+    *("clients", "compression", "datasets", "diagnostics", "models", "partition", "privacy"),
+    *("problems", "server", "server.attacks", "server.rules", "settings", "timelines"),
 )
 MAIN = (
     *("Bound", "Checkpoints", "Keep", "Layout", "Part", "Run", "Timeline", "Watch", "bind"),
@@ -29,6 +32,12 @@ MAIN = (
     *("compression.parse_compressor", "diagnostics.fairness_report", "models.MLP"),
     *("partition.dirichlet", "partition.iid", "privacy.parse_privacy"),
     *("problems.make_classification", "server.weighted_sum", "settings.struct"),
+    *("clients.ClientTraining", "datasets.from_arrays", "datasets.from_text", "datasets.load"),
+    *("datasets.make_synthetic", "server.ClientMessages", "server.mean_of"),
+    *("server.staleness_weights", "server.rules.Median", "server.rules.Rule"),
+    *("server.rules.parse_rule", "timelines.ClientDelays", "timelines.ClientTable"),
+    *("timelines.Trace", "timelines.schedule_arrivals", "timelines.schedule_cohort_rounds"),
+    *("timelines.schedule_contacts", "timelines.schedule_group_rounds"),
 )
 """What a stranger meets first, which has an example."""
 
@@ -97,6 +106,7 @@ def prelude() -> dict[str, Any]:
     names = {"np": np, "jax": jax, "jnp": jnp, "fedjax_sim": fedjax_sim, "data": data}
     names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "fedavg": fedavg}
     names |= {"favano": favano, "models": models, "problems": problems}
+    names |= {"optax": optax, "partial": partial, "stream": stream}
     names |= {"inputs": np.ones((6, 2)), "targets": np.ones((6, 1)), "names": list("aabbcc")}
     return names | {"plan": Plan(), "key": jax.random.key(0), "model": jnp.zeros(3)}
 
@@ -106,7 +116,7 @@ def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> 
     names: dict[str, Any] = {}
     for room in ("compression", "diagnostics", "models", "partition", "privacy", "problems"):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
-    for room in ("timelines", "server", "clients"):
+    for room in ("datasets", "timelines", "server", "server.attacks", "server.rules", "clients"):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
     names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.settings}
     exec(compile(EXAMPLES[name], name, "exec"), names)

@@ -108,9 +108,11 @@ def test_algorithms_have_pages_with_all_settings(pages: ModuleType) -> None:
 def test_renamed_settings_are_described() -> None:
     """The page on settings has every former name, and today's after it."""
     rows = (DOCS / "settings.md").read_text().partition("## Former names")[2].splitlines()
-    for former, name in FORMER_NAMES.items():
+    for former, names in FORMER_NAMES.items():
         found = [row for row in rows if f"| `{former}` | `" in row]
-        assert len(found) == 1 and re.search(rf"[`.]{name}` \|$", found[0]), former
+        assert len(found) == len(names), former
+        for name, row in zip(names, found, strict=True):
+            assert re.search(rf"[`.]{name}` \|$", row), former
     for former in GONE:
         assert sum(f"| `{former}` | none" in row for row in rows) == 1, former
 

@@ -207,9 +207,11 @@ def test_versions_are_compared(
     named = f"versions (jax {versions['jax']}, not 9.9), of which resume="
     assert f'{named}"any_jax" (--any-jax) accepts any, or removed' in str(refused.value)
     other = what[0], what[1], dataclasses.replace(what[2], lr=0.5)
-    with pytest.raises(ConfigError, match="differs in settings, versions"):
+    with pytest.raises(
+        ConfigError, match=r"differs in settings \(lr .* there, 0.5 here\), versions"
+    ):
         resumed(folder, *other, resume=True)
-    with pytest.raises(ConfigError, match="differs in settings, or"):
+    with pytest.raises(ConfigError, match=r"differs in settings \(lr .* there, 0.5 here\), or"):
         resumed(folder, *other, resume="any_jax")
     assert content_of(folder) == before
     for _ in range(2):

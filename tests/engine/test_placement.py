@@ -178,6 +178,11 @@ def test_lanes_take_all_devices() -> None:
         ({"client_devices": 0}, "client_devices is 0"),
         ({"lane_batches": 0}, "lane_batches is 0"),
         ({"lane_devices": 3, "client_devices": 3}, "at most the 8"),
+        (
+            {"lanes_at_once": False, "lane_batches": 2},
+            "lane_batches is 2, but must be left out with lanes_at_once false",
+        ),
+        ({"packed": True, "slots_at_once": 2}, "packed is True, but must be false with slots_at_o"),
     ],
 )
 def test_bad_layouts_are_refused(layout: dict[str, Any], words: str) -> None:

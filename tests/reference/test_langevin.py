@@ -73,8 +73,8 @@ def test_langevin(problem: Any, participation: str, weights: Any) -> None:
     with jax.enable_x64(True):
         hyper = langevin.paper(
             num_clients=N,
-            num_selected=4,
             participants=participation,
+            **({} if participation == "full" else {"num_selected": 4}),
             client_weights=weights,
             local_steps=K,
             batch_size=BATCH,

@@ -71,7 +71,7 @@ def test_generalized_asyncsgd(
 ) -> None:
     """Six tasks of seven clients, which wait in queues; slow clients get more of them."""
     system = fedjax_sim.SYSTEMS["gen_async"]
-    hyper = small(system, lr=LR, concurrency=6, routing_exponent=-0.5, rate_fast=0.9, rate_slow=0.4)
+    hyper = small(system, lr=LR, num_tasks=6, routing_exponent=-0.5, rate_fast=0.9, rate_slow=0.4)
     clock = Clock(hyper)
     with jax.enable_x64(True):
         share = np.asarray(draw_client_rates(clock.key, hyper)) ** -0.5

@@ -401,14 +401,14 @@ def test_in_a_sweep() -> None:
 def test_texts(text: str) -> None:
     attack = parse_attack(text)
     assert parse_attack(str(attack)) == attack
-    check(Adversary(attack=attack, malicious=0.2))
+    check(Adversary(attack=attack, malicious=0.0 if text == "none" else 0.2))
 
 
 def test_settings_without_effect() -> None:
     others = {"malicious", "attackers", "attack_from", "attack_ticks", "attack_when"}
-    assert idle_of(Adversary()) == others
-    assert idle_of(Adversary(attack=SignFlip(), malicious=0.1)) == set()
-    assert idle_of(Adversary(attack=SignFlip(), attackers=(1,))) == {"malicious"}
+    assert set(idle_of(Adversary())) == others
+    assert idle_of(Adversary(attack=SignFlip(), malicious=0.1)) == {}
+    assert set(idle_of(Adversary(attack=SignFlip(), attackers=(1,)))) == {"malicious"}
     assert parse(Adversary, "attackers", "0+3") == (0, 3)
     assert parse(Adversary, "attack", "none") == Honest()
 
@@ -418,7 +418,11 @@ def test_settings_without_effect() -> None:
     [
         ({"malicious": 1.1}, "at most 1"),
         ({"malicious": -0.1}, "at least 0"),
-        ({"malicious": 0.1, "attackers": (1,)}, "left out with a share"),
+        ({"malicious": 0.1}, r"left at 0\.0 with attack = none"),
+        (
+            {"attack": SignFlip(), "malicious": 0.1, "attackers": (1,)},
+            r"malicious is 0\.1, but must be left at 0\.0 with attackers = \(1,\)",
+        ),
         ({"attackers": (1, 1)}, "different numbers"),
         ({"attackers": (-1,)}, "different numbers"),
         ({"attackers": [1]}, "different numbers"),

@@ -141,7 +141,9 @@ def test_root_data_are_shuffled_in_each_tick(steps: int) -> None:
 @pytest.mark.parametrize("way", ["slots", "packed", "differentiable", "others"])
 def test_unequal_steps_mean_the_same_in_all_layouts(way: str) -> None:
     """What the server does in a tick does not depend on what is known of the whole schedule."""
-    hyper = settings_of("fedavg", aggregator=FLTrust(examples=4)).replace(local_epochs=1.0)
+    hyper = settings_of("fedavg", aggregator=FLTrust(examples=4)).replace(
+        local_epochs=1.0, local_steps=10
+    )
     system, problem = fedjax_sim.SYSTEMS["fedavg"], regression()
     budget = Ticks(8)
     expected = fedjax_sim.simulate(system, problem, hyper, seed=4, budget=budget)

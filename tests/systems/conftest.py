@@ -14,7 +14,7 @@ from fedjax_sim import Event, Plan, System
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.compression import Identity
 from fedjax_sim.problems.latent.noisy_mean import Seen
-from fedjax_sim.settings import names_of
+from fedjax_sim.settings import idle_of, names_of
 from fedjax_sim.types import LatentProblem
 from tests.systems.hand_made import CLIENTS, GROUPED, STEPS, Bound, events_of
 from tests.systems.kinds import systems_of
@@ -146,11 +146,11 @@ def _kind_of_gradients(system: System, regression: Callable) -> Kind:
         # Its clock has delays of groups instead of clients.
         changed = {"shift": 0.6, "mean": 0.1, "exchange_shift": 1.0}
         changed["sync_time"] = 3.0
-    if system.name == "gen_async":
-        # Its server takes every gradient when it arrives.
-        del changed["server_interact"]
-    if system.live is not None:
-        changed = {name: value for name, value in changed.items() if name in names_of(system.Hyper)}
+    known = names_of(system.Hyper)
+    changed = {name: value for name, value in changed.items() if name in known}
+    # A server that takes every report when it arrives takes no time.
+    idle = idle_of(system.paper(**changed))
+    changed = {name: value for name, value in changed.items() if known[name] not in idle}
     metrics = ("loss", "client_variance")
     if system.name == "langevin":
         quiet = {"temperature": 0.0}

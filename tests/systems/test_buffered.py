@@ -59,7 +59,7 @@ def test_generalized_asyncsgd_weighs_clients_equally_whatever_their_shares() -> 
     centers = np.random.default_rng(0).normal(size=(4, 2))
     share = np.array([0.5, 0.3, 0.15, 0.05])
     problem = Quadratic.of(centers, curvature=1.0, start=np.array([2.0, -1.0]))
-    hyper = GEN_ASYNC.paper(num_clients=4, concurrency=1, routing=share, lr=0.02, batch_size=1)
+    hyper = GEN_ASYNC.paper(num_clients=4, num_tasks=1, routing=share, lr=0.02, batch_size=1)
     run = fedjax_sim.sweep(
         GEN_ASYNC, problem, hyper, seeds=600, budget=fedjax_sim.Ticks(60), num_evals=1
     )

@@ -46,7 +46,7 @@ def drawn_times(law: str, number: int, cohort: np.ndarray) -> np.ndarray:
             "num_candidates": 9,
             "quantile": 0.4,
             "follows": "loss",
-            "window": 3,
+            "loss_window": 3,
             "lengthen": 1.5,
             "shorten": 0.7,
             "most": 3.0,

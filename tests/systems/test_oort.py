@@ -20,7 +20,7 @@ CURVATURE = np.linspace(0.3, 2.0, N)
 CENTERS = np.random.default_rng(2).normal(size=(N, 2))
 RATES = np.array([1, 2, 4, 8, 0.5, 0.25, 1, 2, 4, 0.125, 3, 1.5])
 START = np.array([2.0, -1.0])
-CHOICE = {"exploring": 0.75, "exploring_decay": 0.9, "exploring_least": 0.25, "penalty": 2.0}
+CHOICE = {"exploring": 0.75, "exploring_decay": 0.9, "exploring_least": 0.25, "time_penalty": 2.0}
 CHOICE |= {"cutoff": 0.5, "preferred": 0.25, "pacer_step": 0.25, "pacer_window": 5}
 
 
@@ -46,7 +46,7 @@ class Loop:
         found = clipped + math.sqrt(0.1 * math.log(number + 1) / self.last[client])
         wanted = np.quantile(list(self.taken.values()), self.preferred)
         if self.taken[client] > wanted:
-            found *= (wanted / self.taken[client]) ** CHOICE["penalty"]
+            found *= (wanted / self.taken[client]) ** CHOICE["time_penalty"]
         return found
 
     def select(self, number: int) -> list[int]:

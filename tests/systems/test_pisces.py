@@ -63,7 +63,7 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
         if client not in quality:
             return -1
         expected = np.mean(stale[client][-window:])
-        return quality[client] / (expected + 1) ** float(hyper.choice.penalty)
+        return quality[client] / (expected + 1) ** float(hyper.choice.staleness_penalty)
 
     while len(ticks) < num_ticks:
         now, buffer = acted, []
@@ -112,7 +112,10 @@ def loop(problem: Any, hyper: Any, num_ticks: int) -> tuple[list[Tick], dict[str
 
 @pytest.mark.parametrize(
     "changes",
-    [{"most_reports": 9}, {"staleness_bound": 1.0, "penalty": 2.0, "window": 2, "most_reports": 3}],
+    [
+        {"most_reports": 9},
+        {"staleness_bound": 1.0, "staleness_penalty": 2.0, "window": 2, "most_reports": 3},
+    ],
     ids=["paced", "full"],
 )
 def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any]) -> None:
@@ -123,7 +126,7 @@ def test_it_is_the_event_loop_of_the_paper(changes: dict[str, Any]) -> None:
     assert_same(run, ticks)
     assert run.curves.ended.item() == "budget"
     # Each reason to act is there, and so are ticks of several reports and stale ones.
-    wanted = {"full"} if "penalty" in changes else {"pace", "arrival"}
+    wanted = {"full"} if "staleness_penalty" in changes else {"pace", "arrival"}
     assert all(why[reason] > 2 for reason in wanted), why
     assert len({len(tick.reports) for tick in ticks}) > 1
     assert any(version < t for t, tick in enumerate(ticks) for _, version, _ in tick.reports)
@@ -166,7 +169,9 @@ def test_with_all_at_work_and_no_pace_it_is_fedbuff() -> None:
 def test_with_one_at_work_it_goes_on_from_the_newest_model() -> None:
     """No staleness, and without a discount always the client of the largest losses."""
     problem, hyper = problem_of(4), settings(num_clients=4, concurrency=1, **delays_of(4))
-    hyper = dataclasses.replace(hyper, staleness_bound=1e9, most_reports=1).replace(penalty=0.0)
+    hyper = dataclasses.replace(hyper, staleness_bound=1e9, most_reports=1).replace(
+        staleness_penalty=0.0
+    )
     run = ran(pisces.system, problem, hyper)
     timeline = run.timelines[0]
     np.testing.assert_array_equal(timeline.version[:, 0], np.arange(NUM_TICKS))
@@ -204,7 +209,10 @@ def test_clients_that_are_lost_or_away_are_replaced() -> None:
         ({"concurrency": 10}, "concurrency is 10, but must be at most num_clients = 9"),
         ({"most_reports": 10}, "most_reports is 10, but must be at most num_clients = 9"),
         ({"staleness_bound": 0.0}, "staleness_bound is 0.0, but must be a finite number above 0"),
-        ({"penalty": -1.0}, "choice.penalty is -1.0, but must be a finite number at least 0"),
+        (
+            {"staleness_penalty": -1.0},
+            "choice.staleness_penalty is -1.0, but must be a finite number at least 0",
+        ),
         ({"weighting": "size"}, "weighting is 'size'"),
         (
             {"local_privacy": LocalGaussian(clip=1.0, noise=1.0)},

@@ -61,8 +61,8 @@ def settings(**changes: Any) -> tifl.Hyper:
     """Return settings of clients whose steps take constant times."""
     given = {"num_clients": CLIENTS, "num_selected": 2, "local_steps": STEPS, "lr": RATE}
     given |= {"batch_size": 1, "server_interact": 0.5, "num_tiers": 4, "profile_rounds": 3}
-    given |= {"interval": 3, "credits": 4.0} | CONSTANT
-    return tifl.Hyper(**(given | changes))
+    adaptive = {} if changes.get("policy") == "static" else {"interval": 3, "credits": 4.0}
+    return tifl.Hyper(**(given | adaptive | CONSTANT | changes))
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -201,6 +201,9 @@ def check_layout(layout: Layout) -> None:
     if layout.packed and layout.slots_at_once is not None:
         allowed = "false with slots_at_once, because packed slots share rows and not batches"
         raise ConfigError("layout.packed", True, allowed)
+    if layout.lane_batches is not None and layout.lanes_at_once is False:
+        allowed = "left out with lanes_at_once false, because single lanes are in no batches"
+        raise ConfigError("layout.lane_batches", layout.lane_batches, allowed)
     wanted, there = (layout.lane_devices or 1) * (layout.client_devices or 1), jax.device_count()
     if wanted > there:
         raise ConfigError(DEVICES, wanted, f"at most the {there} there are")

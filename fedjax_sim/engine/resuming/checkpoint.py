@@ -72,6 +72,10 @@ TEXTS = ("program", TIMELINE)
 """Entries that another version of JAX may change although the code is the same."""
 
 
+SHOWN = ("seeds", "num_evals", "keep_models", "client_variance", "precision", *BUDGETS)
+"""Entries whose values are shown where they differ from those of a resumed run."""
+
+
 Arrays = dict[str, np.ndarray]
 
 
@@ -475,7 +479,11 @@ class Checkpoint:
         )
         if not changed:
             return
-        if "placement" in changed:
+        asked = [name for name in changed if name in {*self._asked} - {TIMELINE}]
+        if {*asked} - {"versions"}:
+            # What the caller asks for decides everything else, such as programs and placements.
+            changed = asked
+        elif "placement" in changed:
             # Programs and the order of lanes follow from it.
             changed = [name for name in changed if name not in ("program", "schedule")]
         if "versions" in changed:
@@ -485,12 +493,36 @@ class Checkpoint:
                 words += ', of which resume="any_jax" (--any-jax) accepts any'
             # Other versions may write the same program in another way.
             changed = [name for name in changed if name not in ("versions", *TEXTS)] + [words]
-        words = ", ".join(changed)
+        words = ", ".join(_told(name, old.get(name), new.get(name)) for name in changed)
         allowed = (
             f"of the same configuration as this run, which differs in {words}, or removed to start "
             "anew"
         )
         raise ConfigError("checkpoint", str(self._folder), allowed)
+
+
+def _told(name: str, theirs: Any, ours: Any) -> str:
+    """Name an entry in which a folder differs from this run, with both values where they are short.
+
+    Of settings, and of a layout, those that differ are named; of settings, in the first such lane.
+    """
+    if name == "settings" and theirs and ours:
+        lanes = zip(theirs, ours, strict=False)
+        theirs, ours = next(((a, b) for a, b in lanes if a != b), (None, None))
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        names = [each for each in theirs | ours if theirs.get(each) != ours.get(each)]
+        pairs = [(f"{each} ", theirs.get(each), ours.get(each)) for each in names]
+    elif name in SHOWN:
+        pairs = [("", theirs, ours)]
+    else:
+        return name
+    texts = [f"{each}{_shortened(a)} there, {_shortened(b)} here" for each, a, b in pairs]
+    return f"{name} ({'; '.join(texts)})"
+
+
+def _shortened(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:56]} ..."
 
 
 def _digest_of(content: Any) -> str:

@@ -12,7 +12,7 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
 from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, Named
 from fedjax_sim.types import LatentModel
 
 
@@ -72,31 +72,38 @@ class Entry(NamedTuple):
     features: Callable[[np.ndarray, int], np.ndarray]
 
 
-MODELS: dict[str, Entry] = {
-    "gaussian_mixture": Entry(
-        "Gaussians with one covariance, on the images' principal components",
-        lambda num: GaussianMixture(num),
-        principal_components,
-    ),
-    "gaussian_mixture_full": Entry(
-        "Gaussians with different covariances and a prior of 0.001, on principal components",
-        lambda num: GaussianMixture(num, covariance_type="full", prior=1e-3, starts="k-means++"),
-        principal_components,
-    ),
-    "gaussian_mixture_diag": Entry(
-        "Gaussians with different variances and a prior of 0.001, on principal components",
-        lambda num: GaussianMixture(num, covariance_type="diag", prior=1e-3, starts="k-means++"),
-        principal_components,
-    ),
-    "factor_analysis": Entry(
-        "a Gaussian with factors (in place of components), on the images' principal components",
-        lambda num: FactorAnalysis(num),
-        principal_components,
-    ),
-    "bernoulli_mixture": Entry(
-        "products of Bernoulli laws, on the images in black and white",
-        lambda num: BernoulliMixture(num),
-        lambda images, _: binary(images),
-    ),
-}
+MODELS: Named[Entry] = Named(
+    "latent-variable model",
+    {
+        "gaussian_mixture": Entry(
+            "Gaussians with one covariance, on the images' principal components",
+            lambda num: GaussianMixture(num),
+            principal_components,
+        ),
+        "gaussian_mixture_full": Entry(
+            "Gaussians with different covariances and a prior of 0.001, on principal components",
+            lambda num: GaussianMixture(
+                num, covariance_type="full", prior=1e-3, starts="k-means++"
+            ),
+            principal_components,
+        ),
+        "gaussian_mixture_diag": Entry(
+            "Gaussians with different variances and a prior of 0.001, on principal components",
+            lambda num: GaussianMixture(
+                num, covariance_type="diag", prior=1e-3, starts="k-means++"
+            ),
+            principal_components,
+        ),
+        "factor_analysis": Entry(
+            "a Gaussian with factors (in place of components), on the images' principal components",
+            lambda num: FactorAnalysis(num),
+            principal_components,
+        ),
+        "bernoulli_mixture": Entry(
+            "products of Bernoulli laws, on the images in black and white",
+            lambda num: BernoulliMixture(num),
+            lambda images, _: binary(images),
+        ),
+    },
+)
 """Models by the name that the command line uses."""

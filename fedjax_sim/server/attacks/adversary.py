@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.compression.base import wide_of
@@ -92,17 +91,6 @@ class Adversary(Checked):
         """Whether it is known that nobody attacks."""
         is_nobody = not self.attackers and is_known(self.malicious, 0)
         return isinstance(self.attack, Honest) or is_nobody
-
-    def check_together(self) -> None:
-        """Check that malicious clients are not given twice.
-
-        Raises:
-          ConfigError: If they are given as a share and by their numbers.
-        """
-        super().check_together()
-        if self.attackers and bool(np.any(np.asarray(self.malicious) > 0)):
-            allowed = "left out with a share `malicious`, or the share left at 0"
-            raise ConfigError("attackers", self.attackers, allowed)
 
 
 @checked
@@ -253,7 +241,7 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
     if adversary.attackers:
         if max(adversary.attackers) >= num_clients:
             allowed = f"of clients from 0 to {num_clients - 1}"
-            raise ConfigError("attackers", adversary.attackers, allowed)
+            raise ConfigError("adversary.attackers", adversary.attackers, allowed)
         return jnp.isin(clients, jnp.asarray(adversary.attackers, "int32"))
     # Who comes early in a random order of the clients, so that shares are nested.
     bits = shuffle_bits(stream(key, "malicious"))

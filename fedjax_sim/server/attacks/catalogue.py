@@ -18,6 +18,7 @@ from fedjax_sim.server.attacks.informed import (
 )
 from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
 from fedjax_sim.settings import (
+    Named,
     OneOfSeveral,
     alternatives,
     fixed,
@@ -86,23 +87,26 @@ class OneAttack(OneOfSeveral, Attack):
         return dataclasses.replace(self, options=options)
 
 
-ATTACKS: dict[str, type[Attack]] = {
-    kind.name: kind
-    for kind in (
-        Honest,
-        SignFlip,
-        Scaling,
-        Gaussian,
-        FreeRider,
-        NotFinite,
-        ALittleIsEnough,
-        InnerProduct,
-        MinMax,
-        MinSum,
-        Mimic,
-        OneAttack,
-    )
-}
+ATTACKS: Named[type[Attack]] = Named(
+    "attack",
+    {
+        kind.name: kind
+        for kind in (
+            Honest,
+            SignFlip,
+            Scaling,
+            Gaussian,
+            FreeRider,
+            NotFinite,
+            ALittleIsEnough,
+            InnerProduct,
+            MinMax,
+            MinSum,
+            Mimic,
+            OneAttack,
+        )
+    },
+)
 """Every kind of attack, by name."""
 
 

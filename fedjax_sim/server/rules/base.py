@@ -23,6 +23,10 @@ class Rule(Checked):
     the sum of the tick's weights times the centre, so that weights which do not sum to 1, such as
     those of stale updates, mean the same under every rule.
 
+        messages = jnp.array([[1.0], [2.0], [90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        assert Median().centre(key, messages, weight, is_present) == 2.0
+
     Attributes:
       name: Name on the command line.
       weighs: Whether messages with larger weights count for more. Where a rule does not weigh, the

@@ -13,6 +13,7 @@ from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
 from fedjax_sim.server.rules.secure import SecureSum
 from fedjax_sim.settings import (
+    Named,
     OneOfSeveral,
     alternatives,
     fixed,
@@ -82,10 +83,13 @@ class OneOf(OneOfSeveral, Rule):
         return self.chosen.least_present()
 
 
-RULES: dict[str, type[Rule]] = {
-    **INNER,
-    **{kind.name: kind for kind in (Bucketing, SecureSum, OneOf)},
-}
+RULES: Named[type[Rule]] = Named(
+    "rule",
+    {
+        **INNER,
+        **{kind.name: kind for kind in (Bucketing, SecureSum, OneOf)},
+    },
+)
 """Every kind of rule, by name."""
 
 

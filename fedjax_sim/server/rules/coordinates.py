@@ -27,6 +27,8 @@ class Median(Rule):
     With less than half of the weight malicious, each coordinate lies between the smallest and the
     largest honest one. With equal weights it is the ordinary median, of an even number the mean of
     the two in the middle.
+
+        hyper = fedavg.Hyper(aggregator=Median())
     """
 
     name: str = fixed("median")
@@ -45,6 +47,8 @@ class TrimmedMean(Rule):
     In each coordinate, the b smallest and the b largest values are left out, b = floor(share n).
     With at most b malicious messages, each coordinate lies between the smallest and the largest
     honest one.
+
+        hyper = fedavg.Hyper(aggregator=TrimmedMean(share=0.2))
     """
 
     name: str = fixed("trimmed_mean")

@@ -47,6 +47,8 @@ class Krum(Nearest):
     Assumes that at most f messages are malicious, 2 f + 2 < n. The centre is one of the messages.
     From the nearest honest one it is at most sqrt((n - f - 2) / (n - 2 f - 2)) times as far as
     honest ones are from each other.
+
+        hyper = fedavg.Hyper(aggregator=Krum(assumed=2))
     """
 
     name: str = fixed("krum")

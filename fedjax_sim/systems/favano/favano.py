@@ -82,6 +82,7 @@ class Hyper(Contacts, LocalTraining, Reports):
         False,
         'Whether "stochastic" and "deterministic" use the law at the server step instead of the '
         "stationary one.",
+        only_with={"reweight": ("stochastic", "deterministic")},
     )
 
     def check_together(self) -> None:
@@ -89,9 +90,6 @@ class Hyper(Contacts, LocalTraining, Reports):
         super().check_together()
         if self.reweight in CLOSED_FORM:
             self._check_law()
-        if self.alpha_by_tick and self.reweight not in ("stochastic", "deterministic"):
-            allowed = 'false unless reweight is "stochastic" or "deterministic"'
-            raise ConfigError("alpha_by_tick", True, allowed)
         if self.alpha_by_tick and np.any(np.asarray(self.clock.first_contact) != 1):
             raise ConfigError("alpha_by_tick", True, "false unless first_contact is 1")
 

@@ -71,7 +71,12 @@ class MomentumStep(ServerStep):
     """Settings of SGD with momentum on the server: v <- beta v + Delta, x <- x + eta v."""
 
     server_optimizer: Any = fixed(None)
-    server_momentum: float = real(0.9, "Momentum of the server.", least=0, most=0.999)
+    server_momentum: float = real(
+        0.9,
+        "Momentum of the server, beta: share of its last step that is added to the next.",
+        least=0,
+        most=0.999,
+    )
 
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer."""
@@ -85,9 +90,7 @@ class AdaptiveStep(ServerStep):
     server_lr: float = redefault(ServerStep, "server_lr", 0.01)
     server_optimizer: Any = fixed(None)
     rule: Any = fixed(adam)
-    server_momentum: float = real(
-        0.9, "Decay of the mean of progress, beta_1.", least=0, most=0.999
-    )
+    first_decay: float = real(0.9, "Decay of the mean of progress, beta_1.", least=0, most=0.999)
     second_decay: float = real(
         0.99, "Decay of the mean of its squares, beta_2.", least=0, most=0.99999
     )
@@ -100,7 +103,7 @@ class AdaptiveStep(ServerStep):
         return adaptive(
             self.rule,
             self.server_lr,
-            momentum=self.server_momentum,
+            momentum=self.first_decay,
             decay=self.second_decay,
             adaptivity=self.adaptivity,
         )

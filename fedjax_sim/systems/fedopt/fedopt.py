@@ -1,7 +1,7 @@
 """FedOpt (Reddi et al. 2021, arXiv 2003.00295): FedAvgM, FedAdagrad, FedAdam, FedYogi, any other.
 
     x_t -> `state.server`    Delta_t -> `progress`    eta_l -> `hyper.lr`    eta -> `server_lr`
-    beta_1 -> `server_momentum`    beta_2 -> `second_decay`    tau -> `adaptivity`
+    beta_1 -> `first_decay`    beta_2 -> `second_decay`    tau -> `adaptivity`
 
 Algorithm 1: the clients' mean progress Delta_t stands for a negative gradient, which any optimizer
 of the server may follow. `fedopt` takes any optax optimizer by name (optax's Adam corrects the bias
@@ -48,16 +48,16 @@ class Adaptive(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
 
 
 @struct
-class WithoutMomentum(Adaptive):
+class WithoutMomentum(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
     """Settings of FedAdagrad: Algorithm 2, by default without momentum, as in the experiments."""
 
     rule: Any = fixed(adagrad)
-    server_momentum: float = redefault(AdaptiveStep, "server_momentum", 0.0)
+    first_decay: float = redefault(AdaptiveStep, "first_decay", 0.0)
     second_decay: Any = fixed(0.0)
 
 
 @struct
-class Yogi(Adaptive):
+class Yogi(CohortRounds, LocalTraining, AdaptiveStep, PrivateReports):
     """Settings of FedYogi: Algorithm 2 on the server."""
 
     rule: Any = fixed(yogi)

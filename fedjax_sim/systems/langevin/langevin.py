@@ -80,6 +80,7 @@ from fedjax_sim.settings import (
     count,
     group,
     is_known,
+    is_not,
     real,
     static,
     struct,
@@ -165,9 +166,10 @@ class Hyper(WeightedRounds):
         least=0,
         most=1,
         simpler_at=(0.0, 1.0),
+        only_with={"temperature": is_not(0)},
     )
     gradient: str = choice(
-        "minibatch", ("minibatch", "exact"), "Whether gradients use a mini-batch or all examples."
+        "minibatch", ("minibatch", "exact"), "Gradients of a mini-batch or of all examples."
     )
     batch_size: int = count(32, "Examples of a mini-batch.")
     training: ClientTraining = group(
@@ -192,6 +194,13 @@ class Hyper(WeightedRounds):
         if self.gradient == "exact" and self.training.example_clip > 0:
             allowed = "0 with exact gradients; a batch_size as large as a client clips all examples"
             raise ConfigError("training.example_clip", self.training.example_clip, allowed)
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        is_full = self.participants == "full"
+        return super().decided() | (
+            {"dynamics.noise_correction": "full participation"} if is_full else {}
+        )
 
     @property
     def noise_inflation(self) -> float:

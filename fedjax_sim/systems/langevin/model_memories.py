@@ -11,16 +11,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients.rows import read_rows, write_clients
-from fedjax_sim.compression.base import Identity
+from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.messages import Compression, decode_messages
 from fedjax_sim.server import mean_of, weighted_sum
-from fedjax_sim.settings import ConfigError, is_known, real, struct
+from fedjax_sim.settings import is_known, real, struct
 from fedjax_sim.types import Array, Event, Key, Params
+
+
+def _compresses(compression: Compressor) -> bool:
+    return not isinstance(compression, Identity)
 
 
 @struct
@@ -33,18 +36,8 @@ class ModelMemories(Compression):
         "1 / (1 + omega); 0 for none. They take the memory of a model for each client.",
         least=0,
         simpler_at=(0.0,),
+        only_with={"compression": _compresses},
     )
-
-    def check_together(self) -> None:
-        """Check that memories are kept for compressed messages only.
-
-        Raises:
-          ConfigError: If there are memories and nothing is compressed.
-        """
-        super().check_together()
-        if isinstance(self.compression, Identity) and np.any(np.asarray(self.memory) > 0):
-            allowed = "0 unless messages are compressed, such as compression = block"
-            raise ConfigError("memory", self.memory, allowed)
 
     def first_memories(self, sent: Params, num_clients: int) -> Params:
         """Begin with memories of 0.

@@ -85,8 +85,9 @@ class ArrivalClock(Checked):
 
     server_interact: float = real(
         0.0,
-        "Duration of the exchange once the buffer is full, in units of virtual time. Has no effect "
-        'under restart "replaced", "free", "before_aggregation" and "new_version".',
+        "Duration of the server's exchange with clients, in units of virtual time, once the buffer "
+        'is full. Has no effect under restart "replaced", "free", "before_aggregation" and '
+        '"new_version".',
         least=0,
         of_time=True,
         only_with={"restart": tuple(name for name in RESTARTS if name not in IMMEDIATE)},
@@ -116,8 +117,7 @@ class Arrivals(Clients):
     buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
     concurrency: int = count(
         20,
-        'Clients at work at one time under restart "replaced", M; all clients if there are fewer. '
-        "Has no effect otherwise.",
+        'Clients at work at one time, M, under restart "replaced"; all clients if there are fewer.',
         only_with={"clock.restart": ("replaced",)},
     )
     clock: ArrivalClock = group(ArrivalClock(), "when clients start, and when the server acts")
@@ -184,6 +184,10 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals: each tick receives Z updates of K local steps.
 
     The first ticks do not depend on `num_ticks`.
+
+        arrivals = schedule_arrivals(key, Arrivals(num_clients=8, buffer_size=3), 5)
+        staleness = jnp.arange(5)[:, None] - arrivals.version
+        assert staleness.shape == (5, 3) and (staleness >= 0).all()
 
     Args:
       hyper: Settings. With a recorded trace its rows are the updates, no delay is drawn, and the

@@ -1,7 +1,7 @@
 """Clients with queues: the server sends each finished task to a client drawn at random.
 
 The clock of Generalized AsyncSGD (Leconte, Jonckheere, Samsonov and Moulines 2024, arXiv
-2405.00017). Its paper's symbols: C is `concurrency`, p_i is `routing_shares`, mu_i is a client's
+2405.00017). Its paper's symbols: C is `num_tasks`, p_i is `routing_shares`, mu_i is a client's
 rate. With exponential running times this is a closed Jackson network. Its stationary law is
 proportional to the product of (p_i / mu_i)^x_i over numbers of tasks x_i of sum C, and the mean
 delay of a task sent to client i, in server steps, is E[X_i] / p_i, with E[X_i] taken in the network
@@ -30,7 +30,7 @@ class ClientQueues(Clients):
     """Settings of clients that work on their tasks in the order in which these came."""
 
     local_steps: int = redefault(Clients, "local_steps", 1)
-    concurrency: int = count(20, "Tasks in the clients' queues at any time, C.")
+    num_tasks: int = count(20, "Tasks in the clients' queues at any time, C.")
     routing: Any = weights(
         "Probabilities p_i with which a finished task is sent to client i, up to a common factor. "
         "None takes them from `routing_exponent`."
@@ -78,6 +78,9 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
 
     The first ticks do not depend on `num_ticks`.
 
+        steps = schedule_client_queues(key, ClientQueues(num_clients=8, num_tasks=4), 5)
+        assert steps.clients.shape == (5, 1)
+
     Args:
       num_ticks: Number of ticks T.
 
@@ -93,7 +96,7 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
             Work(draw_devices(key, hyper), lots),
             share,
             num_clients=hyper.num_clients,
-            num_tasks=hyper.concurrency,
+            num_tasks=hyper.num_tasks,
             num=num_ticks,
         )
         return found, 1 / (hyper.num_clients * share[found.client])
@@ -114,5 +117,5 @@ def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
       hyper: Settings with concrete values.
       time: Length of the stretch, in units of virtual time.
     """
-    busy = np.minimum(hyper.concurrency, hyper.num_clients)
+    busy = np.minimum(hyper.num_tasks, hyper.num_clients)
     return time * busy * hyper.delays.mean_rate / hyper.times_per_update

@@ -84,6 +84,9 @@ class ClientWindows(NamedTuple):
 class ClientTable:
     """Facts of individual clients, instead of two groups of fast and slow ones.
 
+        table = ClientTable(rate=[1.0, 0.5, 0.1], names=["phone", "tablet", "watch"])
+        hyper = fedavg.Hyper(num_clients=3, num_selected=2, client_table=table, server_interact=0.5)
+
     Attributes:
       size: Number of clients N.
       names: The clients' names; () if they have none.

@@ -102,6 +102,9 @@ class ClientDelays(Checked):
     of a day in which a phone is charged; `cycle_spread` says how far the clients' days are apart. A
     table of clients gives single clients their own speeds, windows, losses, and bandwidths, see
     `fedjax_sim.timelines.delays.client_table`. A recorded trace replaces all of this.
+
+        slow = ClientDelays(slow_fraction=0.5, rate_slow=0.1)
+        assert fedavg.Hyper(delays=slow) == fedavg.Hyper(slow_fraction=0.5, rate_slow=0.1)
     """
 
     slow_fraction: float = real(
@@ -223,8 +226,7 @@ class ClientDelays(Checked):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If a speed is not allowed under the law, or messages have bits and no table
-            says how long these take.
+          ConfigError: If a speed is not allowed under the law.
         """
         super().check_together()
         table = self.client_table
@@ -239,17 +241,12 @@ class ClientDelays(Checked):
         if is_probability and not self.has_own_speeds and np.any(np.asarray(self.rate_spread) > 0):
             allowed = f"0 under {self.runtime_law}, whose rates are probabilities"
             raise ConfigError("rate_spread", self.rate_spread, allowed)
-        for name in ("bits_up", "bits_down"):
-            if np.any(np.asarray(getattr(self, name)) > 0) and not (table and table.has_bandwidth):
-                allowed = "0 without a client_table that has bandwidths"
-                raise ConfigError(name, getattr(self, name), allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place.
 
         Returns:
-          A mapping from the names of settings that must be left at their defaults to words for
-          what decides them instead.
+          Words for what takes the place of each setting, by its name.
         """
         table, names = self.client_table, []
         if self.has_own_speeds:
@@ -321,7 +318,8 @@ class ClientDelays(Checked):
         worst = float(np.max(value))
         if is_rate and self.runtime_law in ("runtime_geom", "count_geom") and worst > 1:
             raise ConfigError(name, worst, f"at most 1, a probability, under {self.runtime_law}")
-        if not is_rate and worst > 0 and self.runtime_law not in SPREAD_LAWS:
+        of_table = self.has_own_speeds and not is_rate
+        if of_table and worst > 0 and self.runtime_law not in SPREAD_LAWS:
             raise ConfigError(name, worst, f"0 under {self.runtime_law}, which has no spread")
         if not is_rate and self.runtime_law in BOUNDED_SPREADS:
             is_pareto = self.runtime_law == "runtime_pareto"
@@ -347,9 +345,8 @@ class Clients(Checked):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If the table or trace does not fit the number of clients, a setting without
-            effect is not at its default, or a time has its default although table or trace have
-            another unit.
+          ConfigError: If the table or trace does not fit the number of clients, or a time has its
+            default although table or trace have another unit.
         """
         super().check_together()
         table = self.delays.client_table
@@ -359,13 +356,6 @@ class Clients(Checked):
                 f"of {table.size} rows",
                 f"of num_clients = {self.num_clients} rows",
             )
-        for name, what in self.decided().items():
-            value, default = value_of(self, name), fields(type(self))[name].default
-            is_default = (
-                value is None if default is None else not np.any(np.asarray(value) != default)
-            )
-            if not is_default:
-                raise ConfigError(name, value, f"left at {default!r} with {what}, which decides it")
         if self.delays.trace is not None:
             self.recorded  # noqa: B018 - checks the clients
         if not self.source_of_times:
@@ -383,8 +373,7 @@ class Clients(Checked):
         """Name the settings that have no effect, and what takes their place.
 
         Returns:
-          A mapping from the full names of settings that must be left at their defaults to words for
-          what decides them instead.
+          Words for what takes the place of each setting, by its full name.
         """
         return {f"delays.{name}": what for name, what in self.delays.decided().items()}
 
@@ -516,6 +505,10 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
 @checked
 def draw_client_rates(key: Key, clients: Clients) -> Array:
     """Draw every client's rate.
+
+        slow = ClientDelays(slow_fraction=0.5, slow_clients="last", rate_spread=0.0)
+        rates = draw_client_rates(key, fedavg.Hyper(num_clients=4, num_selected=2, delays=slow))
+        assert rates.tolist() == [1.0, 1.0, 1 / 8, 1 / 8]
 
     Args:
       clients: Settings.

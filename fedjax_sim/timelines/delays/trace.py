@@ -24,6 +24,9 @@ class Trace:
     contacts; one update (or one round's work) of K local steps in buffered arrivals and synchronous
     rounds.
 
+        trace = Trace(client=[0, 1, 0], start=[0.0, 0.0, 2.0], finish=[2.0, 3.0, 4.5])
+        assert trace.client.tolist() == [0, 1, 0]
+
     Attributes:
       client: `i32[R]`, client that worked; all -1 if clients are named.
       start: `f64[R]`, virtual time at which the work began.

@@ -83,6 +83,7 @@ class Grouping(Checked):
         meaning="Number of clients of each group, who are taken in order of their numbers. None "
         "splits the clients evenly; the first groups get one more where the division leaves a "
         "remainder.",
+        only_with={"association": (None,)},
     )
     association: Any = static(
         None,
@@ -340,6 +341,8 @@ class Groups(Clients):
         found = super().decided()
         if np.all(np.asarray(self.client_epochs) > 0):
             found["client_steps"] = "client_epochs"
+        if np.all(np.asarray(self.sync_time) == 0):
+            found["clock.sync_growth"] = "sync_time = 0"
         if self.clock.delays_of == "client":
             return found | dict.fromkeys(
                 [f"iteration.{name}" for name in fields(IterationDelays)],
@@ -353,10 +356,6 @@ class Groups(Clients):
     def _check_grouping(self) -> None:
         """Check that sizes or association fit the numbers of clients and groups."""
         sizes, association = self.grouping.group_sizes, self.grouping.association
-        if sizes is not None and association is not None:
-            raise ConfigError(
-                "grouping.group_sizes", sizes, "left out with an association, which decides them"
-            )
         if sizes is not None and (len(sizes) != self.num_groups or sum(sizes) != self.num_clients):
             raise ConfigError(
                 "grouping.group_sizes",

@@ -265,6 +265,9 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     weights of the other ticks are 0. Distributing the initial model takes no time. The first ticks
     do not depend on `num_ticks`.
 
+        rounds = schedule_group_rounds(key, Groups(num_clients=8, num_groups=2, sync_time=5.0), 3)
+        assert (rounds.clients == jnp.arange(2)[None]).all()  # slots are groups, steps iterations
+
     Args:
       num_ticks: Number of ticks T; every `ticks_per_round` of them are a round.
 

@@ -48,8 +48,8 @@ class LiveCohorts(Clients):
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of the clients whose reports are used: equal, or in proportion to their numbers "
-        "of examples.",
+        "Weights of the clients, in the mean of the reports that are used: equal, or in proportion "
+        "to their numbers of examples.",
     )
     clock: CohortClock = group(CohortClock(), "how long a round takes")
 

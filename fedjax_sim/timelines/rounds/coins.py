@@ -32,6 +32,9 @@ class CoinRounds(Checked):
 def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timeline:
     """Schedule rounds in which each client takes part with probability p.
 
+        rounds = schedule_coin_rounds(key, CoinRounds(num_clients=8, participation=0.5), 5)
+        assert ((rounds.weight == 0) | (rounds.weight == 1)).all()
+
     Args:
       num_ticks: Number of rounds T.
 

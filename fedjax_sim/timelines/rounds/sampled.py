@@ -65,8 +65,8 @@ class Cohort(Checked):
     weighting: str = choice(
         "equal",
         ("equal", "examples"),
-        "Weights of the clients whose reports are used: equal, or in proportion to their numbers "
-        "of examples.",
+        "Weights of the clients, in the mean of the reports that are used: equal, or in proportion "
+        "to their numbers of examples.",
     )
     selection: str = choice(
         "uniform",
@@ -132,7 +132,12 @@ class CohortRounds(Clients):
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
+        found = super().decided() | self.decided_by_trace("clock.round_time")
+        # The privacy of single examples bounds updates by local_steps in any case.
+        is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
+        if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
+            found["local_steps"] = "local_epochs"
+        return found
 
     def completed(self, problem: Any) -> Any:
         """Fill in the clients' numbers of examples, if something depends on them.
@@ -209,6 +214,9 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
 
     Reports that are not used leave no trace in the timeline, nor in the local steps and bits that
     are counted. The first rounds do not depend on `num_ticks`.
+
+        rounds = schedule_cohort_rounds(key, fedavg.Hyper(num_clients=8, num_selected=3), 5)
+        assert rounds.clients.shape == (5, 3) and (rounds.version == jnp.arange(5)[:, None]).all()
 
     Args:
       hyper: Settings of `CohortRounds`; completed if needed, and with a `batch_size`.

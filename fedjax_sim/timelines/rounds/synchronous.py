@@ -43,7 +43,7 @@ class CohortClock(Checked):
     )
     server_interact: float = real(
         0.0,
-        "Duration of the exchange with the cohort, in units of virtual time.",
+        "Duration of the server's exchange with clients, in units of virtual time.",
         least=0,
         of_time=True,
     )
@@ -71,7 +71,7 @@ def check_clients(hyper: Any, *, are_distinct: bool) -> None:
     has_trace = hyper.delays.trace is not None
     if has_trace and len(set(hyper.recorded.client.tolist())) < hyper.num_clients:
         allowed = "with rows of every client, as any may be selected"
-        raise ConfigError("trace", "a client without rows", allowed)
+        raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
 @checked

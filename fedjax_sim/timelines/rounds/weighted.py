@@ -23,7 +23,7 @@ from fedjax_sim.types import Array, Key, Timeline
 class WeightedRounds(Clients):
     """Settings of synchronous rounds of weighted clients."""
 
-    local_steps: int = whole(10, "Local steps of a client in a round, K.")
+    local_steps: int = whole(10, "Local steps of a client's update, K.")
     participants: str = choice(
         "full",
         ("full", "with_replacement", "without_replacement"),
@@ -35,7 +35,11 @@ class WeightedRounds(Clients):
         "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
         "or equal weights for a schedule without a problem."
     )
-    num_selected: int = count(10, "Size of the cohort, S.")
+    num_selected: int = count(
+        10,
+        "Size of the cohort, S.",
+        only_with={"participants": ("with_replacement", "without_replacement")},
+    )
     clock: CohortClock = group(
         CohortClock(round_time="mean"),
         "how long a round takes",
@@ -113,6 +117,9 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
     A client that is drawn more than once in a round works once, in one slot. Where updates are lost
     the weights of the others are scaled to the same sum. The first rounds do not depend on
     `num_ticks`.
+
+        everyone = schedule_weighted_rounds(key, WeightedRounds(num_clients=4), 5)
+        assert (everyone.clients == jnp.arange(4)[None]).all() and (everyone.weight == 1 / 4).all()
 
     Args:
       num_ticks: Number of rounds T.

@@ -120,7 +120,8 @@ def test_unequal_hessians(participation: str, local_steps: int) -> None:
         problem = GaussianClients.of(
             np.array([1.0, 4.0]), wide([-1.0, 1.0], participation), start=mean
         )
-    settings = {"participants": participation, "num_selected": 1, "local_steps": local_steps}
+    settings = {"participants": participation, "local_steps": local_steps}
+    settings |= {} if participation == "full" else {"num_selected": 1}
     assert_moments(
         chains(problem, RHO, ticks=TICKS[local_steps], **settings),
         mean,
@@ -145,8 +146,8 @@ def test_shared_hessian(case: tuple[str, int, tuple[int, ...]]) -> None:
         RHO_SHARED,
         ticks=15,
         participants=participation,
-        num_selected=selected,
         local_steps=4,
+        **({} if participation == "full" else {"num_selected": selected}),
     )
     assert_moments(samples, mean, variances)
 
@@ -320,5 +321,5 @@ def test_the_average_of_everyone_has_the_targets_noise() -> None:
     """Its variance is 2 eta tau a step for every rho and all weights. Run through the engine."""
     with jax.enable_x64(True):
         problem = free(COUNTS, CHAINS // FULL)
-    samples = chains(problem, RHO_SHARED, ticks=2, num_selected=5, local_steps=4)
+    samples = chains(problem, RHO_SHARED, ticks=2, local_steps=4)
     assert_moments(samples, 0.0, (2 * 0.05 * 8,) * 3)

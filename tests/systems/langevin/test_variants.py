@@ -233,7 +233,10 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"memory": 0.5}, "messages.memory is 0.5, but must be 0 unless messages are compressed"),
+        (
+            {"memory": 0.5},
+            "messages.memory is 0.5, but must be left at 0.0 with messages.compression = ident",
+        ),
         (
             {"friction": 0.0},
             "dynamics.friction is 0.0, but must be a finite number above 0 and at most 1",

@@ -124,7 +124,7 @@ def test_successors_are_available(draw: Callable) -> None:
     ("schedule", "hyper", "trips"),
     [
         (schedule_arrivals, replaced(num_clients=MANY, concurrency=MANY // 2, buffer_size=5), 85),
-        (schedule_client_queues, CLIENT_QUEUES(num_clients=MANY, concurrency=MANY // 2), FEW_TICKS),
+        (schedule_client_queues, CLIENT_QUEUES(num_clients=MANY, num_tasks=MANY // 2), FEW_TICKS),
     ],
     ids=["replaced", "queues"],
 )
@@ -148,7 +148,7 @@ def network(draw: Callable) -> Timeline:
     """A closed network of three exponential servers, with leaves `[T, ...]`."""
     hyper = CLIENT_QUEUES(
         num_clients=3,
-        concurrency=TASKS,
+        num_tasks=TASKS,
         routing=3 * SHARES,
         runtime_law="runtime_exp",
         time_of="update",
@@ -220,7 +220,7 @@ def test_lost_tasks_are_sent_again(draw: Callable) -> None:
     """The network keeps its tasks; a lost one takes time and makes no server step."""
     hyper = CLIENT_QUEUES(
         num_clients=1,
-        concurrency=2,
+        num_tasks=2,
         runtime_law="runtime_constant",
         time_of="update",
         drop_rate=0.5,
@@ -247,7 +247,7 @@ def test_lost_tasks_are_sent_again(draw: Callable) -> None:
             CLIENT_QUEUES(num_clients=5, routing=1.0, routing_exponent=0.5),
             "routing_exponent is 0.5",
         ),
-        (CLIENT_QUEUES(num_clients=5, concurrency=0), "concurrency is 0"),
+        (CLIENT_QUEUES(num_clients=5, num_tasks=0), "num_tasks is 0"),
         (ARRIVALS(concurrency=0), "concurrency is 0"),
     ],
 )

@@ -176,7 +176,7 @@ def test_unknown_names_are_reported_by_row_and_value(
     ("hyper", "words"),
     [
         (ARRIVALS(num_clients=4, client_table=NAMED), "delays.client_table is 'of 3 rows'"),
-        (ARRIVALS(bits_up=8.0), "delays.bits_up is 8.0, but must be 0 without a client_table"),
+        (ARRIVALS(bits_up=8.0), "delays.bits_up is 8.0, but must be left at 0.0 with delays."),
         (
             ARRIVALS(num_clients=2, buffer_size=1, client_table=ClientTable(drop_rate=[0, 0.5]),
                      drop_rate=0.1),

@@ -223,7 +223,7 @@ def test_arrivals_of_clients_that_wait(draw: Callable) -> None:
 
 def test_queues(draw: Callable) -> None:
     """One task: the client that gets it works when it is there."""
-    hyper = clients_of(ClientQueues, concurrency=1)
+    hyper = clients_of(ClientQueues, num_tasks=1)
     schedule = jax.tree.map(lambda x: x[0], draw(schedule_client_queues, hyper, num_ticks=40))
     clock = 0.0
     for t, i in enumerate(schedule.clients[:, 0]):

@@ -332,7 +332,7 @@ REFUSED: list[tuple[Clients, str]] = [
         (
             CLIENTS(**THREE, **{name: value}),
             f"delays.{name} is {value!r}, but must be left at {default!r} with a table of clients, "
-            "which decides it",
+            "where it has no effect",
         )
         for name, value, default in (
             ("slow_fraction", 0.5, 0.0),
@@ -366,8 +366,8 @@ REFUSED: list[tuple[Clients, str]] = [
     ),
     *(
         (
-            CLIENTS(runtime_law=law, **{name: 0.1}),
-            f"delays.{name} is 0.1, but must be 0 under {law}, which has no spread",
+            CLIENTS(runtime_law=law, slow_fraction=0.5, **{name: 0.1}),
+            f"delays.{name} is 0.1, but must be left at 0.0 unless delays.runtime_law is 'runtime_",
         )
         for law in (*STEP_COUNT_LAWS, "runtime_constant")
         for name in ("spread_fast", "spread_slow")

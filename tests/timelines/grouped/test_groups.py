@@ -596,7 +596,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "sizes and association": (
         {"group_sizes": (15, 15), "association": (0, 1) * 15},
-        "grouping.group_sizes is (15, 15), but must be left out with an association",
+        "grouping.group_sizes is (15, 15), but must be left at None unless grouping.association",
     ),
     "association of a third group": (
         {"association": (0, 1, 2) * 10},
@@ -641,7 +641,7 @@ BAD: dict[str, tuple[dict, str]] = {
     "steps of other systems": ({"local_steps": 2}, "local_steps is 2, but must be left at 1"),
     "steps and epochs": (
         {"client_steps": 2, "client_epochs": 1.0},
-        "client_steps is 2, but must be left at 1 with client_epochs, which decides it",
+        "client_steps is 2, but must be left at 1 with client_epochs, where it has no effect",
     ),
     "no iteration": (
         {"min_iterations": 0},
@@ -661,7 +661,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "speeds of clients without use": (
         {"rate_slow": 0.1},
-        'delays.rate_slow is 0.1, but must be left at 0.125 with clock.delays_of "group", which',
+        'delays.rate_slow is 0.1, but must be left at 0.125 with clock.delays_of "group", where',
     ),
     "a table of clients without use": (
         {"client_table": ClientTable(np.ones(30))},
@@ -669,7 +669,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "a shift of groups without use": (
         {"delays_of": "client", "shift": 1.0},
-        'iteration.shift is 1.0, but must be left at 0.85 with clock.delays_of "client", which',
+        'iteration.shift is 1.0, but must be left at 0.85 with clock.delays_of "client", where',
     ),
     "delays of clients who are drawn": (
         {"delays_of": "client", "active_per_group": 3},
@@ -694,7 +694,7 @@ def test_settings_as_text() -> None:
     assert parse(Groups, "group_weights", "equal") == "equal"
     assert parse(Groups, "group_weights", "1+2") == (1.0, 2.0)
     for name, text in (("shift", "1+x"), ("group_sizes", "5+1.5"), ("group_weights", "heavy")):
-        with pytest.raises(ConfigError, match=f"^{name} is '{re.escape(text)}'"):
+        with pytest.raises(ConfigError, match=f"{name} is '{re.escape(text)}'"):
             parse(Groups, name, text)
 
 

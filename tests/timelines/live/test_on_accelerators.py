@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedbuff with breaks": ("fedbuff", TASKS | {"off_time": 50.0, "on_time": 70.0}),
     **{name: (name, {}) for name in ("oort", "tifl", "fedcs", "adacomm", "powerofchoice")},
     **{name: (name, {}) for name in ("pisces", "fedat", "safa")},
-    "fedcs by the loss": ("fedcs", {"follows": "loss", "window": 3}),
+    "fedcs by the loss": ("fedcs", {"follows": "loss", "loss_window": 3}),
 }
 
 

@@ -67,7 +67,13 @@ def test_by_default_everyone_of_a_uniform_cohort_is_waited_for(
     assert (schedule.steps == 5).all()
 
 
-EPOCHS = {"batch_size": 2, "weighting": "examples", "server_interact": 0.0, "num_ticks": 500}
+EPOCHS = {
+    "batch_size": 2,
+    "local_steps": 10,
+    "weighting": "examples",
+    "server_interact": 0.0,
+    "num_ticks": 500,
+}
 
 
 def test_epochs_and_weights_follow_the_examples(rounds: Callable) -> None:
