@@ -7,43 +7,51 @@ needs is a folder, with the algorithm in the file of its name: `favano`, `fedopt
 Systems do not import each other: what two of them need lives in `fedjax_sim.clients`,
 `fedjax_sim.server`, `fedjax_sim.compression` or `fedjax_sim.timelines`. Only a system that is the
 algorithm of another one on a live clock, such as `oort`, imports that.
+
+A system is loaded when it is first used, and all of them with `SYSTEMS`.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from fedjax_sim.settings import Named, UnknownAttributeError
-from fedjax_sim.systems import (
-    adacomm,
-    async_hierarchical,
-    ditto,
-    em,
-    favano,
-    fedasync,
-    fedat,
-    fedavg,
-    fedbuff,
-    fedcs,
-    feddyn,
-    fedem,
-    fednova,
-    fedopt,
-    fedper,
-    fedprox,
-    fedstaleweight,
-    gen_async,
-    hierarchical,
-    langevin,
-    mimelite,
-    oort,
-    pisces,
-    powerofchoice,
-    quafl,
-    safa,
-    scaffold,
-    tifl,
-    vr_fedem,
-)
-from fedjax_sim.types import System
+
+if TYPE_CHECKING:
+    from fedjax_sim.systems import (
+        adacomm,
+        async_hierarchical,
+        ditto,
+        em,
+        favano,
+        fedasync,
+        fedat,
+        fedavg,
+        fedbuff,
+        fedcs,
+        feddyn,
+        fedem,
+        fednova,
+        fedopt,
+        fedper,
+        fedprox,
+        fedstaleweight,
+        gen_async,
+        hierarchical,
+        langevin,
+        mimelite,
+        oort,
+        pisces,
+        powerofchoice,
+        quafl,
+        safa,
+        scaffold,
+        tifl,
+        vr_fedem,
+    )
+    from fedjax_sim.types import System
+
+    SYSTEMS: Named[System]
+    """The systems by name, in the order in which they are listed."""
 
 __all__ = [
     "SYSTEMS",
@@ -78,43 +86,53 @@ __all__ = [
     "vr_fedem",
 ]
 
-_SYSTEMS = (
-    fedavg.system,
-    fedprox.system,
-    scaffold.system,
-    fednova.system,
-    *fedopt.systems,
-    feddyn.system,
-    mimelite.system,
-    ditto.system,
-    fedper.system,
-    powerofchoice.system,
-    oort.system,
-    tifl.system,
-    fedcs.system,
-    adacomm.system,
-    safa.system,
-    quafl.system,
-    fedbuff.system,
-    favano.system,
-    fedstaleweight.system,
-    fedasync.system,
-    gen_async.system,
-    pisces.system,
-    fedat.system,
-    hierarchical.system,
-    async_hierarchical.system,
-    langevin.system,
-    em.system,
-    fedem.system,
-    vr_fedem.system,
+_LISTED = (
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "fednova",
+    "fedopt",
+    "feddyn",
+    "mimelite",
+    "ditto",
+    "fedper",
+    "powerofchoice",
+    "oort",
+    "tifl",
+    "fedcs",
+    "adacomm",
+    "safa",
+    "quafl",
+    "fedbuff",
+    "favano",
+    "fedstaleweight",
+    "fedasync",
+    "gen_async",
+    "pisces",
+    "fedat",
+    "hierarchical",
+    "async_hierarchical",
+    "langevin",
+    "em",
+    "fedem",
+    "vr_fedem",
 )
-SYSTEMS: Named[System] = Named("system", {system.name: system for system in _SYSTEMS})
-"""The systems by name, in the order in which they are listed."""
+"""The modules, in the order in which their systems are listed."""
 
 # A type checker that saw `__getattr__` would accept every name, misspelt ones too.
 if not TYPE_CHECKING:
 
     def __getattr__(name):
-        """Refuse a system that there is not, with the nearest."""
-        raise UnknownAttributeError(f"module {__name__!r} has no attribute {name!r}", name, __all__)
+        """Load a system, or all; refuse one that there is not, with the nearest."""
+        if name in _LISTED:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name != "SYSTEMS":
+            sentence = f"module {__name__!r} has no attribute {name!r}"
+            raise UnknownAttributeError(sentence, name, __all__)
+        modules = [importlib.import_module(f"{__name__}.{each}") for each in _LISTED]
+        listed = [s for each in modules for s in getattr(each, "systems", None) or [each.system]]
+        return globals().setdefault(name, Named("system", {s.name: s for s in listed}))
+
+    def __dir__():
+        """List the systems, loaded or not."""
+        return sorted({*globals(), *__all__})
