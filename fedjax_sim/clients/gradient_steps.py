@@ -349,6 +349,10 @@ def lasting_steps(
 
         last = jax.lax.fori_loop(0, trips, trip, first)
         last = last if states is not None else dataclasses.replace(last, state=())
+        if facts.same_steps and not facts.all_filled:
+            # Steps of empty slots are not masked one by one, but undone.
+            first = first if states is not None else dataclasses.replace(first, state=())
+            last = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), last, first)
         if total is None:
             return last
         return summand(last.model, first.model), dataclasses.replace(last, model=())

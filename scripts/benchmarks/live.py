@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from benchmarks.programs import images
+from benchmarks.programs import LIVE, images
 
-from experiments.selection.rules import BUFFERED, WAITING
 from fedjax_sim import Layout, Ticks
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.systems import fedavg, fedbuff
@@ -12,11 +11,11 @@ from fedjax_sim.types import System
 
 CLIENTS, LANES = (100, 10_000), (1, 64)
 SHARED = {"local_steps": 10, "batch_size": 32, "rate_spread": 1.0}
-SYSTEMS: dict[str, tuple[Any, System, dict[str, int]]] = {
-    "fedavg": (fedavg, WAITING, {"num_selected": 10}),
-    "fedbuff": (fedbuff, BUFFERED, {"buffer_size": 10, "concurrency": 20}),
+SYSTEMS: dict[str, tuple[Any, dict[str, int]]] = {
+    "fedavg": (fedavg, {"num_selected": 10}),
+    "fedbuff": (fedbuff, {"buffer_size": 10, "concurrency": 20}),
 }
-"""Modules of planned systems, the same on live clocks, and settings."""
+"""Modules of planned systems, and settings."""
 
 
 def bench_live(turns: int) -> dict[str, Any]:
@@ -26,14 +25,14 @@ def bench_live(turns: int) -> dict[str, Any]:
     """
     problem = images(32, train=20_000)
     found: dict[str, Any] = {}
-    for name, (module, live, settings) in SYSTEMS.items():
+    for name, (module, settings) in SYSTEMS.items():
         for clients in CLIENTS:
             hyper = module.Hyper(num_clients=clients, **SHARED, **settings)
             learnt = problem(hyper)
             for lanes in LANES:
                 found[f"{name}, {clients} clients, {lanes} lanes"] = {
                     "planned": _bytes(module.system, learnt, hyper, lanes),
-                    "live": _bytes(live, learnt, hyper, lanes),
+                    "live": _bytes(LIVE[name], learnt, hyper, lanes),
                 }
     return found
 

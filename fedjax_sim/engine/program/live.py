@@ -165,10 +165,15 @@ class LiveLane(NamedTuple):
         if not frame.facts.all_filled:
             ended = jnp.where((frame.clients != EMPTY).any(), ended, TICKS)
         goes_on = ended == RUNS
-        is_there = (is_there & goes_on) | is_full
-        clients = jnp.where(goes_on, clients, frame.clients)
-        steps = jnp.where(goes_on, steps, frame.steps)
-        clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
+        skips = is_full and is_for_cpu() and not self.is_batched
+        if skips:
+            # Whoever would have reported by the frame stands in the event, and the step is left out.
+            clients = jnp.where(goes_on, clients, frame.clients)
+            steps = jnp.where(goes_on, steps, frame.steps)
+        else:
+            is_there &= goes_on
+            clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
+        is_there |= skips
         event = frame.within(
             tick=tick,
             clients=clients,
@@ -178,13 +183,15 @@ class LiveLane(NamedTuple):
             offset=self._offsets(lived.delivered, clients, steps),
             read=jnp.where(is_there, read, jnp.int32(rows_of(sizes) - 1)),
             write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
-            facts=_facts(frame.facts, sizes, is_full=is_full),
+            facts=_facts(frame.facts, sizes, is_full=is_full, is_filled=skips),
         )
-        state, info = self._learn(learn, lived.state, event, goes_on, is_full=is_full)
-        if is_full:
+        if skips:
+            state, info = _learn_if(goes_on, learn, lived.state, event)
             clients = jnp.where(goes_on, event.clients, EMPTY)
             event = event.within(facts=event.facts, clients=clients)
             info = info._replace(event=event)
+        else:
+            state, info = learn(lived.state, event)
         if not hasattr(info, "event"):
             allowed = "with a field event, such as Work: it says who took part"
             raise ConfigError("info of a live system's step", type(info).__name__, allowed)
@@ -226,42 +233,30 @@ class LiveLane(NamedTuple):
             return found
         return found + jnp.where(_is_earlier(clients), steps[None], 0).sum(axis=1, dtype="int32")
 
-    def _learn(
-        self,
-        learn: Callable[[Any, Event], tuple[Any, Any]],
-        state: Any,
-        event: Event,
-        goes_on: Array,
-        *,
-        is_full: bool,
-    ) -> tuple[Any, Any]:
-        """Take the algorithm's step; a tick that is filled all the same changes nothing at the end.
 
-        Args:
-          learn: The step.
-          event: The event, without slots if the lane has ended, unless it `is_full`.
-          goes_on: `bool[]`, whether the lane goes on.
-          is_full: Whether slots are filled at every tick.
-        """
-        if not is_full:
-            return learn(state, event)
-        if is_for_cpu() and not self.is_batched:
+def _learn_if(
+    goes_on: Array, learn: Callable[[Any, Event], tuple[Any, Any]], state: Any, event: Event
+) -> tuple[Any, Any]:
+    """Take the algorithm's step, or leave the state and count nothing.
 
-            def step(state: Any) -> tuple[Any, Any]:
-                state, info = learn(state, event)
-                if isinstance(changed := getattr(info, "event", ()), Event):
-                    # Facts hold the number of the trace, and the two branches are traced apart.
-                    known = changed.within(facts=changed.facts._replace(trace=0))
-                    info = info._replace(event=known)
-                return state, info
+    Args:
+      goes_on: `bool[]`, whether to take it.
+      learn: The step.
+      event: The event.
+    """
 
-            # Without a copy of the state, which may hold many models.
-            shapes = jax.eval_shape(step, state)[1]
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
-        after, info = learn(state, event)
-        nothing = jax.tree.map(jnp.zeros_like, info)
-        return _where(goes_on, after, state), _where(goes_on, info, nothing)
+    def step(state: Any) -> tuple[Any, Any]:
+        state, info = learn(state, event)
+        if isinstance(changed := getattr(info, "event", ()), Event):
+            # Facts hold the number of the trace, and the two branches are traced apart.
+            known = changed.within(facts=changed.facts._replace(trace=0))
+            info = info._replace(event=known)
+        return state, info
+
+    # Without a copy of the state, which may hold many models.
+    shapes = jax.eval_shape(step, state)[1]
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
 
 
 def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:
@@ -328,11 +323,17 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
-def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
-    """Return what is known of an event that a live clock has made."""
+def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Facts:
+    """Return what is known of an event that a live clock has made.
+
+    Args:
+      known: What is known of its frame.
+      is_full: Whether its slots are filled, and have the most steps, as long as the lane goes on.
+      is_filled: Whether they are even afterwards.
+    """
     if is_full:
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
-        return known.unpacked()._replace(is_live=True)
+        return known.unpacked()._replace(is_live=True, all_filled=is_filled)
     return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
 
 

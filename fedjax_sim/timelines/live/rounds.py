@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, is_known, struct
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live.devices import (
@@ -187,6 +188,23 @@ class Shown(NamedTuple):
     def memory(self) -> Any:
         """What the choice remembers from before."""
         return self.round.memory
+
+
+@checked
+def uniform_cohort(key: Key, now: Choosing) -> Asked:
+    """Ask a uniform cohort, whoever is available: FedAvg's rule, with the draws of planned rounds.
+
+    Args:
+      key: The lane's clock key.
+      now: The round.
+
+    Returns:
+      `clock.num_asked` clients, or `num_selected` if that is 0.
+    """
+    hyper: Any = now.devices.hyper
+    bits = shuffle_bits(stream(key, "cohorts"))
+    places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
+    return Asked(shuffled_index(bits, places, hyper.num_clients, now.round.number))
 
 
 @checked
