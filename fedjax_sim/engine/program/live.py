@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,8 @@ from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
 """Numbers of the reasons for which a lane ends by itself."""
 
-
+MOST_AHEAD = 2**20
+"""Random numbers that a lane draws ahead, at most."""
 FEW_SLOTS = 128
 """Slots up to which it is quicker to compare all pairs than to sort."""
 
@@ -99,8 +101,30 @@ class LiveLane(NamedTuple):
             jnp.int32(RUNS),
         )
 
+    def draw_ahead(self, lived: Lived, number: int) -> Any:
+        """Draw what the clock draws whatever is learnt, for the next ticks of an accelerator.
+
+        Args:
+          lived: What the lane carries before these ticks.
+          number: How many they are.
+
+        Returns:
+          Leaves `[number, ...]`; None if ticks draw for themselves, because it is nothing or much.
+        """
+        draw = self.clock.ahead
+        if draw is None or is_for_cpu():
+            return None
+        ticks = lived.tick + jnp.arange(number, dtype="int32")
+        drawn = jax.vmap(partial(draw, self.key))
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(drawn, ticks)))
+        return drawn(ticks) if size <= MOST_AHEAD else None
+
     def step(
-        self, lived: Lived, frame: Event, learn: Callable[[Any, Event], tuple[Any, Any]]
+        self,
+        lived: Lived,
+        frame: Event,
+        learn: Callable[[Any, Event], tuple[Any, Any]],
+        drawn: Any = None,
     ) -> tuple[Lived, Any]:
         """Take one tick, or nothing if the lane has ended.
 
@@ -108,6 +132,7 @@ class LiveLane(NamedTuple):
           lived: What the lane carries.
           frame: The event of a timeline that says nothing.
           learn: The algorithm's step, from state and event.
+          drawn: What was drawn ahead for this tick; None if nothing was.
 
         Returns:
           What it carries then, and the step's `Info`.
@@ -116,7 +141,12 @@ class LiveLane(NamedTuple):
             allowed = "as it was bound: a live clock makes the event, which a step may change"
             raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
         clock, sizes = self.clock, self.sizes
-        time, received = clock.next(self.key, lived.clock, lived.state)
+        given = self.key, lived.clock, lived.state
+        if clock.ahead is None:
+            time, received = clock.next(*given)
+        else:
+            drawn = clock.ahead(self.key, lived.tick) if drawn is None else drawn
+            time, received = clock.next(*given, drawn)
         _check_received(received, sizes)
         # The rows of the versions that are read, and a row that nobody needs for the new one.
         clients = jnp.asarray(received.clients, "int32")
@@ -139,9 +169,10 @@ class LiveLane(NamedTuple):
             # Every row is in use if more versions are than the clock has declared.
             is_known = (found < num_rows) & (write < num_rows)
         # Whether the lane goes on.
-        is_twice = not self.system.can_repeat and has_twice(clients, is_there, self.num_clients)
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
         is_client &= is_there | (not sizes.is_full)
+        if not self.system.can_repeat:
+            is_client &= ~_report_again(clients, is_there, self.num_clients)
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
         is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
         if self.system.overshoot:
@@ -152,7 +183,7 @@ class LiveLane(NamedTuple):
         is_over |= lived.until.energy.is_before(self._used(lived, clients, steps))
         ended = jnp.int32(RUNS)
         for reason, holds in (
-            (CLIENTS, is_twice | ~is_client.all()),
+            (CLIENTS, ~is_client.all()),
             (VERSIONS, (is_there & ~is_known).any()),
             (TIME, received.time.is_before(lived.now) | jnp.isnan(received.time.value)),
             (STEPS, (is_there & ~is_allowed).any()),
@@ -174,13 +205,17 @@ class LiveLane(NamedTuple):
             is_there &= goes_on
             clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
         is_there |= skips
+        offset = self._offsets(lived.delivered, clients, steps)
+        if not is_for_cpu():
+            # Otherwise a GPU looks it up again for each mini-batch.
+            offset = jax.lax.optimization_barrier(offset)
         event = frame.within(
             tick=tick,
             clients=clients,
             steps=steps,
             version=version,
             weight=jnp.where(is_there, received.weight, 0).astype(frame.weight.dtype),
-            offset=self._offsets(lived.delivered, clients, steps),
+            offset=offset,
             read=jnp.where(is_there, read, jnp.int32(rows_of(sizes) - 1)),
             write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
             facts=_facts(frame.facts, sizes, is_full=is_full, is_filled=skips),
@@ -366,11 +401,25 @@ def has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
       is_there: `bool[S]`, which slots are filled.
       num_clients: Number of clients, N.
     """
+    return _report_again(clients, is_there, num_clients).any()
+
+
+def _report_again(clients: Array, is_there: Array, num_clients: int) -> Array:
+    """Tell which of the slots that are filled, or some others, show that a client has two.
+
+    Args:
+      clients: `i32[S]`.
+      is_there: `bool[S]`, which slots are filled.
+      num_clients: Number of clients, N.
+
+    Returns:
+      `bool[S]`, none of them true if no client has two.
+    """
     own = jnp.where(is_there, clients, num_clients + jnp.arange(len(clients)))
     if len(clients) <= FEW_SLOTS:
-        return _is_earlier(own).any()
+        return _is_earlier(own).any(axis=1)
     order = jnp.sort(own)
-    return (order[1:] == order[:-1]).any()
+    return jnp.append(order[1:] == order[:-1], False)
 
 
 def _check_received(received: Received, sizes: Sizes) -> None:
