@@ -37,10 +37,6 @@ from fedjax_sim.timelines.live.devices import (
 from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
 
 
-UNROLLED = 16
-"""Arrivals that are found within one trip of a loop."""
-
-
 class Flights(NamedTuple):
     """Work in flight, in M places. A place without work ends at an infinite time.
 
@@ -398,7 +394,9 @@ def live_tasks(
         landed = Landed(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, landed))
 
-    in_use = lambda carried: carried.flights.versions()  # noqa: E731
+    def in_use(carried: Tasks) -> Array:
+        return carried.flights.versions()
+
     return Clock(init, next_tick, after, in_use, ahead if has_ahead else None)
 
 
@@ -413,51 +411,32 @@ def _after(new: Flights, done: Flights) -> Flights:
     return new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
 
 
-class _Queue(NamedTuple):
-    """Work in the order in which it ends, as far as it may end within the tick, leaves `[S]`.
+class _Found(NamedTuple):
+    """The arrivals of a tick as far as they are known, leaves `[S, ...]`.
 
     Attributes:
-      ends: When it is in.
-      lot: As in `Flights`.
-      place: `i32[S]`, its place among the work in flight.
-      entry: `i32[S]`, which work: the numbers from 0 are that of the beginning, and those from S
-        that of the tick's arrivals.
+      known: `i32[]`, how many of them, from the first, are right.
+      done: What arrives.
+      place: `i32[S]`, where it was in flight.
+      other: `i32[S]`, who takes the place.
+      new: Its work.
     """
 
-    ends: Instant
-    lot: Array
+    known: Array
+    done: Flights
     place: Array
-    entry: Array
-
-    def is_before(self, other: "_Queue") -> Array:
-        """Tell which of this work comes before other work: `bool[...]`."""
-        before, is_same = jnp.bool_(False), jnp.bool_(True)
-        keys = (*self.ends, self.lot, self.place), (*other.ends, other.lot, other.place)
-        for one, another in zip(*keys, strict=True):
-            before |= is_same & (one < another)
-            is_same &= one == another
-        return before
-
-    def replace_first(self, new: "_Queue") -> "_Queue":
-        """Take the first one out, and put other work in where it belongs. new: leaves `[]`."""
-        num = len(self.lot)
-        later = jax.tree.map(lambda leaf: jnp.append(leaf[1:], leaf[-1:]), self)
-        is_last = np.arange(num) == num - 1
-        stays = later.is_before(new) & ~is_last
-        is_new = self.is_before(new) | (np.arange(num) == 0)
-
-        def pick_one(moved: Array, born: Array, kept: Array) -> Array:
-            return jnp.where(stays, moved, jnp.where(is_new, born, kept))
-
-        return jax.tree.map(pick_one, later, new, self)
+    other: Array
+    new: Flights
 
 
 def _land_together(tasks: Tasks, devices: Devices, drawn: Array) -> tuple[Tasks, Flights]:
-    """Find the next arrivals, where clients are replaced `uniformly` and none is away.
+    """Find the next arrivals at once, where clients are replaced `uniformly` and none is away.
 
-    Draws depend on the number of the arrival, and on the client and the number of its work. So all
-    are made at once, for everyone who may be given work: who arrives first, and who is drawn. Then
-    little is left to do arrival by arrival, in loops that an accelerator can unroll.
+    Draws depend on the number of the arrival, and on the client and the number of its work. So if
+    the arrivals before one are known, so is the work that follows each of them. First all are taken
+    from the work in flight. They are right up to the first one before which new work ends. With
+    the work that is known to be new they are found again, which at least one more of them survives,
+    until all are right.
 
     Args:
       tasks: The tasks before.
@@ -469,64 +448,40 @@ def _land_together(tasks: Tasks, devices: Devices, drawn: Array) -> tuple[Tasks,
     """
     num, at_work, num_used = len(tasks.place), len(tasks.flights.client), len(drawn)
     slots = np.arange(num_used, dtype="int32")
+    is_earlier = slots[:, None] > slots[None]
     idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
-    # An idle place holds whoever has left its work there last.
-    is_there = (slots[:, None] > slots[None]) & (idle[:, None] == idle[None])
-    left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
     in_order = _in_order(tasks.flights, num_used)
-    front, at_front = jax.tree.map(lambda leaf: leaf[:num_used], in_order)
-    who = jnp.concatenate([front.client, tasks.order[idle]])
-    turn = tasks.turns[who][:, None] + slots[None]
-    each = jnp.broadcast_to(who[:, None], turn.shape)
-    work = begin_work(devices, each, turn, Instant.at(0.0), tasks.number)
-    taken, lots = work.ends.value.ravel(), work.lot.ravel()
 
-    class Landing(NamedTuple):
-        queue: _Queue
-        done: _Queue  # leaves [S]
-        other: Array  # i32[S], places in `who`; EMPTY for arrivals to come
-        again: Array  # i32[S], how often each of these was given work before, within the tick
-        ends: Instant  # [S], of their work
-        lot: Array  # f[S]
+    def find(found: _Found) -> _Found:
+        front, at_front = jax.tree.map(lambda leaf: leaf[:num_used], in_order)
+        # The new work that is known takes its place among that in flight.
+        new, place, is_known = found.new, found.place, slots < found.known
+        before = _are_before(new, place, front, at_front)
+        turn = slots + (before & is_known[None]).sum(axis=1, dtype="int32")
+        sooner = _are_before(new, place, new, place)
+        sooner = (sooner | is_earlier & ~sooner.T) & is_known[None]
+        of_new = (~before).sum(axis=0, dtype="int32") + sooner.sum(axis=1, dtype="int32")
+        is_old = turn[None] == slots[:, None]
+        is_new = (of_new[None] == slots[:, None]) & is_known[None]
+        is_born = is_new.any(axis=1)
+        among = pick(is_old, (front, at_front)), pick(is_new, (new, place))
+        done, place = jax.tree.map(lambda old, born: jnp.where(is_born, born, old), *among)
+        # An idle place holds whoever has left its work there last.
+        is_there = is_earlier & (idle[:, None] == idle[None])
+        left = jnp.where(is_there, slots[None], EMPTY).max(axis=1)
+        who = jnp.where(left == EMPTY, tasks.order[idle], done.client[left])
+        other = jnp.where(idle == EMPTY, done.client, who)
+        again = (is_earlier & (other[:, None] == other[None])).sum(axis=1, dtype="int32")
+        new = begin_work(devices, other, tasks.turns[other] + again, done.ends, tasks.number)
+        new = _after(new, done)
+        is_missed = _are_before(new, place, done, place) & is_earlier & ~is_known[None]
+        known = jnp.where(is_missed, slots[:, None], num_used).min()
+        return _Found(known, done, place, other, new)
 
-    def land(i: Array, landing: Landing) -> Landing:
-        first: _Queue = jax.tree.map(lambda leaf: leaf[0], landing.queue)
-
-        def client_of(entry: Array) -> Array:
-            is_old = entry < num_used
-            return jnp.where(is_old, entry, landing.other[jnp.where(is_old, 0, entry - num_used)])
-
-        at_idle = jnp.where(left[i] == EMPTY, num_used + i, client_of(landing.done.entry[left[i]]))
-        other = jnp.where(idle[i] == EMPTY, client_of(first.entry), at_idle)
-        again = (landing.other == other).sum(dtype="int32")
-        ends = first.ends.later(taken[other * num_used + again])
-        lot = lots[other * num_used + again]
-        is_same = (ends.value == first.ends.value) & (ends.rest == first.ends.rest)
-        lot = jnp.where(is_same, jnp.maximum(lot, first.lot), lot)
-        new = _Queue(ends, lot, first.place, num_used + i)
-        known = landing.done, landing.other, landing.again, landing.ends, landing.lot
-        found = first, other, again, ends, lot
-        written = jax.tree.map(lambda leaf, one: jnp.where(slots == i, one, leaf), known, found)
-        return Landing(landing.queue.replace_first(new), *written)
-
-    begin = _Queue(front.ends, front.lot, at_front, jnp.asarray(slots))
-    nobody = jnp.full(num_used, EMPTY, "int32")
-    landing = Landing(begin, begin, nobody, nobody, front.ends, front.lot)
-    unroll = min(num_used, UNROLLED)
-    landing = jax.lax.fori_loop(0, num_used, land, landing, unroll=unroll)
-    other, place = who[landing.other], landing.done.place
-    none = jnp.zeros(num_used, landing.lot.dtype)
-    new = Flights(
-        other,
-        tasks.turns[other] + landing.again,
-        jnp.full(num_used, devices.hyper.local_steps, "int32"),
-        jnp.broadcast_to(tasks.number, num_used),
-        landing.done.ends.later(none),
-        landing.ends,
-        landing.lot,
-    )
-    either = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), front, new)
-    done = either.take(landing.done.entry)
+    none, nobody = Flights.none(num_used, tasks.taken), jnp.full(num_used, EMPTY, "int32")
+    found = _Found(jnp.int32(0), none, nobody, nobody, none)
+    found = repeat_while(lambda found: found.known < num_used, find, found)
+    _, done, place, other, new = found
 
     def last(keys: Array, num: int) -> Array:
         """Find the last arrival with each of some keys, or -1: `i32[num]`."""
@@ -578,3 +533,13 @@ def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
     keys = *flights.ends, flights.lot
     found = jax.lax.sort((*keys, *others), num_keys=len(keys), is_stable=True)[len(keys) :]
     return jax.tree.unflatten(structure, found)
+
+
+def _are_before(work: Flights, place: Array, other: Flights, at: Array) -> Array:
+    """Tell which work `[S]` ends before which other: `bool[S, S]`, a row for each other one."""
+    is_before, is_same = jnp.bool_(False), jnp.bool_(True)
+    keys = (*work.ends, work.lot, place), (*other.ends, other.lot, at)
+    for one, another in zip(*keys, strict=True):
+        is_before |= is_same & (one[None] < another[:, None])
+        is_same &= one[None] == another[:, None]
+    return is_before
