@@ -133,10 +133,12 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         never = jnp.zeros(hyper.num_clients, "int32")
         return Memory(nothing, never, nothing, preferred, jnp.zeros(2 * window, nothing.dtype))
 
-    def select(key: Key, now: Choosing) -> Asked:
-        memory, number = now.memory, now.round.number
+    def draw(key: Key, number: Array) -> Array:
         round_key = jax.random.fold_in(stream(key, "choice"), number)
-        noise = jax.random.gumbel(round_key, (2, hyper.num_clients), memory.utility.dtype)
+        return jax.random.gumbel(round_key, (2, hyper.num_clients), float)
+
+    def select(key: Key, now: Choosing) -> Asked:
+        memory, number, noise = now.memory, now.round.number, now.drawn
         is_known, is_here = memory.last > 0, now.available()
         utility = jnp.where(is_known & is_here, utilities(memory, number, choice), -jnp.inf)
         # How many are explored: at least those that known clients cannot fill.
@@ -177,7 +179,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         preferred = jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype)
         return Memory(utility, last, taken, preferred, recent)
 
-    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+    used = hyper.num_selected
+    return live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
 
 
 def utilities(memory: Memory, number: Array, choice: Choice) -> Array:

@@ -40,7 +40,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.presets import FAVANO, preset
-from fedjax_sim.types import EMPTY, Key, Leaf, Plan, Timeline, full_precision_bits
+from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_precision_bits
 
 
 @struct
@@ -79,18 +79,19 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     plan, counts = Plan(slots_at_once=hyper.num_selected), jnp.asarray(problem.counts)
     learning = fedavg.algorithm(problem, hyper, plan)
 
-    def select(key: Key, now: Choosing) -> Asked:
-        number, draws = now.round.number, stream(key, "cohorts")
-        is_here = now.available()
+    def draw(key: Key, number: Array) -> Array:
+        draws, num = stream(key, "cohorts"), hyper.num_clients
         if hyper.candidates == "uniform":
-            order = shuffled_index(
-                shuffle_bits(draws), jnp.arange(hyper.num_clients), hyper.num_clients, number
-            )
-            # Available clients first, in that order.
-            order = order[jnp.argsort(~is_here[order], stable=True)]
+            return shuffled_index(shuffle_bits(draws), jnp.arange(num), num, number)
+        return jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
+
+    def select(key: Key, now: Choosing) -> Asked:
+        number, is_here = now.round.number, now.available()
+        if hyper.candidates == "uniform":
+            # Available clients first, in the order drawn.
+            order = now.drawn[jnp.argsort(~is_here[now.drawn], stable=True)]
         else:
-            noise = jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
-            order = jnp.argsort(-jnp.where(is_here, jnp.log(counts) + noise, -jnp.inf))
+            order = jnp.argsort(-jnp.where(is_here, jnp.log(counts) + now.drawn, -jnp.inf))
         candidates = order[: hyper.num_selected]
         candidates = jnp.where(is_here[candidates], candidates, EMPTY)
         model = (learning.received or learning.model)(now.state)
@@ -105,7 +106,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         share = hyper.share(counts, chosen)
         return Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
 
-    return live_rounds(hyper, select, num_used=hyper.num_chosen)
+    return live_rounds(hyper, select, num_used=hyper.num_chosen, draw=draw)
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:

@@ -184,9 +184,14 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             jnp.zeros_like(given),
         )
 
+    def draw(key: Key, number: Array) -> tuple[Array, Array]:
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        tier_key, client_key = jax.random.split(round_key)
+        noise = jax.random.gumbel(tier_key, (settings.num_tiers,), float)
+        return noise, jax.random.uniform(client_key, (num_clients,), float)
+
     def select(key: Key, now: Choosing) -> Asked:
-        memory, number = now.memory, now.round.number
-        tier_key, client_key = jax.random.split(jax.random.fold_in(stream(key, "choice"), number))
+        memory, number, (noise, lot) = now.memory, now.round.number, now.drawn
         executed = needed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0
@@ -214,12 +219,11 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             credits = jnp.where(is_over, settings.by_tier(settings.credits), memory.credits)
             is_open = is_open & (credits > 0)
         logits = jnp.log(jnp.maximum(memory.probability, 1e-30))
-        current = jax.random.categorical(tier_key, jnp.where(is_open, logits, -jnp.inf))
-        memory = memory._replace(current=current.astype("int32"))
+        current = jnp.argmax(jnp.where(is_open, logits, -jnp.inf) + noise).astype("int32")
+        memory = memory._replace(current=current)
         if is_adaptive:
             memory = memory._replace(credits=put(credits, current, credits[current] - 1))
         # Clients of it, uniformly.
-        lot = jax.random.uniform(client_key, (num_clients,), float)
         lot, found = jax.lax.top_k(
             jnp.where(is_here & (memory.tier == current), lot, -1), hyper.num_asked
         )
@@ -227,7 +231,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         share = hyper.share(counts, clients)
         return Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
 
-    rounds = live_rounds(hyper, select, num_used=hyper.num_selected, first=first)
+    rounds = live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw, first=first)
 
     def init(key: Key) -> Round:
         begun = rounds.init(key)

@@ -59,7 +59,14 @@ from fedjax_sim.server.rules import (
     rules_of_one_program,
 )
 from fedjax_sim.systems import fedavg, fedbuff
-from fedjax_sim.timelines.live import Live, Sizes, live_rounds, live_tasks, uniform_cohort, with_clock
+from fedjax_sim.timelines.live import (
+    Live,
+    Sizes,
+    live_rounds,
+    live_tasks,
+    uniform_cohort,
+    with_clock,
+)
 from fedjax_sim.types import LatentProblem, System
 
 SCRIPTS = Path(__file__).parents[1]

@@ -117,7 +117,8 @@ class LiveLane(NamedTuple):
         ticks = lived.tick + jnp.arange(number, dtype="int32")
         drawn = jax.vmap(partial(draw, self.key))
         size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(drawn, ticks)))
-        return drawn(ticks) if size <= MOST_AHEAD else None
+        # Few clients may be drawn by an order of all.
+        return drawn(ticks) if max(size, number * self.num_clients) <= MOST_AHEAD else None
 
     def step(
         self,
@@ -198,7 +199,7 @@ class LiveLane(NamedTuple):
         goes_on = ended == RUNS
         skips = is_full and is_for_cpu() and not self.is_batched
         if skips:
-            # Whoever would have reported by the frame stands in the event, and the step is left out.
+            # The event has the clients of the frame, and the step is left out.
             clients = jnp.where(goes_on, clients, frame.clients)
             steps = jnp.where(goes_on, steps, frame.steps)
         else:

@@ -234,8 +234,8 @@ def live_rounds(
       num_used: Reports S that are used in a round: the first ones.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
         None. If it asks for more the lane ends.
-      draw: From the lane's clock key and the number of a round to random numbers for `select`, which
-        finds them as `drawn`. An accelerator draws those of many rounds at once.
+      draw: From the lane's clock key and the number of a round to random numbers for `select`,
+        which finds them as `drawn`. An accelerator draws those of many rounds at once.
       first: From the settings and the clients drawn to what the choice remembers at first.
       learn: From the lane's clock key and what the round has shown to what it remembers then.
 
