@@ -12,7 +12,7 @@ from fedjax_sim import Plan, System
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.server import reports
 from fedjax_sim.systems import fedavg
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.types import Facts, LatentProblem
 from tests.systems.conftest import Kind, skip_if_like_another
 from tests.systems.hand_made import (
     CLIENTS,
@@ -97,6 +97,34 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
     last = after([0, 1, 2])
     for order in ([0, 2, 1], [2, 0, 1]):
         jax.tree.map(np.testing.assert_array_equal, last, after(order))
+
+
+@pytest.mark.of_each_kind(5)
+def test_ticks_whose_steps_are_undone_change_nothing(
+    system: System, bind: Callable, kind: Kind
+) -> None:
+    """Live lanes that have ended run the steps of full ticks, as all others do, for nothing.
+
+    The steps are those of client 0, which has learnt from nan if anything is left of them.
+    """
+    clients = np.where(np.array(CLIENTS) == 0, [[1], [2], [1]], CLIENTS)
+    filled = events_of(system, clients, np.full(clients.shape, 2))
+    is_empty = np.arange(len(filled.tick)) == 1
+    known = Facts(is_drawn=True, most_steps=2, same_steps=True)
+    events = emptied(filled, is_empty).within(facts=known)
+    key, problem = jax.random.key(KEY), kind.make()
+    if system.fit.learns is not LatentProblem:
+        problem = problem.replace(inputs=problem.inputs.at[0].set(jnp.nan))
+    state, info = bind(problem, events=events).run(key)
+    assert np.asarray(info.needed)[is_empty].sum() == 0
+    others = jax.tree.map(lambda leaf: leaf[~is_empty], events).within(facts=known)
+    expected, _ = bind(problem, events=others).run(key)
+    assert np.isfinite(server_of(expected)).all()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+        without_scratch(state),
+        without_scratch(expected),
+    )
 
 
 def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
