@@ -351,7 +351,7 @@ def lasting_steps(
         last = last if states is not None else dataclasses.replace(last, state=())
         if facts.same_steps and not facts.all_filled:
             # Steps of empty slots are not masked one by one, but undone. If the start is common
-            # they end at 0, as a GPU would copy it for every slot: the tick changes nothing.
+            # they end at 0, as a GPU would copy it for every slot: they count for nothing.
             model = first.model if common is None else optax.tree.zeros_like(first.model)
             state = first.state if states is not None else ()
             first = dataclasses.replace(first, model=model, state=state)

@@ -157,12 +157,15 @@ class Sizes(NamedTuple):
         as clients at work. 0 if all work starts from the newest model.
       is_full: Whether every slot is filled at every tick and has `most_steps` steps, which makes
         local work quicker.
+      is_even: Whether every slot that is filled has `most_steps` steps, which makes local work
+        quicker on an accelerator. True if it `is_full`.
     """
 
     slots: Count
     most_steps: Whole
     versions: Whole = 0
     is_full: bool = False
+    is_even: bool = False
 
 
 class Received(NamedTuple):

@@ -239,7 +239,7 @@ def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Wor
 
 system = with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock),
     name="fedcs",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

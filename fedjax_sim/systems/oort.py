@@ -203,7 +203,7 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
 
 def sizes(hyper: Hyper) -> Sizes:
     """State that every slot is filled if nobody can be missing."""
-    return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody)
+    return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody, is_even=True)
 
 
 system = with_clock(

@@ -128,7 +128,7 @@ def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
 
 system = with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps), clock),
+    Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

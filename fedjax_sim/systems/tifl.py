@@ -322,7 +322,7 @@ def change_probs(accuracy: Array) -> Array:
 def sizes(hyper: Hyper) -> Sizes:
     """State that every slot is filled if nobody can be missing, or was left out of all tiers."""
     is_full = hyper.misses_nobody and is_known(hyper.choice.time_limit, 0)
-    return Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full)
+    return Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full, is_even=True)
 
 
 system = with_clock(

@@ -145,12 +145,22 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
+@pytest.mark.parametrize("is_undone", [False, True])
 @pytest.mark.of_each_kind(7)
-def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: Kind) -> None:
-    """Three clients and an empty slot equal three clients, to rounding of their sum."""
+def test_an_empty_slot_counts_for_nothing(
+    system: System, bind: Callable, kind: Kind, *, is_undone: bool
+) -> None:
+    """Three clients and an empty slot equal three clients, to rounding of their sum.
+
+    Also if its steps, as many as all others have, are made and undone, as on an accelerator.
+    """
     if system.name in ONE_BY_ONE:
         pytest.skip("a tick has one slot")
-    three = some_events([row[:3] for row in CLIENTS], [row[:3] for row in STEPS], weight=1 / 3)
+    steps = [[2] * 3] * 3 if is_undone else [row[:3] for row in STEPS]
+    three = some_events([row[:3] for row in CLIENTS], steps, weight=1 / 3)
+    if is_undone:
+        known = Facts(is_drawn=True, most_steps=2, same_steps=True)
+        three = three.within(facts=known)
     with_hole = jax.tree.map(
         lambda leaf: np.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three
     )

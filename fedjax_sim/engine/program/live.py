@@ -175,7 +175,7 @@ class LiveLane(NamedTuple):
         if not self.system.can_repeat:
             is_client &= ~_report_again(clients, is_there, self.num_clients)
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
-        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
+        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_even)
         if self.system.overshoot:
             begins = lived.now if received.begins is None else received.begins
             is_over = ~begins.is_before(lived.until.time)
@@ -327,11 +327,13 @@ def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
     found = [system.live.sizes(hyper) for hyper in hypers]
     if len(slots := sorted({sizes.slots for sizes in found})) > 1:
         raise ConfigError("slots of a live clock", slots, "equal in lanes that run together")
+    is_same = len({sizes.most_steps for sizes in found}) == 1
     return Sizes(
         slots[0],
         max(sizes.most_steps for sizes in found),
         max(sizes.versions for sizes in found),
-        is_full=all(sizes.is_full for sizes in found) and len({x.most_steps for x in found}) == 1,
+        is_full=is_same and all(sizes.is_full for sizes in found),
+        is_even=is_same and all(sizes.is_full or sizes.is_even for sizes in found),
     )
 
 
@@ -370,7 +372,8 @@ def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Fac
     if is_full:
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
         return known.unpacked()._replace(is_live=True, all_filled=is_filled)
-    return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
+    is_even = sizes.is_even and not is_for_cpu()
+    return Facts(known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True)
 
 
 def _first(holds: Array) -> Array:
