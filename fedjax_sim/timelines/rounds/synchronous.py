@@ -265,7 +265,8 @@ def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None 
     if hyper.clock.round_time == "one_draw":
         return times.sum(axis=-1) * num_times
     if is_by_step:
-        times = jnp.where(jnp.arange(times.shape[-1]) < num_times[..., None], times, 0)
+        q = jax.lax.broadcasted_iota("int32", times.shape, times.ndim - 1)
+        times = jnp.where(q < num_times[..., None], times, 0)
     return times.sum(axis=-1)
 
 
