@@ -33,7 +33,8 @@ def bench_live(turns: int) -> dict[str, Any]:
     """Compile programs of 200 ticks with 20 evaluations, for lanes that run in turn, and time some.
 
     Times are of ticks: of one lane of 200 ticks, and of 64 lanes that end at one virtual time, and
-    so at different ticks. All have 100 clients. The network is a perceptron 784-32-10, for 20,000 training and 1,000 test images.
+    so at different ticks. All have 100 clients. The network is a perceptron 784-32-10, for 20,000
+    training and 1,000 test images.
     """
     problem = images(32, train=20_000)
     found: dict[str, Any] = {}

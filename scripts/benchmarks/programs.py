@@ -60,6 +60,7 @@ from fedjax_sim.server.rules import (
 )
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
+    Asked,
     Live,
     Sizes,
     live_rounds,
@@ -183,7 +184,12 @@ LIVE = {
         fedavg.system,
         Live(
             lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, is_full=True),
-            lambda _, hyper: live_rounds(hyper, uniform_cohort, num_used=hyper.num_selected),
+            lambda _, hyper: live_rounds(
+                hyper,
+                lambda key, now: Asked(now.drawn),
+                draw=uniform_cohort(hyper),
+                num_used=hyper.num_selected,
+            ),
         ),
         name="live_fedavg",
     ),

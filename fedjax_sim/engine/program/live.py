@@ -24,7 +24,7 @@ from fedjax_sim.targets import is_for_cpu, put
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
-"""Numbers of the reasons for which a lane ends by itself."""
+"""Why a lane does nothing more: places in `ENDINGS`."""
 
 MOST_AHEAD = 2**20
 """Random numbers that a lane draws ahead, at most."""

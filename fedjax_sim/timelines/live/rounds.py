@@ -9,7 +9,6 @@ that the server uses.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -194,24 +193,25 @@ class Shown(NamedTuple):
         return self.round.memory
 
 
-@checked
-def uniform_cohort(key: Key, now: Choosing) -> Asked:
-    """Ask a uniform cohort, whoever is available: FedAvg's rule, with the draws of planned rounds.
+def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
+    """Return a function that draws uniform cohorts, the same as planned rounds do.
+
+        live_rounds(hyper, lambda key, now: Asked(now.drawn), draw=uniform_cohort(hyper), ...)
 
     Args:
-      key: The lane's clock key.
-      now: The round.
+      hyper: Settings of a clock in rounds.
 
     Returns:
-      `clock.num_asked` clients, or `num_selected` if that is 0.
+      The function, from the lane's clock key and the number of a round to `clock.num_asked`
+      clients, or `num_selected` if that is 0: `i32[A]`, whoever is available.
     """
-    return Asked(now.drawn)
 
+    def draw(key: Key, number: Array) -> Array:
+        places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
+        bits = shuffle_bits(stream(key, "cohorts"))
+        return shuffled_index(bits, places, hyper.num_clients, number)
 
-def _draw_cohort(hyper: Any, key: Key, number: Array) -> Array:
-    """Draw the cohort of a round: `i32[A]`."""
-    places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
-    return shuffled_index(shuffle_bits(stream(key, "cohorts")), places, hyper.num_clients, number)
+    return draw
 
 
 @checked
@@ -246,10 +246,9 @@ def live_rounds(
     """
 
     most = hyper.local_steps if most_steps is None else most_steps
-    draw_own = partial(_draw_cohort, hyper) if select is uniform_cohort else draw
 
     def ahead(key: Key, number: Array) -> tuple[Any, Any]:
-        own = None if draw_own is None else draw_own(key, number)
+        own = None if draw is None else draw(key, number)
         if hyper.delays.trace is not None:
             return own, None
         num_asked = hyper.clock.num_asked or hyper.num_selected
