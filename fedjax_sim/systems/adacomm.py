@@ -26,7 +26,8 @@ the learning rate is reduced is always 1, and is left out.
 
 Readings. Rounds are not cut off at the end of an interval: the first round that begins after it has
 the new tau, and intervals that passed within one round count as one. gamma tau is rounded down, and
-is at least 1.
+is at least 1. If clients have hours, a cohort is drawn from all, as in planned rounds: whoever is
+away begins when it is back, and the round waits for it.
 """
 
 from typing import Any, NamedTuple

@@ -20,12 +20,12 @@ counts as one, and takes no time.
 
 Readings. Tiers have equally many clients, as in the paper's experiments; its histogram leaves the
 borders open. The first round begins after profiling, whose running times are drawn apart from those
-of rounds, and whose local steps and bits are not counted. Clients that never respond within T_max are dropouts, and are
-never asked. The paper does not spell out ChangeProbs: here, as in public implementations, the tier
-of the k-th lowest accuracy has the probability (T + 1 - k) / (1 + ... + T). Where no tier has
-credits left, which would be an endless loop, all get theirs again. If clients have hours, the
-choice is among tiers with clients that are available and among these clients; if there are none,
-among all. Tiers are not formed again.
+of rounds, and whose local steps and bits are not counted. Clients that never respond within T_max
+are dropouts, and are never asked. The paper does not spell out ChangeProbs: here, as in public
+implementations, the tier of the k-th lowest accuracy has the probability (T + 1 - k) / (1 + ... +
+T). Where no tier has credits left, which would be an endless loop, all get theirs again. If clients
+have hours, the choice is among tiers with clients that are available and among these clients; if
+there are none, among all. Tiers are not formed again.
 """
 
 from typing import Any, NamedTuple
