@@ -209,7 +209,7 @@ class Clock(NamedTuple, Generic[TimeT]):
       init: From a key to what the clock carries, such as the work in flight.
       next: From key, what it carries, and the algorithm's state, to what it carries then and what
         the server receives next. It may compute losses of the state's models. If `ahead` is given,
-        what that drew for the tick is the fourth argument.
+        what that drew for the tick is a fourth argument.
       after: From key, what it carries, the event, the algorithm's next state, and what the step
         has `seen` (the field of its `Work`), to what it carries then: what the clock learns from
         the tick, and who starts from the new model.

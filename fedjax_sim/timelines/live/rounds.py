@@ -260,9 +260,10 @@ def live_rounds(
         return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn)
 
     def next_round(
-        key: Key, carried: Round, state: Any, drawn: tuple[Any, Any]
+        key: Key, carried: Round, state: Any, drawn: tuple[Any, Any] | None = None
     ) -> tuple[Round, Received]:
-        devices, (own_draws, standard) = devices_of(key, hyper, carried.drawn), drawn
+        devices = devices_of(key, hyper, carried.drawn)
+        own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
         asked = select(key, Choosing(carried, devices, state, own_draws))
         clients = jnp.asarray(asked.clients, "int32")
         is_asked, number = clients != EMPTY, carried.number

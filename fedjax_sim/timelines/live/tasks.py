@@ -374,7 +374,9 @@ def live_tasks(
         given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)
         are_free = devices.loss is None and devices.windows is None
         if choose is uniformly and are_free and not is_for_cpu():
-            drawn = jnp.zeros(num_used, "int32") if drawn is None else drawn
+            if drawn is None:
+                is_drawn = num_clients > num_tasks
+                drawn = ahead(key, carried.number) if is_drawn else jnp.zeros(num_used, "int32")
             tasks, slots = _land_together(carried, devices, drawn)
         elif devices.loss is None:
             tasks, slots, _, is_right = repeat(num_used, land, given)
