@@ -177,6 +177,8 @@ def repeat_while(
 def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
     """Do `jax.lax.scan`, where each step returns small arrays besides what it carries.
 
+    On an accelerator what it returns has no derivatives.
+
     Args:
       step: From what is carried and an input to what is carried then and what is returned.
       carry: What is carried at first.
@@ -191,7 +193,7 @@ def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any,
 
     def packed(carry: Any, given: Any) -> tuple[Any, Any]:
         carry, returned = step(carry, given)
-        vectors, of_vectors = pack(returned)
+        vectors, of_vectors = pack(returned, as_bits=True)
         unpack.append(of_vectors)
         return carry, vectors
 
@@ -199,11 +201,14 @@ def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any,
     return carry, unpack[-1](vectors)
 
 
-def pack(tree: TreeT) -> tuple[list[jax.Array], Callable[[list[jax.Array]], TreeT]]:
+def pack(
+    tree: TreeT, *, as_bits: bool = False
+) -> tuple[list[jax.Array], Callable[[list[jax.Array]], TreeT]]:
     """Put small arrays next to each other: one vector for each type, which keeps derivatives.
 
     Args:
       tree: A pytree of arrays.
+      as_bits: Whether floats of 32 bits stand among the whole numbers, without derivatives.
 
     Returns:
       The vectors; whole numbers and truth values of up to 32 bits share one. And a function from
@@ -212,19 +217,24 @@ def pack(tree: TreeT) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Tree
     leaves, structure = jax.tree.flatten(tree)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     forms = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-    kinds = [_kind_of(leaf.dtype) for leaf in leaves]
+    are_bits = [as_bits and leaf.dtype == jnp.float32 for leaf in leaves]
+    kinds = [
+        jnp.dtype("int32") if is_bits else _kind_of(leaf.dtype)
+        for leaf, is_bits in zip(leaves, are_bits, strict=True)
+    ]
     parts: dict[Any, list[jax.Array]] = {kind: [] for kind in kinds}
-    for leaf, kind in zip(leaves, kinds, strict=True):
-        parts[kind].append(_cast(leaf.ravel(), kind))
+    for leaf, kind, is_bits in zip(leaves, kinds, are_bits, strict=True):
+        parts[kind].append(_cast(leaf.ravel(), kind, is_bits=is_bits))
 
     def unpack(packed: list[jax.Array]) -> TreeT:
         vectors = dict(zip(parts, packed, strict=True))
         begins = dict.fromkeys(parts, 0)
         found = []
-        for form, kind in zip(forms, kinds, strict=True):
+        for form, kind, is_bits in zip(forms, kinds, are_bits, strict=True):
             begin, end = begins[kind], begins[kind] + math.prod(form.shape)
             part = jax.lax.slice_in_dim(vectors[kind], begin, end, axis=-1)
-            found.append(_cast(part.reshape(*part.shape[:-1], *form.shape), form.dtype))
+            part = part.reshape(*part.shape[:-1], *form.shape)
+            found.append(_cast(part, form.dtype, is_bits=is_bits))
             begins[kind] = end
         return jax.tree.unflatten(structure, found)
 
@@ -237,5 +247,7 @@ def _kind_of(kind: Any) -> Any:
     return jnp.dtype("int32") if is_whole or jnp.issubdtype(kind, bool) else kind
 
 
-def _cast(leaf: jax.Array, kind: Any) -> jax.Array:
+def _cast(leaf: jax.Array, kind: Any, *, is_bits: bool) -> jax.Array:
+    if is_bits:
+        return jax.lax.bitcast_convert_type(leaf, kind)
     return leaf if leaf.dtype == kind else leaf.astype(kind)

@@ -157,12 +157,15 @@ class Sizes(NamedTuple):
         as clients at work. 0 if all work starts from the newest model.
       is_full: Whether every slot is filled at every tick and has `most_steps` steps, which makes
         local work quicker.
+      is_even: Whether every slot that is filled has `most_steps` steps, which makes local work
+        quicker on an accelerator. True if it `is_full`.
     """
 
     slots: Count
     most_steps: Whole
     versions: Whole = 0
     is_full: bool = False
+    is_even: bool = False
 
 
 class Received(NamedTuple):
@@ -205,18 +208,22 @@ class Clock(NamedTuple, Generic[TimeT]):
     Attributes:
       init: From a key to what the clock carries, such as the work in flight.
       next: From key, what it carries, and the algorithm's state, to what it carries then and what
-        the server receives next. It may compute losses of the state's models.
+        the server receives next. It may compute losses of the state's models. If `ahead` is given,
+        what that drew for the tick is a fourth argument.
       after: From key, what it carries, the event, the algorithm's next state, and what the step
         has `seen` (the field of its `Work`), to what it carries then: what the clock learns from
         the tick, and who starts from the new model.
       in_use: From what it carries to the versions from which somebody works, `i32[M]`; entries
         without work are negative. None if all work starts from the newest model.
+      ahead: From key and a tick's number to random numbers that `next` needs at that tick, whatever
+        was learnt before. An accelerator draws those of many ticks at once. None if there are none.
     """
 
     init: Callable[[Any], TimeT]
-    next: Callable[[Any, TimeT, Any], tuple[TimeT, Received]]
+    next: Callable[..., tuple[TimeT, Received]]
     after: Callable[[Any, TimeT, Event, Any, Any], TimeT] = _unmoved
     in_use: Callable[[TimeT], jax.Array] | None = None
+    ahead: Callable[[Any, jax.Array], Any] | None = None
 
 
 class Live(NamedTuple, Generic[HyperT]):

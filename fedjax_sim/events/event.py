@@ -61,7 +61,7 @@ class Facts(NamedTuple):
         `Event.within`.
       all_filled: Whether no slot is ever empty.
       most_steps: The most local steps of a slot at any tick; None if that is not known.
-      same_steps: Whether every slot does `most_steps` steps at every tick.
+      same_steps: Whether every slot that is not empty does `most_steps` steps at every tick.
       packed: Rows of `most_steps` steps into which slots are laid end to end; None if they are not.
       is_live: Whether they come from a live clock: its events are no ones that were drawn before,
         and nobody has replaced anything of them.

@@ -146,7 +146,10 @@ def own_update(
     longest = jnp.asarray(event.steps).max()
     is_even = facts.same_steps and is_needed is True
     inner = Facts(
-        is_inner=True, all_filled=is_even, most_steps=facts.most_steps, same_steps=is_even
+        is_inner=True,
+        all_filled=facts.all_filled and is_even,
+        most_steps=facts.most_steps,
+        same_steps=is_even,
     )
     steps = jnp.where(is_needed, longest, 0)[None]
     none = jnp.zeros(1, "int32")

@@ -26,7 +26,8 @@ the learning rate is reduced is always 1, and is left out.
 
 Readings. Rounds are not cut off at the end of an interval: the first round that begins after it has
 the new tau, and intervals that passed within one round count as one. gamma tau is rounded down, and
-is at least 1.
+is at least 1. If clients have hours, a cohort is drawn from all, as in planned rounds: whoever is
+away begins when it is back, and the round waits for it.
 """
 
 from typing import Any, NamedTuple
@@ -126,10 +127,13 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
         return Memory(jnp.int32(hyper.local_steps), unknown, Instant.at(settings.adapt_every))
 
-    def select(key: Key, now: Choosing) -> Asked:
-        round_key = jax.random.fold_in(stream(key, "choice"), now.round.number)
+    def draw(key: Key, number: Array) -> Array:
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
         drawn = jax.random.permutation(round_key, hyper.num_clients)[: hyper.num_asked]
-        clients, steps = drawn.astype("int32"), now.memory.steps
+        return drawn.astype("int32")
+
+    def select(key: Key, now: Choosing) -> Asked:
+        clients, steps = now.drawn, now.memory.steps
         if settings.pace == "speed":
             rate = now.devices.speeds.rate[clients]
             steps = jnp.maximum(jnp.floor(steps * (rate / rate.max())).astype("int32"), 1)
@@ -153,7 +157,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             due.later(passed * settings.adapt_every).where(is_due, due),
         )
 
-    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+    sizes = {"num_used": hyper.num_selected, "most_steps": hyper.local_steps}
+    return live_rounds(hyper, select, **sizes, draw=draw, first=first, learn=learn)
 
 
 system = with_clock(

@@ -261,7 +261,10 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
 
 system = with_clock(
     fedbuff.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers), clock),
+    Live(
+        lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True),
+        clock,
+    ),
     name="fedat",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

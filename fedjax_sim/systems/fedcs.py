@@ -165,15 +165,17 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             jnp.zeros_like(nothing, shape=2),
         )
 
+    def draw(key: Key, number: Array) -> Array:
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        return jax.random.permutation(round_key, num_clients)[:num_candidates]
+
     def select(key: Key, now: Choosing) -> Asked:
-        memory, number = now.memory, now.round.number
+        memory = now.memory
         expected = expected_times(now.devices, now.round.now)
         known = jnp.where(jnp.isnan(memory.taken), expected, memory.taken)
         deadline = memory.factor * jnp.quantile(known, settings.quantile)
         # The candidates, and those of them that are expected in time.
-        round_key = jax.random.fold_in(stream(key, "choice"), number)
-        candidates = jax.random.permutation(round_key, num_clients)[:num_candidates]
-        is_candidate = jnp.zeros(num_clients, bool).at[candidates].set(True)
+        is_candidate = jnp.zeros(num_clients, bool).at[now.drawn].set(True)
         wait, fastest = jax.lax.top_k(
             jnp.where(is_candidate, -expected, -jnp.inf), hyper.num_selected
         )
@@ -209,7 +211,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             losses=jnp.where(is_over, 0, losses).astype(memory.losses.dtype),
         )
 
-    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+    used = hyper.num_selected
+    return live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
 
 
 def expected_times(devices: Devices, now: Instant) -> Array:
@@ -236,7 +239,7 @@ def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Wor
 
 system = with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock),
     name="fedcs",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

@@ -1,6 +1,6 @@
 """Oort (Lai, Zhu, Madhyastha and Chowdhury 2021, OSDI, Algorithm 1): guided choice of clients.
 
-    R -> `round.number`      K -> `hyper.num_selected`    T -> the preferred time of a round
+    R -> `memory.rounds`     K -> `hyper.num_selected`    T -> the preferred time of a round
     U(i) -> `utility`        D(i) -> `taken`              L(i) -> `last`
     epsilon -> `exploring`   alpha -> `choice.time_penalty`    c -> `choice.cutoff`
 
@@ -24,7 +24,8 @@ the quantile `preferred` of the times that clients have taken, and the pacer rai
 for long, sqrt(0.1 log R / L), is added to utilities as they are, as printed; it then matters where
 these are below 1. FedScale's code scales them to [0, 1] first. The paper's list of clients that
 were chosen too often is left out. A client that was asked and did not report, because it was late
-or its update was lost, counts as never asked.
+or its update was lost, counts as never asked. Where nobody is available and so nobody is asked, no
+round of the algorithm takes place: R does not grow, and the pacer sees no utility of 0.
 """
 
 from typing import Any, NamedTuple
@@ -113,6 +114,8 @@ class Memory(NamedTuple):
       taken: `f[N]`, how long that took, D.
       preferred: `f[]`, quantile of these that is the preferred time.
       recent: `f[2 W]`, utilities of the last rounds, by round modulo 2 W.
+      rounds: `i32[]`, rounds so far in which somebody was asked, R.
+      is_round: `bool[]`, whether this is one.
     """
 
     utility: Array
@@ -120,6 +123,8 @@ class Memory(NamedTuple):
     taken: Array
     preferred: Array
     recent: Array
+    rounds: Array
+    is_round: Array
 
 
 def clock(problem: Any, hyper: Hyper) -> Clock:
@@ -131,12 +136,15 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         nothing = jnp.zeros(hyper.num_clients, drawn.speeds.rate.dtype)
         preferred = jnp.asarray(choice.preferred, nothing.dtype)
         never = jnp.zeros(hyper.num_clients, "int32")
-        return Memory(nothing, never, nothing, preferred, jnp.zeros(2 * window, nothing.dtype))
+        recent = jnp.zeros(2 * window, nothing.dtype)
+        return Memory(nothing, never, nothing, preferred, recent, jnp.int32(0), jnp.bool_(False))
+
+    def draw(key: Key, number: Array) -> Array:
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        return jax.random.gumbel(round_key, (2, hyper.num_clients), float)
 
     def select(key: Key, now: Choosing) -> Asked:
-        memory, number = now.memory, now.round.number
-        round_key = jax.random.fold_in(stream(key, "choice"), number)
-        noise = jax.random.gumbel(round_key, (2, hyper.num_clients), memory.utility.dtype)
+        memory, number, noise = now.memory, now.memory.rounds, now.drawn
         is_known, is_here = memory.last > 0, now.available()
         utility = jnp.where(is_known & is_here, utilities(memory, number, choice), -jnp.inf)
         # How many are explored: at least those that known clients cannot fill.
@@ -158,10 +166,12 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         places = jnp.arange(num_asked)
         clients = jnp.where(places < needed, known_ones, new_ones[places - needed])
         clients = jnp.where(places < needed + explored, clients, EMPTY)
-        return Asked(clients, share=hyper.share(counts, clients))
+        is_round = (clients != EMPTY).any()
+        memory = memory._replace(rounds=number + is_round, is_round=is_round)
+        return Asked(clients, share=hyper.share(counts, clients), memory=memory)
 
     def learn(key: Key, shown: Shown) -> Memory:
-        memory, event, number = shown.memory, shown.event, shown.round.number
+        memory, event, number = shown.memory, shown.event, shown.memory.rounds
         is_there = event.clients != EMPTY
         who = jnp.where(is_there, event.clients, hyper.num_clients)
         found = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
@@ -169,15 +179,17 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             (memory.utility, memory.last, memory.taken), who, (found, number, shown.taken)
         )
         total = jnp.where(is_there, found, 0).sum()
-        recent = put(memory.recent, (number - 1) % (2 * window), total)
+        row = jnp.where(memory.is_round, (number - 1) % (2 * window), EMPTY)
+        recent = put(memory.recent, row, total)
         ordered = jnp.roll(recent, -(number % (2 * window)))
-        is_due = (number % window == 0) & (number >= 2 * window)
+        is_due = (number % window == 0) & (number >= 2 * window) & memory.is_round
         falls = ordered[:window].sum() > ordered[window:].sum()
         step = jnp.where(is_due & falls, choice.pacer_step, 0)
         preferred = jnp.minimum(memory.preferred + step, 1).astype(memory.preferred.dtype)
-        return Memory(utility, last, taken, preferred, recent)
+        return Memory(utility, last, taken, preferred, recent, number, memory.is_round)
 
-    return live_rounds(hyper, select, num_used=hyper.num_selected, first=first, learn=learn)
+    used = hyper.num_selected
+    return live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
 
 
 def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
@@ -202,7 +214,7 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
 
 def sizes(hyper: Hyper) -> Sizes:
     """State that every slot is filled if nobody can be missing."""
-    return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody)
+    return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody, is_even=True)
 
 
 system = with_clock(

@@ -321,7 +321,10 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
 
 system = with_clock(
     fedbuff.system,
-    Live(lambda hyper: Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency), clock),
+    Live(
+        lambda hyper: Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True),
+        clock,
+    ),
     name="pisces",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

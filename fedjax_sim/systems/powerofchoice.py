@@ -6,8 +6,11 @@
 The server asks d candidates for the loss of its model and lets the m with the largest losses train.
 A round lasts as long as those m need: the clock is live. Learning is FedAvg's, by default with
 equal weights, as in the paper. All candidates get the model and send a loss, the chosen send a
-model, and a loss counts as one evaluation. Where fewer than d clients are available, the bits of d
-are counted all the same.
+model, and a loss counts as one evaluation.
+
+The schedule names those who report, and not the other candidates. So their bits are counted as if
+there were d candidates in all, unless fewer than m report and nothing is lost or late: then there
+were no others. The energy of their messages is that of all clients who do not report, on average.
 
 Deviation: the paper draws candidates in proportion to their examples, which is
 `candidates="by_examples"`. By default they are uniform, as in other systems.
@@ -25,8 +28,8 @@ import numpy as np
 
 from fedjax_sim.clients import LastingTraining, losses_of
 from fedjax_sim.server import Reports, check_numbers
-from fedjax_sim.server.report_counts import count_downlink, report_messages
-from fedjax_sim.settings import ConfigError, choice, count, real, struct
+from fedjax_sim.server.report_counts import downlink_of_slots, report_messages
+from fedjax_sim.settings import ConfigError, choice, count, is_known, real, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines.live import (
@@ -40,7 +43,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.presets import FAVANO, preset
-from fedjax_sim.types import EMPTY, Key, Leaf, Plan, Timeline, full_precision_bits
+from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_precision_bits
 
 
 @struct
@@ -79,18 +82,19 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     plan, counts = Plan(slots_at_once=hyper.num_selected), jnp.asarray(problem.counts)
     learning = fedavg.algorithm(problem, hyper, plan)
 
-    def select(key: Key, now: Choosing) -> Asked:
-        number, draws = now.round.number, stream(key, "cohorts")
-        is_here = now.available()
+    def draw(key: Key, number: Array) -> Array:
+        draws, num = stream(key, "cohorts"), hyper.num_clients
         if hyper.candidates == "uniform":
-            order = shuffled_index(
-                shuffle_bits(draws), jnp.arange(hyper.num_clients), hyper.num_clients, number
-            )
-            # Available clients first, in that order.
-            order = order[jnp.argsort(~is_here[order], stable=True)]
+            return shuffled_index(shuffle_bits(draws), jnp.arange(num), num, number)
+        return jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
+
+    def select(key: Key, now: Choosing) -> Asked:
+        number, is_here = now.round.number, now.available()
+        if hyper.candidates == "uniform":
+            # Available clients first, in the order drawn.
+            order = now.drawn[jnp.argsort(~is_here[now.drawn], stable=True)]
         else:
-            noise = jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
-            order = jnp.argsort(-jnp.where(is_here, jnp.log(counts) + noise, -jnp.inf))
+            order = jnp.argsort(-jnp.where(is_here, jnp.log(counts) + now.drawn, -jnp.inf))
         candidates = order[: hyper.num_selected]
         candidates = jnp.where(is_here[candidates], candidates, EMPTY)
         model = (learning.received or learning.model)(now.state)
@@ -105,19 +109,51 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         share = hyper.share(counts, chosen)
         return Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
 
-    return live_rounds(hyper, select, num_used=hyper.num_chosen)
+    return live_rounds(hyper, select, num_used=hyper.num_chosen, draw=draw)
+
+
+def count_bits_of_clients(
+    problem: Any, hyper: Hyper, timeline: Timeline
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Count the bits of messages.
+
+    Returns:
+      The bits that each slot's client sends and receives, `i64[T, S]` each, and those that the
+      candidates send and receive together who stand in no slot, `i64[T, 2]`.
+    """
+    model = jax.eval_shape(problem.init, jax.random.key(0))
+    is_chosen = timeline.clients != EMPTY
+    num_chosen = is_chosen.sum(axis=1, dtype=np.int64)
+    delays, table = hyper.delays, hyper.delays.client_table
+    nothing_is_lost = is_known(delays.drop_rate, 0) and is_known(hyper.clock.deadline, 0)
+    nothing_is_lost &= table is None or table.drop_rate is None
+    # Then fewer reports than are asked for are those of all candidates.
+    is_short = nothing_is_lost & (num_chosen < hyper.num_chosen)
+    num_others = np.where(is_short, 0, hyper.num_selected - num_chosen)
+    loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
+    up = loss + hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
+    each = np.array([loss, full_precision_bits(model)])
+    return is_chosen * up, downlink_of_slots(hyper, timeline, model), num_others[:, None] * each
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each."""
-    model = jax.eval_shape(problem.init, jax.random.key(0))
-    chosen = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
-    # Who was asked and not chosen stands in no schedule, and is sent the whole model.
-    others = hyper.num_selected - chosen
-    loss = 8 * jnp.result_type(*jax.tree.leaves(model)).itemsize
-    up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
-    down = count_downlink(hyper, timeline, model) + others * full_precision_bits(model)
-    return chosen * up + hyper.num_selected * loss, down
+    up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
+    return up.sum(axis=1) + of_others[:, 0], down.sum(axis=1) + of_others[:, 1]
+
+
+def bits_by_client(problem: Any, hyper: Hyper, timeline: Timeline) -> np.ndarray:
+    """Count the bits that each client sends and receives at each tick: `f64[T, N]`.
+
+    Those of candidates who stand in no slot are dealt equally to all clients who stand in none.
+    """
+    up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
+    found = np.full((len(up), hyper.num_clients), np.nan)
+    rounds, slots = np.nonzero(timeline.clients != EMPTY)
+    found[rounds, timeline.clients[rounds, slots]] = (up + down)[rounds, slots]
+    num_left = np.isnan(found).sum(axis=1)
+    share = of_others.sum(axis=1) / np.maximum(num_left, 1)
+    return np.where(np.isnan(found), share[:, None], found)
 
 
 def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
@@ -127,11 +163,13 @@ def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
 
 system = with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps), clock),
+    Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),
     summary="federated averaging of the candidates with the largest losses",
-    messages=report_messages()._replace(per_tick=count_bits, check=check_chosen),
+    messages=report_messages()._replace(
+        per_tick=count_bits, by_client=bits_by_client, check=check_chosen
+    ),
 )
 paper = system.paper

@@ -320,7 +320,12 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
 
 system = with_clock(
     fedbuff.system,
-    Live(lambda hyper: Sizes(hyper.num_clients, hyper.local_steps, hyper.lag_tolerance), clock),
+    Live(
+        lambda hyper: Sizes(
+            hyper.num_clients, hyper.local_steps, hyper.lag_tolerance, is_even=True
+        ),
+        clock,
+    ),
     name="safa",
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),

@@ -19,13 +19,13 @@ are evaluated when it is read, so of the model with which a round begins. An eva
 counts as one, and takes no time.
 
 Readings. Tiers have equally many clients, as in the paper's experiments; its histogram leaves the
-borders open. Profiling takes its time before the first round, with random times of its own; its
-local steps and bits are not counted. Clients that never respond within T_max are dropouts, and are
-never asked. The paper does not spell out ChangeProbs: here, as in public implementations, the tier
-of the k-th lowest accuracy has the probability (T + 1 - k) / (1 + ... + T). Where no tier has
-credits left, which would be an endless loop, all get theirs again. If clients have hours, the
-choice is among tiers with clients that are available and among these clients; if there are none,
-among all. Tiers are not formed again.
+borders open. The first round begins after profiling, whose running times are drawn apart from those
+of rounds, and whose local steps and bits are not counted. Clients that never respond within T_max
+are dropouts, and are never asked. The paper does not spell out ChangeProbs: here, as in public
+implementations, the tier of the k-th lowest accuracy has the probability (T + 1 - k) / (1 + ... +
+T). Where no tier has credits left, which would be an endless loop, all get theirs again. If clients
+have hours, the choice is among tiers with clients that are available and among these clients; if
+there are none, among all. Tiers are not formed again.
 """
 
 from typing import Any, NamedTuple
@@ -184,9 +184,14 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             jnp.zeros_like(given),
         )
 
+    def draw(key: Key, number: Array) -> tuple[Array, Array]:
+        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        tier_key, client_key = jax.random.split(round_key)
+        noise = jax.random.gumbel(tier_key, (settings.num_tiers,), float)
+        return noise, jax.random.uniform(client_key, (num_clients,), float)
+
     def select(key: Key, now: Choosing) -> Asked:
-        memory, number = now.memory, now.round.number
-        tier_key, client_key = jax.random.split(jax.random.fold_in(stream(key, "choice"), number))
+        memory, number, (noise, lot) = now.memory, now.round.number, now.drawn
         executed = needed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0
@@ -214,12 +219,11 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             credits = jnp.where(is_over, settings.by_tier(settings.credits), memory.credits)
             is_open = is_open & (credits > 0)
         logits = jnp.log(jnp.maximum(memory.probability, 1e-30))
-        current = jax.random.categorical(tier_key, jnp.where(is_open, logits, -jnp.inf))
-        memory = memory._replace(current=current.astype("int32"))
+        current = jnp.argmax(jnp.where(is_open, logits, -jnp.inf) + noise).astype("int32")
+        memory = memory._replace(current=current)
         if is_adaptive:
             memory = memory._replace(credits=put(credits, current, credits[current] - 1))
         # Clients of it, uniformly.
-        lot = jax.random.uniform(client_key, (num_clients,), float)
         lot, found = jax.lax.top_k(
             jnp.where(is_here & (memory.tier == current), lot, -1), hyper.num_asked
         )
@@ -227,7 +231,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         share = hyper.share(counts, clients)
         return Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
 
-    rounds = live_rounds(hyper, select, num_used=hyper.num_selected, first=first)
+    rounds = live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw, first=first)
 
     def init(key: Key) -> Round:
         begun = rounds.init(key)
@@ -318,7 +322,7 @@ def change_probs(accuracy: Array) -> Array:
 def sizes(hyper: Hyper) -> Sizes:
     """State that every slot is filled if nobody can be missing, or was left out of all tiers."""
     is_full = hyper.misses_nobody and is_known(hyper.choice.time_limit, 0)
-    return Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full)
+    return Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full, is_even=True)
 
 
 system = with_clock(

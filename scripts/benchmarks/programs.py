@@ -44,7 +44,6 @@ from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
-from experiments.selection import rules
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.models import MLP
@@ -58,6 +57,16 @@ from fedjax_sim.server.rules import (
     Median,
     TrimmedMean,
     rules_of_one_program,
+)
+from fedjax_sim.systems import fedavg, fedbuff
+from fedjax_sim.timelines.live import (
+    Asked,
+    Live,
+    Sizes,
+    live_rounds,
+    live_tasks,
+    uniform_cohort,
+    with_clock,
 )
 from fedjax_sim.types import LatentProblem, System
 
@@ -170,6 +179,32 @@ def gaussians(hyper: Any) -> Any:
     return make_gaussian_clients(0, alpha=0.0, num_clients=hyper.num_clients, dtype="float32")
 
 
+LIVE = {
+    "fedavg": with_clock(
+        fedavg.system,
+        Live(
+            lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, is_full=True),
+            lambda _, hyper: live_rounds(
+                hyper,
+                lambda key, now: Asked(now.drawn),
+                draw=uniform_cohort(hyper),
+                num_used=hyper.num_selected,
+            ),
+        ),
+        name="live_fedavg",
+    ),
+    "fedbuff": with_clock(
+        fedbuff.system,
+        Live(
+            lambda hyper: Sizes(hyper.buffer_size, hyper.local_steps, hyper.concurrency, True),
+            lambda _, hyper: live_tasks(
+                hyper, num_tasks=hyper.concurrency, num_used=hyper.buffer_size
+            ),
+        ),
+        name="live_fedbuff",
+    ),
+}
+"""Planned systems on live clocks that do the same work, of clients who are never away or late."""
 RULES = {
     "median": Median(),
     "trimmed_mean": TrimmedMean(),
@@ -220,7 +255,7 @@ WORKLOADS = {
     ),
     **{
         f"{name}-live": Workload(f"{name} on a live clock", name, images(8), live=live)
-        for name, live in (("fedavg", rules.WAITING), ("fedbuff", rules.BUFFERED))
+        for name, live in LIVE.items()
     },
     **{
         f"fedavg-{name}": Workload(

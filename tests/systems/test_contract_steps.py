@@ -12,7 +12,7 @@ from fedjax_sim import Plan, System
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from fedjax_sim.server import reports
 from fedjax_sim.systems import fedavg
-from fedjax_sim.types import LatentProblem
+from fedjax_sim.types import Facts, LatentProblem
 from tests.systems.conftest import Kind, skip_if_like_another
 from tests.systems.hand_made import (
     CLIENTS,
@@ -99,6 +99,34 @@ def test_empty_ticks_change_nothing(system: System, bind: Callable, kind: Kind) 
         jax.tree.map(np.testing.assert_array_equal, last, after(order))
 
 
+@pytest.mark.of_each_kind(5)
+def test_ticks_whose_steps_are_undone_change_nothing(
+    system: System, bind: Callable, kind: Kind
+) -> None:
+    """Live lanes that have ended run the steps of full ticks, as all others do, for nothing.
+
+    The steps are those of client 0, which has learnt from nan if anything is left of them.
+    """
+    clients = np.where(np.array(CLIENTS) == 0, [[1], [2], [1]], CLIENTS)
+    filled = events_of(system, clients, np.full(clients.shape, 2))
+    is_empty = np.arange(len(filled.tick)) == 1
+    known = Facts(is_drawn=True, most_steps=2, same_steps=True)
+    events = emptied(filled, is_empty).within(facts=known)
+    key, problem = jax.random.key(KEY), kind.make()
+    if system.fit.learns is not LatentProblem:
+        problem = problem.replace(inputs=problem.inputs.at[0].set(jnp.nan))
+    state, info = bind(problem, events=events).run(key)
+    assert np.asarray(info.needed)[is_empty].sum() == 0
+    others = jax.tree.map(lambda leaf: leaf[~is_empty], events).within(facts=known)
+    expected, _ = bind(problem, events=others).run(key)
+    assert np.isfinite(server_of(expected)).all()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+        without_scratch(state),
+        without_scratch(expected),
+    )
+
+
 def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     regression: Callable, small: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,12 +145,22 @@ def test_a_step_without_a_guard_for_empty_ticks_is_noticed(
     np.testing.assert_array_equal(stepped(), np.zeros(3))
 
 
+@pytest.mark.parametrize("is_undone", [False, True])
 @pytest.mark.of_each_kind(7)
-def test_an_empty_slot_counts_for_nothing(system: System, bind: Callable, kind: Kind) -> None:
-    """Three clients and an empty slot equal three clients, to rounding of their sum."""
+def test_an_empty_slot_counts_for_nothing(
+    system: System, bind: Callable, kind: Kind, *, is_undone: bool
+) -> None:
+    """Three clients and an empty slot equal three clients, to rounding of their sum.
+
+    Also if its steps, as many as all others have, are made and undone, as on an accelerator.
+    """
     if system.name in ONE_BY_ONE:
         pytest.skip("a tick has one slot")
-    three = some_events([row[:3] for row in CLIENTS], [row[:3] for row in STEPS], weight=1 / 3)
+    steps = [[2] * 3] * 3 if is_undone else [row[:3] for row in STEPS]
+    three = some_events([row[:3] for row in CLIENTS], steps, weight=1 / 3)
+    if is_undone:
+        known = Facts(is_drawn=True, most_steps=2, same_steps=True)
+        three = three.within(facts=known)
     with_hole = jax.tree.map(
         lambda leaf: np.insert(leaf, 1, 0, axis=1) if leaf.ndim == 2 else leaf, three
     )

@@ -122,6 +122,22 @@ def test_everyone_who_is_there_takes_part() -> None:
     np.testing.assert_allclose(run.curves.time, plain.curves.time, rtol=1e-6)
 
 
+def test_a_night_is_no_round() -> None:
+    """Nobody is asked then: nothing decays, and the pacer sees no utility of 0."""
+    table = ClientTable(RATES, available=[[(0.0, 40.0)]] * N, period=80.0)
+    hyper = hyper_of(client_table=table, pacer_window=TICKS, server_interact=25.0)
+    with jax.enable_x64(True):
+        problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=START)
+        budget = fedjax_sim.Ticks(TICKS)
+        bound = fedjax_sim.bind(oort.system, problem, hyper, budget=budget)
+        state, infos = bound.run(bound.init())
+    is_day = (np.asarray(infos.event.clients) >= 0).any(axis=1)
+    memory, rounds = jax.tree.map(np.asarray, state.clock.memory), is_day.sum()
+    assert 5 < rounds < TICKS - 5 and memory.rounds == rounds
+    assert (memory.recent[:rounds] > 0).all() and (memory.recent[rounds : 2 * TICKS] == 0).all()
+    assert memory.last.max() == rounds
+
+
 @pytest.mark.slow
 def test_rounds_get_shorter_and_reserves_are_left_out() -> None:
     """Against a uniform choice from the same clients; and with 6 asked of whom 4 are used."""

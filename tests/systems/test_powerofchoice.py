@@ -113,6 +113,26 @@ def test_only_available_clients_are_asked() -> None:
     assert 0 not in run.timelines[0].clients[1:] and (run.timelines[0].clients >= 0).all()
 
 
+def test_messages_are_those_of_the_candidates() -> None:
+    """At night nobody is one, and by day energy is also that of those who are not chosen."""
+    hours, byte = [[(0.0, 12.0)]] * N, np.arange(1.0, N + 1)
+    table = ClientTable(RATES, available=hours, period=40.0, energy_byte=byte)
+    run = simulate(hyper_of(client_table=table, num_selected=5, num_chosen=2))
+    clients = run.timelines[0].clients
+    is_day = (clients >= 0).all(axis=1)
+    assert 0 < is_day.sum() < TICKS and not (clients[~is_day] >= 0).any()
+    # A model has 128 bits and a loss 64: 2 send both, 3 a loss alone, and all 5 get the model.
+    np.testing.assert_array_equal(
+        run.curves.uplink_bits[1:], np.cumsum(is_day * (2 * 192 + 3 * 64))
+    )
+    np.testing.assert_array_equal(run.curves.downlink_bits[1:], np.cumsum(is_day * 5 * 128))
+    of_others = [(byte.sum() - byte[row].sum()) / (N - 2) for row in clients]
+    used = [
+        byte[row].sum() * 40 + 3 * 24 * mean for row, mean in zip(clients, of_others, strict=True)
+    ]
+    np.testing.assert_allclose(run.curves.energy[1:], np.cumsum(is_day * used))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -8,6 +8,7 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,9 +24,10 @@ from fedjax_sim.targets import is_for_cpu, put
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
-"""Numbers of the reasons for which a lane ends by itself."""
+"""Why a lane does nothing more: places in `ENDINGS`."""
 
-
+MOST_AHEAD = 2**20
+"""Random numbers that a lane draws ahead, at most."""
 FEW_SLOTS = 128
 """Slots up to which it is quicker to compare all pairs than to sort."""
 
@@ -99,8 +101,31 @@ class LiveLane(NamedTuple):
             jnp.int32(RUNS),
         )
 
+    def draw_ahead(self, lived: Lived, number: int) -> Any:
+        """Draw what the clock draws whatever is learnt, for the next ticks of an accelerator.
+
+        Args:
+          lived: What the lane carries before these ticks.
+          number: How many they are.
+
+        Returns:
+          Leaves `[number, ...]`; None if ticks draw for themselves, because it is nothing or much.
+        """
+        draw = self.clock.ahead
+        if draw is None or is_for_cpu():
+            return None
+        ticks = lived.tick + jnp.arange(number, dtype="int32")
+        drawn = jax.vmap(partial(draw, self.key))
+        size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(drawn, ticks)))
+        # Few clients may be drawn by an order of all.
+        return drawn(ticks) if max(size, number * self.num_clients) <= MOST_AHEAD else None
+
     def step(
-        self, lived: Lived, frame: Event, learn: Callable[[Any, Event], tuple[Any, Any]]
+        self,
+        lived: Lived,
+        frame: Event,
+        learn: Callable[[Any, Event], tuple[Any, Any]],
+        drawn: Any = None,
     ) -> tuple[Lived, Any]:
         """Take one tick, or nothing if the lane has ended.
 
@@ -108,6 +133,7 @@ class LiveLane(NamedTuple):
           lived: What the lane carries.
           frame: The event of a timeline that says nothing.
           learn: The algorithm's step, from state and event.
+          drawn: What was drawn ahead for this tick; None if nothing was.
 
         Returns:
           What it carries then, and the step's `Info`.
@@ -116,7 +142,12 @@ class LiveLane(NamedTuple):
             allowed = "as it was bound: a live clock makes the event, which a step may change"
             raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
         clock, sizes = self.clock, self.sizes
-        time, received = clock.next(self.key, lived.clock, lived.state)
+        given = self.key, lived.clock, lived.state
+        if clock.ahead is None:
+            time, received = clock.next(*given)
+        else:
+            drawn = clock.ahead(self.key, lived.tick) if drawn is None else drawn
+            time, received = clock.next(*given, drawn)
         _check_received(received, sizes)
         # The rows of the versions that are read, and a row that nobody needs for the new one.
         clients = jnp.asarray(received.clients, "int32")
@@ -139,11 +170,12 @@ class LiveLane(NamedTuple):
             # Every row is in use if more versions are than the clock has declared.
             is_known = (found < num_rows) & (write < num_rows)
         # Whether the lane goes on.
-        is_twice = not self.system.can_repeat and has_twice(clients, is_there, self.num_clients)
         is_client = (clients >= EMPTY) & (clients < self.num_clients)
         is_client &= is_there | (not sizes.is_full)
+        if not self.system.can_repeat:
+            is_client &= ~_report_again(clients, is_there, self.num_clients)
         is_allowed = (steps >= 0) & (steps <= sizes.most_steps)
-        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_full)
+        is_allowed &= (steps == sizes.most_steps) | (not sizes.is_even)
         if self.system.overshoot:
             begins = lived.now if received.begins is None else received.begins
             is_over = ~begins.is_before(lived.until.time)
@@ -152,7 +184,7 @@ class LiveLane(NamedTuple):
         is_over |= lived.until.energy.is_before(self._used(lived, clients, steps))
         ended = jnp.int32(RUNS)
         for reason, holds in (
-            (CLIENTS, is_twice | ~is_client.all()),
+            (CLIENTS, ~is_client.all()),
             (VERSIONS, (is_there & ~is_known).any()),
             (TIME, received.time.is_before(lived.now) | jnp.isnan(received.time.value)),
             (STEPS, (is_there & ~is_allowed).any()),
@@ -165,26 +197,37 @@ class LiveLane(NamedTuple):
         if not frame.facts.all_filled:
             ended = jnp.where((frame.clients != EMPTY).any(), ended, TICKS)
         goes_on = ended == RUNS
-        is_there = (is_there & goes_on) | is_full
-        clients = jnp.where(goes_on, clients, frame.clients)
-        steps = jnp.where(goes_on, steps, frame.steps)
-        clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
+        skips = is_full and is_for_cpu() and not self.is_batched
+        if skips:
+            # The event has the clients of the frame, and the step is left out.
+            clients = jnp.where(goes_on, clients, frame.clients)
+            steps = jnp.where(goes_on, steps, frame.steps)
+        else:
+            is_there &= goes_on
+            clients, steps = jnp.where(is_there, clients, EMPTY), jnp.where(is_there, steps, 0)
+        is_there |= skips
+        offset = self._offsets(lived.delivered, clients, steps)
+        if not is_for_cpu():
+            # Otherwise a GPU looks it up again for each mini-batch.
+            offset = jax.lax.optimization_barrier(offset)
         event = frame.within(
             tick=tick,
             clients=clients,
             steps=steps,
             version=version,
             weight=jnp.where(is_there, received.weight, 0).astype(frame.weight.dtype),
-            offset=self._offsets(lived.delivered, clients, steps),
+            offset=offset,
             read=jnp.where(is_there, read, jnp.int32(rows_of(sizes) - 1)),
             write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
-            facts=_facts(frame.facts, sizes, is_full=is_full),
+            facts=_facts(frame.facts, sizes, is_full=is_full, is_filled=skips),
         )
-        state, info = self._learn(learn, lived.state, event, goes_on, is_full=is_full)
-        if is_full:
+        if skips:
+            state, info = _learn_if(goes_on, learn, lived.state, event)
             clients = jnp.where(goes_on, event.clients, EMPTY)
             event = event.within(facts=event.facts, clients=clients)
             info = info._replace(event=event)
+        else:
+            state, info = learn(lived.state, event)
         if not hasattr(info, "event"):
             allowed = "with a field event, such as Work: it says who took part"
             raise ConfigError("info of a live system's step", type(info).__name__, allowed)
@@ -226,42 +269,30 @@ class LiveLane(NamedTuple):
             return found
         return found + jnp.where(_is_earlier(clients), steps[None], 0).sum(axis=1, dtype="int32")
 
-    def _learn(
-        self,
-        learn: Callable[[Any, Event], tuple[Any, Any]],
-        state: Any,
-        event: Event,
-        goes_on: Array,
-        *,
-        is_full: bool,
-    ) -> tuple[Any, Any]:
-        """Take the algorithm's step; a tick that is filled all the same changes nothing at the end.
 
-        Args:
-          learn: The step.
-          event: The event, without slots if the lane has ended, unless it `is_full`.
-          goes_on: `bool[]`, whether the lane goes on.
-          is_full: Whether slots are filled at every tick.
-        """
-        if not is_full:
-            return learn(state, event)
-        if is_for_cpu() and not self.is_batched:
+def _learn_if(
+    goes_on: Array, learn: Callable[[Any, Event], tuple[Any, Any]], state: Any, event: Event
+) -> tuple[Any, Any]:
+    """Take the algorithm's step, or leave the state and count nothing.
 
-            def step(state: Any) -> tuple[Any, Any]:
-                state, info = learn(state, event)
-                if isinstance(changed := getattr(info, "event", ()), Event):
-                    # Facts hold the number of the trace, and the two branches are traced apart.
-                    known = changed.within(facts=changed.facts._replace(trace=0))
-                    info = info._replace(event=known)
-                return state, info
+    Args:
+      goes_on: `bool[]`, whether to take it.
+      learn: The step.
+      event: The event.
+    """
 
-            # Without a copy of the state, which may hold many models.
-            shapes = jax.eval_shape(step, state)[1]
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-            return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
-        after, info = learn(state, event)
-        nothing = jax.tree.map(jnp.zeros_like, info)
-        return _where(goes_on, after, state), _where(goes_on, info, nothing)
+    def step(state: Any) -> tuple[Any, Any]:
+        state, info = learn(state, event)
+        if isinstance(changed := getattr(info, "event", ()), Event):
+            # Facts hold the number of the trace, and the two branches are traced apart.
+            known = changed.within(facts=changed.facts._replace(trace=0))
+            info = info._replace(event=known)
+        return state, info
+
+    # Without a copy of the state, which may hold many models.
+    shapes = jax.eval_shape(step, state)[1]
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
 
 
 def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:
@@ -296,11 +327,13 @@ def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
     found = [system.live.sizes(hyper) for hyper in hypers]
     if len(slots := sorted({sizes.slots for sizes in found})) > 1:
         raise ConfigError("slots of a live clock", slots, "equal in lanes that run together")
+    is_same = len({sizes.most_steps for sizes in found}) == 1
     return Sizes(
         slots[0],
         max(sizes.most_steps for sizes in found),
         max(sizes.versions for sizes in found),
-        is_full=all(sizes.is_full for sizes in found) and len({x.most_steps for x in found}) == 1,
+        is_full=is_same and all(sizes.is_full for sizes in found),
+        is_even=is_same and all(sizes.is_full or sizes.is_even for sizes in found),
     )
 
 
@@ -328,12 +361,19 @@ def _where(condition: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
-def _facts(known: Facts, sizes: Sizes, *, is_full: bool) -> Facts:
-    """Return what is known of an event that a live clock has made."""
+def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Facts:
+    """Return what is known of an event that a live clock has made.
+
+    Args:
+      known: What is known of its frame.
+      is_full: Whether its slots are filled, and have the most steps, as long as the lane goes on.
+      is_filled: Whether they are even afterwards.
+    """
     if is_full:
         # Rows were counted for one lane's slots, and those of lanes that run together differ.
-        return known.unpacked()._replace(is_live=True)
-    return Facts(known.is_drawn, most_steps=sizes.most_steps, is_live=True)
+        return known.unpacked()._replace(is_live=True, all_filled=is_filled)
+    is_even = sizes.is_even and not is_for_cpu()
+    return Facts(known.is_drawn, most_steps=sizes.most_steps, same_steps=is_even, is_live=True)
 
 
 def _first(holds: Array) -> Array:
@@ -365,11 +405,25 @@ def has_twice(clients: Array, is_there: Array, num_clients: int) -> Array:
       is_there: `bool[S]`, which slots are filled.
       num_clients: Number of clients, N.
     """
+    return _report_again(clients, is_there, num_clients).any()
+
+
+def _report_again(clients: Array, is_there: Array, num_clients: int) -> Array:
+    """Tell which of the slots that are filled, or some others, show that a client has two.
+
+    Args:
+      clients: `i32[S]`.
+      is_there: `bool[S]`, which slots are filled.
+      num_clients: Number of clients, N.
+
+    Returns:
+      `bool[S]`, none of them true if no client has two.
+    """
     own = jnp.where(is_there, clients, num_clients + jnp.arange(len(clients)))
     if len(clients) <= FEW_SLOTS:
-        return _is_earlier(own).any()
+        return _is_earlier(own).any(axis=1)
     order = jnp.sort(own)
-    return (order[1:] == order[:-1]).any()
+    return jnp.append(order[1:] == order[:-1], False)
 
 
 def _check_received(received: Received, sizes: Sizes) -> None:

@@ -131,10 +131,14 @@ class Opened(NamedTuple):
         """Return the algorithm's state: a live lane carries its clock as well."""
         return state if self.live is None else state.state
 
-    def step(self, state: Any, event: Event) -> tuple[Any, Any]:
-        """Take one tick, and check its result."""
+    def draw_ahead(self, state: Any, number: int) -> Any:
+        """Draw what a live clock draws in any case, for many ticks; see `LiveLane.draw_ahead`."""
+        return None if self.live is None else self.live.draw_ahead(state, number)
+
+    def step(self, state: Any, event: Event, drawn: Any = None) -> tuple[Any, Any]:
+        """Take one tick, and check its result. drawn: What a live clock drew ahead for it."""
         if self.live is not None:
-            return self.live.step(state, event, self._learn)
+            return self.live.step(state, event, self._learn, drawn)
         return self._learn(state, event)
 
     def _learn(self, state: Any, event: Event) -> tuple[Any, Any]:

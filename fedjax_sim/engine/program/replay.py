@@ -511,10 +511,11 @@ def _advance(
             carry = carry._replace(state=carry.state._replace(until=until))
 
         @jax.named_scope("tick")
-        def tick(carry: _Carry, place: tuple[Array, Array]) -> tuple[_Carry, Any]:
+        def tick(carry: _Carry, given: tuple[tuple[Array, Array], Any]) -> tuple[_Carry, Any]:
+            place, drawn = given
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
-            state, info = lane.step(carry.state, event)
+            state, info = lane.step(carry.state, event, drawn)
             counts, happened = _counts_of(info)
             if lane.live is not None:
                 happened |= happened_of(state, info.event)
@@ -529,15 +530,16 @@ def _advance(
             return _Carry(state, versions), (counts, happened)
 
         # An evaluation: the ticks before it, and the metrics of the model after them.
-        def ticks_of(number: Array, begin: Any, length: int) -> tuple[Array, Array]:
-            return jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
+        def take_ticks(carry: _Carry, number: Array, begin: Any, length: int) -> Any:
+            places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
+            return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
 
         def observe(carry: _Carry, number: Array, counted: Collection[str] = ()) -> Any:
             held = tables.held and look_up(tables.held.holders, (row, number))
             return _observe(program, lane, carry, held, counted)
 
         def evaluation(carry: _Carry, number: Array) -> Any:
-            carry, (counts, happened) = targets.scan(tick, carry, ticks_of(number, 0, per_eval))
+            carry, (counts, happened) = take_ticks(carry, number, 0, per_eval)
             return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
 
         if not program.block:
@@ -547,13 +549,12 @@ def _advance(
         # evaluation.
         def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
             carry, totals = both
-            ticks = ticks_of(jnp.int32(0), i * program.block, program.block)
-            carry, (counts, happened) = targets.scan(tick, carry, ticks)
+            begin = i * program.block
+            carry, (counts, happened) = take_ticks(carry, jnp.int32(0), begin, program.block)
             sums = {
                 name: jax.tree.map(jnp.add, totals[name], count)
                 for name, count in _summed(counts).items()
             }
-            begin = i * program.block
             pieces = {
                 name: jax.lax.dynamic_update_slice_in_dim(totals[name], piece, begin, axis=0)
                 for name, piece in happened.items()

@@ -540,17 +540,52 @@ def draw_runtimes(
     if speeds.rate.shape != speeds.spread.shape:
         allowed = f"{speeds.rate.shape}, as of the rates"
         raise ConfigError("shape of the spreads", speeds.spread.shape, allowed)
-    rate, spread = (leaf[..., None] for leaf in speeds)
-    shape, dtype = (*rate.shape[:-1], num), rate.dtype
+    shape = (*speeds.rate.shape, num)
+    return scaled_runtimes(draw_standard(key, shape, speeds.rate.dtype, law), speeds, law)
+
+
+def draw_standard(key: Key, shape: tuple[int, ...], dtype: Any, law: str) -> Array:
+    """Draw what running times are made of, whoever runs.
+
+    Args:
+      key: Key of the draws.
+      shape: Their shape.
+      dtype: Their type.
+      law: A name of `RUNTIME_LAWS`.
+
+    Returns:
+      Uniform, normal or exponential numbers, or ones, of that shape.
+    """
     if law == "runtime_constant":
-        return jnp.broadcast_to(1 / rate, shape)
+        return jnp.ones(shape, dtype)
     if law == "runtime_uniform":
-        return jax.random.uniform(key, shape, dtype, 1 - spread, 1 + spread) / rate
+        return jax.random.uniform(key, shape, dtype)
+    if law in ("runtime_normal", "runtime_lognormal"):
+        return jax.random.normal(key, shape, dtype)
+    return jax.random.exponential(key, shape, dtype)
+
+
+def scaled_runtimes(standard: Array, speeds: Speeds, law: str) -> Array:
+    """Make running times of what `draw_standard` drew.
+
+    Args:
+      standard: `f[..., num]`.
+      speeds: Rates and spreads, `f[...]` each.
+      law: The law.
+
+    Returns:
+      Virtual times, `f[..., num]`.
+    """
+    rate, spread = (leaf[..., None] for leaf in speeds)
+    if law == "runtime_constant":
+        return jnp.broadcast_to(1 / rate, standard.shape)
+    if law == "runtime_uniform":
+        least = 1 - spread
+        return jnp.maximum(standard * (1 + spread - least) + least, least) / rate
     if law == "runtime_normal":
-        return jnp.maximum(1 + spread * jax.random.normal(key, shape, dtype), 0) / rate
+        return jnp.maximum(1 + spread * standard, 0) / rate
     if law == "runtime_lognormal":
-        return jnp.exp(spread * jax.random.normal(key, shape, dtype) - spread**2 / 2) / rate
-    standard = jax.random.exponential(key, shape, dtype)
+        return jnp.exp(spread * standard - spread**2 / 2) / rate
     if law == "runtime_exp":
         return standard / rate
     if law == "runtime_shifted_exp":

@@ -21,6 +21,7 @@ from fedjax_sim.timelines.live.rounds import (
     Round,
     Shown,
     live_rounds,
+    uniform_cohort,
 )
 from fedjax_sim.timelines.live.stopping import until
 from fedjax_sim.timelines.live.tasks import (
@@ -54,6 +55,7 @@ __all__ = [
     "live_rounds",
     "live_tasks",
     "replayed",
+    "uniform_cohort",
     "uniformly",
     "until",
     "with_clock",

@@ -17,7 +17,8 @@ import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, is_known, struct
-from fedjax_sim.timelines.delays import Clients
+from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.timelines.delays import Clients, Speeds
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live.devices import (
     Drawn,
@@ -34,8 +35,9 @@ from fedjax_sim.timelines.rounds.synchronous import (
     CohortClock,
     arrivals_in,
     check_clients,
-    draw_work_times,
+    draw_standard_times,
     round_length,
+    work_times,
 )
 from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
 
@@ -149,11 +151,13 @@ class Choosing(NamedTuple):
       round: The round.
       devices: The clients' speeds, transfers, losses and hours.
       state: The algorithm's state, with the model that is about to be sent.
+      drawn: What `draw` of `live_rounds` drew for the round.
     """
 
     round: Round
     devices: Devices
     state: Any
+    drawn: Any = None
 
     @property
     def memory(self) -> Any:
@@ -189,6 +193,27 @@ class Shown(NamedTuple):
         return self.round.memory
 
 
+def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
+    """Return a function that draws uniform cohorts, the same as planned rounds do.
+
+        live_rounds(hyper, lambda key, now: Asked(now.drawn), draw=uniform_cohort(hyper), ...)
+
+    Args:
+      hyper: Settings of a clock in rounds.
+
+    Returns:
+      The function, from the lane's clock key and the number of a round to `clock.num_asked`
+      clients, or `num_selected` if that is 0: `i32[A]`, whoever is available.
+    """
+
+    def draw(key: Key, number: Array) -> Array:
+        places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
+        bits = shuffle_bits(stream(key, "cohorts"))
+        return shuffled_index(bits, places, hyper.num_clients, number)
+
+    return draw
+
+
 @checked
 def live_rounds(
     hyper: Any,
@@ -196,6 +221,7 @@ def live_rounds(
     *,
     num_used: Count,
     most_steps: Count | None = None,
+    draw: Callable[[Key, Array], Any] | None = None,
     first: Callable[[Any, Any], Any] = remember_nothing,
     learn: Callable[[Key, Shown], Any] = keep_memory,
 ) -> Clock:
@@ -204,10 +230,12 @@ def live_rounds(
     Args:
       hyper: Settings of a clock in rounds, such as `CohortRounds`.
       select: From the lane's clock key and the round to whom the server asks, and what it remembers
-        of that. Draw from `fold_in` of the key and `round.number`.
+        of that. Draw from `fold_in` of the key and `round.number`, or in `draw`.
       num_used: Reports S that are used in a round: the first ones.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
         None. If it asks for more the lane ends.
+      draw: From the lane's clock key and the number of a round to random numbers for `select`,
+        which finds them as `drawn`. An accelerator draws those of many rounds at once.
       first: From the settings and the clients drawn to what the choice remembers at first.
       learn: From the lane's clock key and what the round has shown to what it remembers then.
 
@@ -219,14 +247,24 @@ def live_rounds(
 
     most = hyper.local_steps if most_steps is None else most_steps
 
+    def ahead(key: Key, number: Array) -> tuple[Any, Any]:
+        own = None if draw is None else draw(key, number)
+        if hyper.delays.trace is not None:
+            return own, None
+        num_asked = hyper.clock.num_asked or hyper.num_selected
+        return own, draw_standard_times(key, number, num_asked, hyper, most_steps)
+
     def init(key: Key) -> Round:
         drawn = draw_clients(key, hyper)
         nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
         return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn)
 
-    def next_round(key: Key, carried: Round, state: Any) -> tuple[Round, Received]:
+    def next_round(
+        key: Key, carried: Round, state: Any, drawn: tuple[Any, Any] | None = None
+    ) -> tuple[Round, Received]:
         devices = devices_of(key, hyper, carried.drawn)
-        asked = select(key, Choosing(carried, devices, state))
+        own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
+        asked = select(key, Choosing(carried, devices, state, own_draws))
         clients = jnp.asarray(asked.clients, "int32")
         is_asked, number = clients != EMPTY, carried.number
         own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
@@ -235,14 +273,16 @@ def live_rounds(
             # Of more no times are drawn: a number that no lane allows.
             steps = jnp.where(steps > most, EMPTY, steps)
         who = jnp.maximum(clients, 0)
-        if hyper.delays.trace is None:
-            given = None if asked.steps is None else steps[None]
-            ticks = number[None]
-            work = draw_work_times(
-                key, who[None], hyper, given, ticks=ticks, speeds=devices.speeds, most=most
-            )[0]
-        else:
+        if standard is None:
             work = running_time(devices, who, number)
+        else:
+            is_even = asked.steps is None
+            if len(who) > len(standard) or is_even != (most_steps is None):
+                own_most = None if is_even else most
+                standard = draw_standard_times(key, number, len(who), hyper, own_most)
+            speeds = Speeds(*(leaf[who] for leaf in devices.speeds))
+            given = None if is_even else steps
+            work = work_times(standard[: len(who)], speeds, hyper, given)
         begins = carried.now.later(jnp.asarray(asked.takes, work.dtype))
         _, taken = times_of_work(devices, who, begins, work)
         lost = is_lost(devices, who, number) & is_asked
@@ -285,7 +325,7 @@ def live_rounds(
         shown = Shown(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, shown))
 
-    return Clock(init, next_round, after)
+    return Clock(init, next_round, after, ahead=ahead)
 
 
 def _weights(is_in: Array, share: Array | None, kind: Any) -> Array:

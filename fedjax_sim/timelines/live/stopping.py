@@ -51,8 +51,10 @@ def until(
         unknown = jnp.full((), jnp.nan)
         return Measured(clock.init(key), unknown, unknown)
 
-    def next_tick(key: Key, carried: Measured, state: Any) -> tuple[Measured, Received]:
-        time, received = clock.next(key, carried.time, state)
+    def next_tick(
+        key: Key, carried: Measured, state: Any, *ahead: Any
+    ) -> tuple[Measured, Received]:
+        time, received = clock.next(key, carried.time, state, *ahead)
         is_done = jnp.asarray(received.is_done)
         if below is not None:
             is_done |= carried.newest <= below
@@ -68,4 +70,4 @@ def until(
 
     in_use = clock.in_use
     used = None if in_use is None else (lambda carried: in_use(carried.time))
-    return Clock(init, next_tick, after, used)
+    return Clock(init, next_tick, after, used, clock.ahead)

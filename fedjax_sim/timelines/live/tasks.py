@@ -23,7 +23,7 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import TRIES
-from fedjax_sim.timelines.delays.devices import Devices, is_lost, per_update
+from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares, per_update
 from fedjax_sim.timelines.live.devices import (
     Drawn,
     are_available,
@@ -335,7 +335,16 @@ def live_tasks(
         start = Instant.at(0.0)
         return Tasks(start, zero, zero, order, place, turns, flights, memory, nothing, drawn)
 
-    def next_tick(key: Key, carried: Tasks, state: Any) -> tuple[Tasks, Received]:
+    # Where no work is lost, who is drawn at a tick is known before.
+    has_ahead = choose is uniformly and loss_shares(hyper) is None and num_clients > num_tasks
+
+    def ahead(key: Key, number: Array) -> Array:
+        draw = jax.vmap(lambda event: _draw_idle(key, event, jnp.int32(0), num_clients - num_tasks))
+        return draw(number * num_used + jnp.arange(num_used, dtype="int32"))
+
+    def next_tick(
+        key: Key, carried: Tasks, state: Any, drawn: Array | None = None
+    ) -> tuple[Tasks, Received]:
         devices = devices_of(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
 
@@ -365,7 +374,10 @@ def live_tasks(
         given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)
         are_free = devices.loss is None and devices.windows is None
         if choose is uniformly and are_free and not is_for_cpu():
-            tasks, slots = _land_together(key, carried, devices, num_used)
+            if drawn is None:
+                is_drawn = num_clients > num_tasks
+                drawn = ahead(key, carried.number) if is_drawn else jnp.zeros(num_used, "int32")
+            tasks, slots = _land_together(carried, devices, drawn)
         elif devices.loss is None:
             tasks, slots, _, is_right = repeat(num_used, land, given)
         else:
@@ -384,7 +396,10 @@ def live_tasks(
         landed = Landed(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, landed))
 
-    return Clock(init, next_tick, after, lambda carried: carried.flights.versions())
+    def in_use(carried: Tasks) -> Array:
+        return carried.flights.versions()
+
+    return Clock(init, next_tick, after, in_use, ahead if has_ahead else None)
 
 
 def _after(new: Flights, done: Flights) -> Flights:
@@ -416,9 +431,7 @@ class _Found(NamedTuple):
     new: Flights
 
 
-def _land_together(
-    key: Key, tasks: Tasks, devices: Devices, num_used: int
-) -> tuple[Tasks, Flights]:
+def _land_together(tasks: Tasks, devices: Devices, drawn: Array) -> tuple[Tasks, Flights]:
     """Find the next arrivals at once, where clients are replaced `uniformly` and none is away.
 
     Draws depend on the number of the arrival, and on the client and the number of its work. So if
@@ -428,21 +441,16 @@ def _land_together(
     until all are right.
 
     Args:
-      key: The lane's clock key.
       tasks: The tasks before.
       devices: The clients, of whom no work is lost and who are always available.
-      num_used: Arrivals, S.
+      drawn: Who takes the place of each arrival, as `_draw_idle` says, `i32[S]`.
 
     Returns:
       The tasks after the last arrival, and what has arrived, leaves `[S]`.
     """
-    num, at_work = len(tasks.place), len(tasks.flights.client)
+    num, at_work, num_used = len(tasks.place), len(tasks.flights.client), len(drawn)
     slots = np.arange(num_used, dtype="int32")
     is_earlier = slots[:, None] > slots[None]
-    drawn = jnp.zeros(num_used, "int32")
-    if num > at_work:
-        draw = jax.vmap(lambda event: _draw_idle(key, event, jnp.int32(0), num - at_work))
-        drawn = draw(tasks.event + slots)
     idle = jnp.where(drawn == 0, EMPTY, at_work - 1 + drawn)
     in_order = _in_order(tasks.flights, num_used)
 

@@ -8,7 +8,6 @@ slots of a tick, that is reports that the server uses, `K` local steps of a clie
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,10 +17,10 @@ import numpy as np
 from fedjax_sim.checking import Above0, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays import Speeds, draw_client_speeds, draw_runtimes
+from fedjax_sim.timelines.delays import Speeds, draw_client_speeds
 from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
+from fedjax_sim.timelines.delays.laws import draw_standard, scaled_runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
@@ -190,62 +189,85 @@ def round_length(
     return jnp.where(is_whole, last, jnp.where(jnp.isfinite(limit), limit, known))
 
 
-def draw_work_times(
-    key: Key,
-    clients: Array,
-    hyper: Any,
-    steps: Array | None = None,
-    *,
-    ticks: Array | None = None,
-    speeds: Speeds | None = None,
-    most: int | None = None,
-) -> Array:
+def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = None) -> Array:
     """Draw how long each slot's work takes under the delay law, or look it up in the trace.
 
     Args:
       clients: `i[T, S]`.
       steps: `i[T, S]`, local steps of each slot; None for `hyper.local_steps` everywhere.
-      ticks: `i[T]`, numbers of the ticks; from 0 if None.
-      speeds: Those of all clients, `f64[N]`; drawn if None.
-      most: The most local steps, if they are known: an accelerator then need not ask the host how
-        often to draw.
 
     Returns:
       Virtual times, `f64[T, S]`; of any value in empty slots.
     """
-    if hyper.delays.trace is not None and ticks is None:
+    if hyper.delays.trace is not None:
         return _trace_time(clients, hyper)
-    known = draw_client_speeds(key, hyper) if speeds is None else speeds
-    speeds = Speeds(*(leaf[clients] for leaf in known))
+    speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
+    law, ticks, num_slots = hyper.delays.runtime_law, jnp.arange(len(clients)), clients.shape[1]
+    if steps is None or hyper.delays.time_of != "step" or hyper.clock.round_time != "sum":
+        standard = jax.vmap(lambda t: draw_standard_times(key, t, num_slots, hyper))(ticks)
+        return work_times(standard, speeds, hyper, steps)
+
+    def add(q: Array, total: Array) -> Array:
+        of_step = jax.vmap(lambda t: _draw_standard_of_step(key, q, t, num_slots, hyper))(ticks)
+        return total + jnp.where(q < steps, scaled_runtimes(of_step, speeds, law)[..., 0], 0)
+
+    nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
+    return jax.lax.fori_loop(0, steps.max(), add, nothing)
+
+
+def draw_standard_times(
+    key: Key, tick: Array, num_slots: int, hyper: Any, most_steps: int | None = None
+) -> Array:
+    """Draw what the times of a tick's work are made of, whoever works.
+
+    Args:
+      tick: `i32[]`, its number.
+      num_slots: Slots S. The first ones have the same draws if there are more.
+      most_steps: The most local steps if slots have different numbers of them, None if all have
+        `local_steps`.
+
+    Returns:
+      As `draw_standard`, `f[S, num]`; num is 0 where nothing is drawn.
+    """
+    is_by_step = most_steps is not None and hyper.delays.time_of == "step"
+    if hyper.clock.round_time == "sum" and is_by_step:
+        steps = jnp.arange(most_steps)
+        drawn = jax.vmap(lambda q: _draw_standard_of_step(key, q, tick, num_slots, hyper))(steps)
+        return jnp.moveaxis(drawn[..., 0], 0, 1)
+    num = {"mean": 0, "one_draw": 1, "sum": hyper.times_per_update}[hyper.clock.round_time]
+    tick_key = jax.random.fold_in(stream(key, "runtimes"), tick)
+    return draw_standard(tick_key, (num_slots, num), float, hyper.delays.runtime_law)
+
+
+def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hyper: Any) -> Array:
+    """Draw the same of one local step, number q: `f[S, 1]`."""
+    step_key = jax.random.fold_in(jax.random.fold_in(stream(key, "runtimes"), q), tick)
+    return draw_standard(step_key, (num_slots, 1), float, hyper.delays.runtime_law)
+
+
+def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None = None) -> Array:
+    """Make times of work of what `draw_standard_times` drew.
+
+    Args:
+      standard: `f[..., S, num]`.
+      speeds: Of each slot's client, `f[..., S]` each.
+      steps: Local steps of each slot, `i[..., S]`; None for `local_steps`. Where single steps take
+        time and times are summed, `standard` was drawn with as many as they may be.
+
+    Returns:
+      Virtual times, `f[..., S]`.
+    """
     is_by_step = steps is not None and hyper.delays.time_of == "step"
     num_times: Any = steps if is_by_step else hyper.times_per_update
     if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
-    key = stream(key, "runtimes")
-    ticks = jnp.arange(clients.shape[0]) if ticks is None else ticks
-
-    def draw(key: Key, num: int) -> Array:
-        def tick(t: Array, speeds: Speeds) -> Array:
-            return draw_runtimes(jax.random.fold_in(key, t), speeds, num, hyper.delays.runtime_law)
-
-        return jax.vmap(tick)(ticks, speeds).sum(axis=-1)
-
+    times = scaled_runtimes(standard, speeds, hyper.delays.runtime_law)
     if hyper.clock.round_time == "one_draw":
-        return draw(key, 1) * num_times
-    if not is_by_step:
-        return draw(key, hyper.times_per_update)
-
-    def add(q: Array, total: Array) -> Array:
-        return total + jnp.where(q < num_times, draw(jax.random.fold_in(key, q), 1), 0)
-
-    if most is not None and not is_for_cpu():
-        # All at once, which is one launch instead of several a step.
-        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(most))
-        each = jax.vmap(lambda step_key: draw(step_key, 1))(keys)
-        is_taken = jnp.arange(most)[:, None, None] < num_times[None]
-        return jnp.where(is_taken, each, 0).sum(axis=0)
-    nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
-    return jax.lax.fori_loop(0, num_times.max() if most is None else most, add, nothing)
+        return times.sum(axis=-1) * num_times
+    if is_by_step:
+        q = jax.lax.broadcasted_iota("int32", times.shape, times.ndim - 1)
+        times = jnp.where(q < num_times[..., None], times, 0)
+    return times.sum(axis=-1)
 
 
 def _trace_time(clients: Array, hyper: Any) -> Array:

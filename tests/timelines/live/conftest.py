@@ -3,14 +3,13 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.server import staleness_weights
 from fedjax_sim.settings import is_known
-from fedjax_sim.streams import clock_key, shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import clock_key
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
     Asked,
@@ -20,6 +19,7 @@ from fedjax_sim.timelines.live import (
     Sizes,
     live_rounds,
     live_tasks,
+    uniform_cohort,
     with_clock,
 )
 from fedjax_sim.types import Key, System, Timeline
@@ -27,11 +27,10 @@ from fedjax_sim.types import Key, System, Timeline
 
 def _rounds(problem: Any, hyper: Any) -> Clock:
     def select(key: Key, now: Choosing) -> Asked:
-        places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
-        bits = shuffle_bits(stream(key, "cohorts"))
-        return Asked(shuffled_index(bits, places, hyper.num_clients, now.round.number))
+        return Asked(now.drawn)
 
-    return live_rounds(hyper, select, num_used=hyper.num_selected)
+    num = hyper.num_selected
+    return live_rounds(hyper, select, draw=uniform_cohort(hyper), num_used=num)
 
 
 def _tasks(problem: Any, hyper: Any) -> Clock:
