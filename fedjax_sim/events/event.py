@@ -312,6 +312,9 @@ def _check_steps(clients: Leaf, steps: Leaf, most: int | None) -> None:
 def check_fixed(facts: Facts) -> None:
     """Check that loops of local steps have a fixed length, which reverse mode needs.
 
+    Args:
+      facts: What is known of the event.
+
     Raises:
       ConfigError: If steps were replaced by nobody knows how many.
     """
