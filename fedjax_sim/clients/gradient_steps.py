@@ -310,7 +310,7 @@ def lasting_steps(
         scaled = correction = None
         is_plain = isinstance(optimizer, Descent) and given.is_shifted
         if is_plain and isinstance(given.gradient, LossGradient) and not is_for_cpu():
-            scaled = partial(given.gradient.times, -optimizer.rate)
+            scaled = partial(given.gradient.descent, optimizer.rate)
             if given.is_corrected:
                 correction = optax.tree.scale(-optimizer.rate, aside[1])
             if given.proximal is not None:

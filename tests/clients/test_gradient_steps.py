@@ -539,10 +539,10 @@ def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
     """Types that would round the rate are multiplied by it after all."""
     gradient = LossGradient(lambda model, q: jnp.sum(jnp.sin(model)) + q)
     model = jnp.linspace(0.0, 2, 7)
-    scaled = gradient.times(-0.3, model, jnp.int32(0))
+    scaled = gradient.descent(0.3, model, jnp.int32(0))
     np.testing.assert_allclose(scaled, -0.3 * jnp.cos(model), rtol=1e-6)
     narrow = model.astype("bfloat16")
-    scaled = gradient.times(jnp.float32(-0.3), narrow, jnp.int32(0))
+    scaled = gradient.descent(jnp.float32(0.3), narrow, jnp.int32(0))
     np.testing.assert_array_equal(scaled, jnp.float32(-0.3) * gradient(narrow, jnp.int32(0)))
     assert scaled.dtype == "float32"
 
