@@ -22,6 +22,7 @@ import fedjax_sim
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmark.py"
 COMPILERS = ("jax-cuda13-plugin", "nvidia-cuda-nvcc")
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 # Launches, which are kernels and copies.
 FEDAVG_STEP = 18
@@ -34,12 +35,64 @@ MEDIAN_TICK = 60
 """Of a tick of FedAvg with medians, without its steps; by bisection it would be 540."""
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Compile four programs, and return what is counted in each."""
+TOO_SMALL = """
+import jax, jax.numpy as jnp
+import fedjax_sim
+from benchmarks.programs import TARGETS
+from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
+
+facts = TARGETS["h200"].facts
+size = "device_memory_size: 150000000000"
+small = facts["target_config"].replace(size, "device_memory_size: 1000000")
+described = topologies.get_topology_desc(platform="cuda", **facts | {"target_config": small})
+place = jax.sharding.SingleDeviceSharding(described.devices[0])
+x = jax.ShapeDtypeStruct((1000, 1000), jnp.float32)
+lowered = jax.jit(lambda x: jnp.sin(x @ x) @ x, in_shardings=place, out_shardings=place).lower(x)
+jax.config.update("jax_enable_compilation_cache", False)
+compilation_cache.reset_cache()
+print(lowered.compile().memory_analysis().temp_size_in_bytes)
+"""
+"""Compiles a program for an H200 of 1 MB, and prints the bytes of its temporaries."""
+
+
+@pytest.mark.parametrize(("level", "is_told"), [(None, False), ("1", False), ("0", True)])
+def test_a_compiler_that_lacks_memory_is_not_heard(level: str | None, is_told: bool) -> None:
+    skip_without_compilers()
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    environment |= {"PYTHONPATH": os.pathsep.join([*map(str, SCRIPT.parents[:2])])}
+    environment |= {"JAX_PLATFORMS": "cpu"} | ({} if level is None else {LEVEL: level})
+    command = [sys.executable, "-c", TOO_SMALL]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1_000_000
+    assert ("Can't reduce memory use" in done.stderr) == is_told
+
+
+def skip_without_compilers() -> None:
+    """Skip a test that needs what compiles for an H200."""
     installed = {each.metadata["Name"] for each in importlib.metadata.distributions()}
     if missing := [name for name in COMPILERS if name not in installed]:
         pytest.skip(f"needs {' and '.join(missing)}: pip install -e .[aot]")
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "2"), ("1", "2"), ("0", "0"), ("3", "3")])
+def test_the_level_of_messages_is_what_was_asked_for(given: str | None, kept: str) -> None:
+    """JAX sets level 1 if there is none, whether it is imported before or after."""
+    for first, second in (("jax", "fedjax_sim"), ("fedjax_sim", "jax")):
+        environment = {name: value for name, value in os.environ.items() if name != LEVEL}
+        environment |= {} if given is None else {LEVEL: given}
+        program = f"import os, {first}, {second}; print(os.environ[{LEVEL!r}])"
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == kept
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Compile four programs, and return what is counted in each."""
+    skip_without_compilers()
     out = tmp_path_factory.mktemp("programs") / "results.json"
     names = ["fedavg-128", "favano-32", "fald-1", "fedavg-median"]
     command = [sys.executable, str(SCRIPT), "programs", "--target", "h200", "--out", str(out)]
