@@ -11,9 +11,9 @@ On an accelerator patches win too where clients train different weights: they mo
 XLA's grouped convolution is far from the memory's limits. On an H200, in float32, a local step of
 ResNet-20 moved its 30 GB at 2.3 TB/s with patches, and made its 175 GFLOP at 5.0 TFLOP/s with
 XLA's convolution: 12.7 ms against 35. One of pfl's CIFAR-10 network in plain JAX took 2.7 ms
-against 9.0. At these speeds patches are at least twice as fast in all compiled programs, of LeNet
-and ResNet-18 as well, with one learning rate and with eight (the guide "On a GPU" has the counts).
-For lanes with different learning rates XLA's convolution fails there.
+against 9.0. At these speeds patches are about twice as fast or more in all compiled programs, of
+LeNet and ResNet-18 as well, with one learning rate and with eight (the guide "On a GPU" has the
+counts). For lanes with different learning rates XLA's convolution fails there.
 
 Groups of channels are convolved each by its patches. Windows of one channel (depthwise
 convolutions) are products of numbers, not of matrices. In a loop on a CPU these take 1/60 to 1/700

@@ -1,8 +1,8 @@
 """The work of replay programs in plain JAX, as one writes it by hand, to be compiled and counted.
 
 Federated averaging is that of `benchmarks.peer_workers.run_plain`. FAVANO trains all selected
-clients side by side for as many steps as the slowest schedule allows, and ignores what is too much;
-its schedule is an argument, as the engine's is.
+clients side by side, each for the most steps that any client may have to do, and masks what is too
+much. Its schedule is an argument, as the engine's is.
 """
 
 import sys
