@@ -25,10 +25,12 @@ and for gradients through it. Where to look for the rest:
     checking         declared types of arguments, checked at every public call
     lifecycle        exit codes, stops, and folders that stay readable
 
-Everything is loaded when it is first used. `import fedjax_sim` loads none of it, nor JAX.
+Everything is loaded when it is first used. `import fedjax_sim` loads none of it, nor JAX. It keeps
+XLA from printing warnings, unless the variable `TF_CPP_MIN_LOG_LEVEL` has another level than 1.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +84,11 @@ if TYPE_CHECKING:
         Time,
         Timeline,
     )
+
+# A GPU's compiler warns line by line of memory that it cannot get, while the engine fits the number
+# of lanes to the memory. It reads this when JAX first looks for devices. 1 is what JAX sets itself.
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 __all__ = [
     "SYSTEMS",

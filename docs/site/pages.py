@@ -242,7 +242,8 @@ def performance_page() -> str:
             else:
                 what = described.get(name, "")
                 words = f"{what[:1].upper()}{what[1:]}. {conditions(facts)}"
-                lines += [f"## {name}", "", words, "", *measurements(facts)]
+                where = "" if device == "cpu" else f": {device}"
+                lines += [f"## {name}{where}", "", words, "", *measurements(facts)]
     return "\n".join(lines)
 
 
@@ -302,15 +303,23 @@ def launches(device: str, facts: dict[str, Any]) -> list[str]:
         f"The {counted} of the compiled programs, counted in the text that the compiler returns;",
         "nothing is timed, and no device is needed (`python scripts/benchmark.py programs`).",
         f"{words} Counted on {facts['date']}: {target}, jax {facts['jax']}.",
+        "MB are what launches read and write in a local step, GFLOP its matrix products and",
+        "convolutions; the last columns are of a tick without its steps, and of the program.",
         "",
-        f"| program | {counted} of a local step | trips | {counted} of a tick without steps |",
-        "| --- | ---: | ---: | ---: |",
+        f"| program | {counted} of a step | trips | MB | GFLOP | of a tick | temporaries, MB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, program in facts["programs"].items():
         tick = program["tick without steps"]["launches"]
-        for step in program["local steps"] or [{"launches": "-", "trips": "-"}]:
-            trips = "-" if step["trips"] is None else step["trips"]
-            lines.append(f"| {name} | {step['launches']} | {trips} | {tick} |")
+        temporaries = program["bytes of temporaries"] / 1e6
+        for step in program["local steps"] or [{"launches": "-"}]:
+            trips = "-" if step.get("trips") is None else step["trips"]
+            moved, operations = (
+                f"{step[key] / unit:.4g}" if key in step else "-"
+                for key, unit in (("bytes", 1e6), ("operations", 1e9))
+            )
+            cells = [name, step["launches"], trips, moved, operations, tick, f"{temporaries:.4g}"]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return [*lines, ""]
 
 

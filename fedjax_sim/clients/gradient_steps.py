@@ -46,7 +46,9 @@ class Training(NamedTuple):
       is_elementwise: Whether the optimizer does the same to a matrix and to its transpose.
       direction: What the steps follow in place of the gradient; None for the gradient.
       aside: Models that the direction reads besides the slot's own, the start first.
-      is_corrected: Whether the direction is the gradient plus the one model after the start.
+      is_corrected: Whether the model after the start is added to the gradient.
+      proximal: mu, if mu times the way from the start is added to the gradient; None if not.
+      is_shifted: Whether the direction adds these two to the gradient, if any, and nothing else.
     """
 
     gradient: BatchGradient
@@ -55,6 +57,8 @@ class Training(NamedTuple):
     direction: Direction | None = None
     aside: tuple[Params, ...] = ()
     is_corrected: bool = False
+    proximal: Array | float | None = None
+    is_shifted: bool = True
 
 
 class Total(NamedTuple):
@@ -205,8 +209,8 @@ def training_of(
         if direction is None and proximal is None and not is_corrected:
             return Training(slope, optimizer, is_elementwise)
         aside = (start, *(extras if direction is not None or is_corrected else ()))
-        adds_one = is_corrected and direction is None and proximal is None
-        return Training(slope, optimizer, is_elementwise, followed, aside, adds_one)
+        added = (is_corrected, proximal, direction is None)
+        return Training(slope, optimizer, is_elementwise, followed, aside, *added)
 
     return training
 
@@ -288,15 +292,20 @@ def lasting_steps(
         model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
 
         # On an accelerator the rate goes in as the loss's cotangent, so that an update is a product
-        # that is added to the weights, and so is a correction times the rate. Otherwise an array of
-        # the weights' size, which holds each lane's rate, is written and read. Other directions
-        # read arrays of that size anyway, and a CPU takes longer.
+        # that is added to the weights, and so is what a step adds to the gradient: a correction c
+        # and mu (w - start), as -lr (c - mu start) and -lr mu w. Otherwise an array of the weights'
+        # size, which holds each lane's rate, is written and read, or the gradient is. Other
+        # directions read arrays of that size anyway, and a CPU takes longer.
         scaled = correction = None
-        is_plain = isinstance(optimizer, Descent) and (direction is None or given.is_corrected)
+        is_plain = isinstance(optimizer, Descent) and given.is_shifted
         if is_plain and isinstance(given.gradient, LossGradient) and not is_for_cpu():
-            scaled = partial(given.gradient.times, -optimizer.rate)
+            scaled = partial(given.gradient.descent, optimizer.rate)
             if given.is_corrected:
-                correction = optimizer.update(aside[1], optimizer.init(model), model)[0]
+                correction = optax.tree.scale(-optimizer.rate, aside[1])
+            if given.proximal is not None:
+                pull = optimizer.rate * given.proximal
+                known = optax.tree.zeros_like(model) if correction is None else correction
+                correction = optax.tree.add_scale(known, pull, aside[0])
 
         @jax.named_scope("local_step")
         def step(q: Array, local: _Local, is_asked: Array | None = None) -> _Local:
@@ -304,6 +313,8 @@ def lasting_steps(
                 update = turned(scaled(turned(local.model), q))
                 if correction is not None:
                     update = optax.tree.add(update, correction)
+                if given.proximal is not None:
+                    update = optax.tree.add_scale(update, -pull, local.model)
                 after = local.state
             else:
                 slope = turned(given.gradient(turned(local.model), q))

@@ -24,7 +24,7 @@ BatchGradient = Callable[[Params, Array], Params]
 
 @checked
 class LossGradient:
-    """The gradient of a loss, a `BatchGradient` that can be had multiplied by a number."""
+    """The gradient of a loss, a `BatchGradient` that also makes the update of plain descent."""
 
     def __init__(self, loss: BatchLoss):
         """Differentiate a loss."""
@@ -34,22 +34,23 @@ class LossGradient:
         """Return the gradient."""
         return jax.grad(self.loss)(model, q)
 
-    def times(self, number: Any, model: Params, q: Array) -> Params:
-        """Return the gradient times a number, by which no array of its size is multiplied.
+    def descent(self, rate: Any, model: Params, q: Array) -> Params:
+        """Return -rate times the gradient; no array of its size is multiplied by the rate.
 
-        In types narrower than float32 the gradient is multiplied, because the number would be
-        rounded.
+        The rate is the cotangent of -loss: a kernel that computes the loss's derivative takes the
+        sign in, but the negated rate would have one for itself. In types narrower than float32 the
+        gradient is multiplied, because the rate would be rounded.
 
         Args:
-          number: `f[]`.
+          rate: `f[]`.
           model: The model, leaves `[...]`.
           q: As in `BatchGradient`.
         """
-        value, pull_back = jax.vjp(lambda model: self.loss(model, q), model)
+        value, pull_back = jax.vjp(lambda model: -self.loss(model, q), model)
         if any(is_narrow(leaf.dtype) for leaf in (value, *jax.tree.leaves(model))):
-            (slope,) = pull_back(jnp.ones_like(value))
-            return jax.tree.map(lambda leaf: number * leaf, slope)
-        return pull_back(jnp.asarray(number, value.dtype))[0]
+            (upwards,) = pull_back(jnp.ones_like(value))
+            return jax.tree.map(lambda leaf: rate * leaf, upwards)
+        return pull_back(jnp.asarray(rate, value.dtype))[0]
 
 
 @checked

@@ -208,16 +208,21 @@ class Places(NamedTuple):
     is_last: Array
 
 
-def lay_in_rows(steps: Array, num_rows: int, length: int) -> Places:
+def lay_in_rows(steps: Array, num_rows: int, length: int) -> tuple[Places, Places]:
     """Lay slots into rows.
 
     Args:
       steps: `i32[S]`, steps of the slots, together at most W * K.
       num_rows: W.
       length: K, at least the steps of any slot.
+
+    Returns:
+      What is at each place, and at the one after it, which for the end of a row is the beginning
+      of the next row.
     """
-    ends = jnp.cumsum(steps)
-    place = jnp.arange(num_rows * length, dtype="int32").reshape(num_rows, length).T
+    # Both are computed side by side: an accelerator shifts an array by kernels of their own.
+    ends, after = jnp.cumsum(steps), jnp.arange(2, dtype="int32")[:, None, None]
+    place = jnp.arange(num_rows * length, dtype="int32").reshape(num_rows, length).T[None] + after
     # Unrolled, so that an accelerator has one kernel.
     slot = jnp.searchsorted(ends, place, side="right", method="scan_unrolled")
     is_idle, slot = slot == steps.shape[0], jnp.minimum(slot, steps.shape[0] - 1).astype("int32")
@@ -228,7 +233,8 @@ def lay_in_rows(steps: Array, num_rows: int, length: int) -> Places:
     number = jnp.where(place < cut, carried + place - first, place - cut)
     is_first = (place == first) | (place == cut)
     is_last = (place == end - 1) | (place == cut - 1)
-    return Places(slot, number, is_first & ~is_idle, is_last & ~is_idle)
+    both = Places(slot, number, is_first & ~is_idle, is_last & ~is_idle)
+    return Places(*(leaf[0] for leaf in both)), Places(*(leaf[1] for leaf in both))
 
 
 def _run(
@@ -257,13 +263,13 @@ def _run(
     num, (num_rows, num_counted) = steps.shape[0], counted
     if num > num_counted:
         raise ValueError(f"{num_rows} rows were counted for {num_counted} slots, not for {num}.")
-    places = lay_in_rows(steps, num_rows, length)
+    places, next_places = lay_in_rows(steps, num_rows, length)
     # Rows that write nothing write behind the end, each elsewhere.
     target = jnp.where(places.is_last, places.slot, num + jnp.arange(num_rows, dtype="int32")[None])
     # What follows each step, in a table that is read at the same place: otherwise XLA keeps two
     # counters. Rows that read nothing read the first slot, which is in the cache then.
-    is_next = jnp.roll(places.is_first, -1, axis=0)
-    following = jnp.where(is_next, jnp.roll(places.slot, -1, axis=0), 0)
+    is_next = next_places.is_first
+    following = jnp.where(is_next, next_places.slot, 0)
     in_rows = jax.vmap(step, in_axes=(None, 0, 0, 0))
 
     def trip(t: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:

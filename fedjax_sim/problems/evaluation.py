@@ -3,6 +3,7 @@
 Dimension letters: `B` examples of a block.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Params
 
 LARGEST = 2**28
-"""Bytes of activations up to which an accelerator evaluates a lane's test examples together."""
+"""Bytes up to which an accelerator evaluates a lane's test examples together: of the examples, and
+of activations that are in memory at the same time."""
 LARGEST_OF_ALL = 2**31
 """The same of all lanes that are evaluated at once."""
 
@@ -32,24 +34,35 @@ def evaluated_at_once(
       on_cpu: The number on a CPU, whose cache should hold the activations.
 
     Returns:
-      On an accelerator, as many as `LARGEST` bytes of activations allow, and `LARGEST_OF_ALL` of
-      all lanes: mostly all.
+      On an accelerator, as many as `LARGEST` bytes allow, and `LARGEST_OF_ALL` of all lanes: mostly
+      all.
     """
     if is_for_cpu():
         return on_cpu
     largest = min(LARGEST, LARGEST_OF_ALL // lanes_together())
-    return max(1, largest // _bytes_of(jax.make_jaxpr(apply)(params, example).jaxpr))
+    needed = _bytes_at_once(jax.make_jaxpr(apply)(params, example).jaxpr)
+    return max(1, largest // (example.size * example.dtype.itemsize + needed))
 
 
-def _bytes_of(program: Any) -> int:
-    """Add up the results of a program's equations, entering inner programs."""
-    total = 0
-    for equation in program.eqns:
+def _bytes_at_once(program: Any) -> int:
+    """Count the results of a program's equations that are needed at the same time, at most.
+
+    Equations run in their order; inner programs have their own results.
+    """
+    last_uses = {
+        var: number
+        for number, equation in enumerate(program.eqns)
+        for var in equation.invars
+        if not hasattr(var, "val")  # literals
+    } | dict.fromkeys((var for var in program.outvars if not hasattr(var, "val")), math.inf)
+    held: dict[Any, int] = {}
+    most = 0
+    for number, equation in enumerate(program.eqns):
         inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]
-        results = [var.aval for var in equation.outvars]
-        sizes = (each.size * each.dtype.itemsize for each in results)
-        total += sum(map(_bytes_of, inner)) if inner else sum(sizes)
-    return total
+        held |= {var: var.aval.size * var.aval.dtype.itemsize for var in equation.outvars}
+        most = max(most, sum(held.values()) + max(map(_bytes_at_once, inner), default=0))
+        held = {var: size for var, size in held.items() if last_uses.get(var, -1) > number}
+    return most
 
 
 def sums_over_examples(

@@ -49,7 +49,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         problem,
         hyper,
         plan,
-        direction=lambda g, theta, q, start, linear: optax.tree.sub(g, linear),
+        is_corrected=True,
         proximal=alpha,
     )
 
@@ -62,7 +62,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         start = wire.received(state)  # theta^{t-1}
         linear = read_clients(state.clients, event.clients)  # g_k
-        local, work = train(key, event, start=start, extras=(linear,))
+        local, work = train(key, event, start=start, extras=(optax.tree.scale(-1, linear),))
         starts = replicate(start, event.clients.shape[0])
         local, memo = wire.receive(key, event, state.memo, starts, local)
         moved = optax.tree.sub(local, starts)

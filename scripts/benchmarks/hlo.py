@@ -23,8 +23,10 @@ Counts = Counter[str]
 
 LAUNCHES = ("fusions", "custom calls", "copies", "other kernels")
 """What is launched one by one. A launch may start more than one kernel of the device's."""
-COUNTED = (*LAUNCHES, "collectives", "conditionals", "loop checks", "bytes")
-"""What is counted. Bytes are those that launches read and write outside caches, at most.
+COUNTED = (*LAUNCHES, "collectives", "conditionals", "loop checks", "bytes", "operations")
+"""What is counted. Bytes are those that launches read and write outside caches, at most. Operations
+are multiplications and additions of matrix products and convolutions; sums and products that XLA
+has put into other kernels, number by number, are not among them.
 
 Only the device knows the trip count of an *open* loop, and before each trip a host that drives a
 GPU waits for the device's answer whether there is one: a loop check.
@@ -102,6 +104,9 @@ _ONE_NUMBER = re.compile(r"\w+\[[1,]*\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _PATH = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_CONTRACTED = re.compile(r'"?lhs_contracting_dim(?:ension)?s"?[=:]([\[{][^\]}]*[\]}])')
+_LABELS = re.compile(r"dim_labels=\w+_(\w+)->\w+")
+_WINDOW = re.compile(r"window=\{size=([\dx]+)")
 
 
 class Instruction(NamedTuple):
@@ -313,6 +318,7 @@ def _count(program: Program, computation: str, without: Container[str]) -> Count
         if each.kind is not None:
             counts[each.kind] += 1
             counts["bytes"] += count_bytes(program, computation, each)
+            counts["operations"] += count_operations(program, computation, each)
         elif each.opcode == "while":
             counts += _count_check(program, each)
             if each.name not in without:
@@ -379,6 +385,42 @@ def count_bytes(program: Program, computation: str, launch: Instruction) -> int:
 
     parameters = [each.name for each in body if each.opcode == "parameter"]
     return sum(map(read, parameters)) + written(body[-1].name)
+
+
+def count_operations(program: Program, computation: str, launch: Instruction) -> int:
+    """Count the multiplications and additions of the matrix products that a launch computes.
+
+    A convolution is counted as the product of its patches with its kernel, zeros included.
+    """
+    shapes = {each.name: each.shape for each in program.computations[computation]}
+    target = _TARGET.search(launch.text)
+    total = 0
+    if contracted := _CONTRACTED.search(launch.text):
+        lengths, axes = _lengths(shapes[launch.operands[0]]), re.findall(r"\d+", contracted[1])
+        total = math.prod(_lengths(launch.shape)) * math.prod(lengths[int(axis)] for axis in axes)
+    elif launch.opcode == "convolution" or (target and "$conv" in target[1]):
+        first, second = (shapes[name] for name in launch.operands[:2])
+        kernel, outputs = {
+            "__cudnn$convBackwardFilter": (launch.shape, second),
+            "__cudnn$convBackwardInput": (second, first),
+        }.get(target[1] if target else "", (second, launch.shape))
+        labels, window = _LABELS.search(launch.text), _WINDOW.search(launch.text)
+        if labels is None:
+            raise ValueError(f"A convolution has no dim_labels: {launch.text}")
+        sizes = (int(size) for size in window[1].split("x")) if window else ()
+        channels = _lengths(kernel)[labels[1].index("i")]
+        total = math.prod(_lengths(outputs)) * math.prod(sizes) * channels
+    total *= 2
+    for name in launch.called:
+        for each in program.computations[name]:
+            total += count_operations(program, name, each)
+    return total
+
+
+def _lengths(shape: str) -> list[int]:
+    """List the lengths of an array's axes, or of those of the first array of a tuple."""
+    found = _ARRAY.search(shape)
+    return [int(length) for length in found[2].split(",") if length] if found else []
 
 
 class Launch(NamedTuple):

@@ -39,14 +39,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from benchmarks import hlo
+from benchmarks import by_hand, hlo
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 
 import fedjax_sim
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.engine.shares import listed
-from fedjax_sim.models import MLP
+from fedjax_sim.models import CONVOLUTIONS, MLP, LeNet, SmallCNN, resnet18, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
 from fedjax_sim.server.rules import (
@@ -137,6 +137,7 @@ class Workload(NamedTuple):
       seeds: Number of seeds.
       settings: Swept settings.
       live: The system on a live clock, whose program is compiled instead.
+      by_hand: Whether the same work is compiled as one writes it in plain JAX.
     """
 
     what: str
@@ -146,25 +147,36 @@ class Workload(NamedTuple):
     seeds: int = 4
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({})
     live: System | None = None
+    by_hand: bool = False
 
 
-def images(hidden: int, train: int = 2000) -> Callable[[Any], Any]:
-    """Return a function that makes a classification of random 28x28 images by a perceptron.
+class Images(NamedTuple):
+    """Makes a classification of random images.
 
-    hidden: units of its hidden layer. train: number of training images.
+    Attributes:
+      network: What learns.
+      shape: Height, width and channels of an image.
     """
 
-    def problem(hyper: Any) -> Any:
+    network: Any
+    shape: tuple[int, int, int] = (28, 28, 1)
+
+    def __call__(self, hyper: Any) -> Any:
+        """Make the problem: 20 training images for each of the settings' clients."""
+        train = 20 * hyper.num_clients
         random, num = np.random.default_rng(0), train + 1000
-        pictures = random.integers(0, 256, (num, 28, 28, 1), dtype=np.uint8)
+        pictures = random.integers(0, 256, (num, *self.shape), dtype=np.uint8)
         labels = random.integers(0, 10, num).astype(np.int32)
         data = Dataset(
             pictures[:train], labels[:train], pictures[train:], labels[train:], 10, "random"
         )
         clients = iid(data.train_labels, num_clients=hyper.num_clients, seed=0)
-        return make_classification(MLP((hidden,), 10), data, clients)
+        return make_classification(self.network, data, clients)
 
-    return problem
+
+def images(hidden: int) -> Images:
+    """Return what makes a classification of 28x28 images by a perceptron of one hidden layer."""
+    return Images(MLP((hidden,), 10))
 
 
 def mixture(hyper: Any) -> Any:
@@ -212,6 +224,32 @@ RULES = {
     "geometric_median": GeometricMedian(),
     "fltrust": FLTrust(),
 }
+NETWORKS: dict[str, tuple[Any, tuple[int, int, int], dict[str, int]]] = {
+    "lenet": (LeNet, (32, 32, 3), {"num_selected": 20, "batch_size": 32}),
+    "smallcnn": (SmallCNN, (32, 32, 3), {"num_selected": 50, "batch_size": 10}),
+    "resnet20": (resnet20, (32, 32, 3), {"num_selected": 20, "batch_size": 32}),
+    "resnet18": (resnet18, (64, 64, 3), {"num_selected": 10, "batch_size": 16}),
+}
+"""Networks with convolutions: how to make them, their images, and settings of FedAvg."""
+CONVOLVING = {
+    f"{name}-{form}-{rates}": Workload(
+        f"{name}, {settings['num_selected']} slots, five steps of batch {settings['batch_size']}, "
+        f"convolution: {form}, learning rates: {rates}",
+        "fedavg",
+        Images(make(10, convolution=CONVOLUTIONS[form]), shape),
+        {"local_steps": 5, **settings},
+        seeds=1,
+        settings={"lr": np.geomspace(0.01, 0.1, rates).tolist()},
+    )
+    for name, (make, shape, settings) in NETWORKS.items()
+    for form in ("patches", "lax")
+    for rates in (1, 8)
+}
+"""Networks with convolutions by patches and by XLA, with one learning rate and with eight.
+
+XLA's with eight are only compiled in plain JAX: JAX refuses grouped convolutions under a mesh, as
+lanes run.
+"""
 WORKLOADS = {
     "fedavg-128": Workload(
         "perceptron 784-128-10, batches of 32, 20 slots",
@@ -253,6 +291,7 @@ WORKLOADS = {
         seeds=16,
         settings={"lr": [0.1, 0.2, 0.3, 0.4]},
     ),
+    **{name: work for name, work in CONVOLVING.items() if not name.endswith("lax-8")},
     **{
         f"{name}-live": Workload(f"{name} on a live clock", name, images(8), live=live)
         for name, live in LIVE.items()
@@ -280,8 +319,13 @@ WORKLOADS = {
         for name, system in fedjax_sim.SYSTEMS.items()
     },
 }
-"""The programs by name: six of other sizes, two systems on live clocks, FedAvg with robust rules,
-and every system with its default settings."""
+BY_HAND = ("fedavg-128", "fedavg-128-sweep", "fedavg-8-sweep", "favano-32", "favano-32-sweep")
+WORKLOADS |= {
+    f"plain-{name}": work._replace(what=f"the same in plain JAX: {work.what}", by_hand=True)
+    for name, work in ({name: WORKLOADS[name] for name in BY_HAND} | CONVOLVING).items()
+}
+"""The programs by name: six of other sizes, networks with convolutions, two systems on live clocks,
+FedAvg with robust rules, every system with its default settings, and some in plain JAX."""
 
 
 def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
@@ -295,6 +339,9 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
         work = WORKLOADS[name]
         system = fedjax_sim.SYSTEMS[work.system]
         hyper = system.paper(**work.changes)
+        if work.by_hand:
+            lowered[name] = plain(work, hyper, described.devices[0])
+            continue
         system = work.live or system
         (lowered[name],) = listed(
             system,
@@ -317,6 +364,22 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
         sizes = {"bytes of temporaries": memory.temp_size_in_bytes}
         (folder / f"{name}.hlo").write_text(text)
         (folder / f"{name}.json").write_text(json.dumps(sizes))
+
+
+def plain(work: Workload, hyper: Any, device: Any) -> Any:
+    """Lower a workload in plain JAX: the package's network in a loop written by hand."""
+    network, shape = work.problem.network, work.problem.shape  # type: ignore[attr-defined]
+    return by_hand.lowered(
+        network.apply,
+        jax.eval_shape(network.init, jax.random.key(0), np.zeros((1, *shape), np.float32)),
+        shape,
+        system=work.system,
+        hyper=hyper,
+        rates=len(work.settings.get("lr", [hyper.lr])),
+        seeds=work.seeds,
+        ticks=TICKS,
+        device=device,
+    )
 
 
 def compile_apart(target: str, names: Sequence[str], folder: Path) -> None:
@@ -367,15 +430,16 @@ def facts_of(anatomy: hlo.Anatomy, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-_COLUMNS = f"{'launched':>8} {'(f+c+y+o)':13}chk cnd col"
+_COLUMNS = f"{'launched':>8} {'(f+c+y+o)':13}chk cnd"
 HEADER = f"""\
-{"":16} {"a local step":^48} {"a tick without its steps":^33} {"evalu-":>6} {"tempo-":>9}
-{"program":16} {"trips":>5} {_COLUMNS} {"moved/MB":>8} {_COLUMNS} {"ation":>6} {"raries/kB":>9}"""
+{"":20} {"a local step":^52} {"a tick without its steps":^29} {"evalu-":>6} {"tempo-":>9}
+{"program":20} {"trips":>5} {_COLUMNS} {"moved/MB":>8} {"GFLOP":>7} {_COLUMNS} {"ation":>6} \
+{"raries/kB":>9}"""
 LEGEND = (
     "f: fusions, c: custom calls, y: copies, o: other kernels; chk: checks of loops whose trips "
     "only the device knows (trips: ?), cnd: conditionals, each of both a wait of a GPU's host; "
-    "col: collectives; moved: what launches read and write of arrays. trips -: XLA has dissolved "
-    "the loop of one step into the tick."
+    "moved: what launches read and write of arrays; GFLOP: of matrix products and convolutions. "
+    "trips -: XLA has dissolved the loop of one step into the tick."
 )
 
 
@@ -384,19 +448,20 @@ def rows_of(name: str, facts: Mapping[str, Any]) -> list[str]:
 
     def cells(counts: Mapping[str, int]) -> str:
         kinds = "+".join(str(counts[kind]) for kind in hlo.LAUNCHES)
-        waits = f"{counts['loop checks']:3} {counts['conditionals']:3} {counts['collectives']:3}"
+        waits = f"{counts['loop checks']:3} {counts['conditionals']:3}"
         return f"{counts['launches']:8} ({kinds})".ljust(22) + waits
 
     def step_cells(step: Mapping[str, Any]) -> str:
         trips = "?" if step["trips"] is None else step["trips"]
-        return f"{trips:>5} {cells(step)} {step['bytes'] / 1e6:8.1f}"
+        moved, operations = step["bytes"] / 1e6, step["operations"] / 1e9
+        return f"{trips:>5} {cells(step)} {moved:8.1f} {operations:7.4g}"
 
     first, *others = [step_cells(step) for step in facts["local steps"]] or ["    -"]
     tick, evaluation = facts["tick without steps"], facts["evaluation without ticks"]["launches"]
     kilobytes = round(facts["bytes of temporaries"] / 1000)
     return [
-        f"{name:16} {first:48} {cells(tick)} {evaluation:6} {kilobytes:9}",
-        *(f"{'':16} {other}" for other in others),
+        f"{name:20} {first:52} {cells(tick)} {evaluation:6} {kilobytes:9}",
+        *(f"{'':20} {other}" for other in others),
     ]
 
 
@@ -449,7 +514,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--keep", type=Path, help="folder in which to keep the compiled texts")
     parser.add_argument(
-        "--out", type=Path, help="file of results to update; none if only some programs are named"
+        "--out",
+        type=Path,
+        help="file of results to update, where other programs of the same compiler stay; none by "
+        "default if only some programs are named",
     )
     options = parser.parse_args(arguments)
     names = options.names or list(WORKLOADS)
@@ -488,12 +556,19 @@ def report(
     print(textwrap.fill(LEGEND, 118), end="\n\n")
     if out is not None:
         results = json.loads(out.read_text()) if out.exists() else {}
-        results.setdefault(f"{TARGETS[target].backend} (compiled only)", {})["programs"] = {
-            "date": datetime.date.today().isoformat(),
+        told = {
             "machine": f"none; compiled for {target}",
             "jax": jax.__version__,
             "compiler": compiler,
-            "programs": counted,
+        }
+        stored = results.setdefault(f"{TARGETS[target].backend} (compiled only)", {})
+        before = stored.get("programs", {})
+        is_same = all(before.get(key) == value for key, value in told.items())
+        kept = before["programs"] if is_same else {}
+        stored["programs"] = {
+            "date": datetime.date.today().isoformat(),
+            **told,
+            "programs": kept | counted,
         }
         out.write_text(json.dumps(results, indent=1) + "\n")
 

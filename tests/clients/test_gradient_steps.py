@@ -494,9 +494,12 @@ def test_the_rate_multiplies_nothing_of_the_models_size(optimizer: Any) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_a_correction_is_multiplied_by_the_rate_before_the_steps() -> None:
-    """On an accelerator no step multiplies an array of the model's size; results are the same."""
-    correction = jnp.linspace(-1, 1, 5)
+@pytest.mark.parametrize(("is_corrected", "proximal"), [(True, None), (False, 0.5), (True, 0.5)])
+def test_what_is_added_to_a_gradient_is_multiplied_by_the_rate_before_the_steps(
+    is_corrected: bool, proximal: float | None
+) -> None:
+    """On an accelerator a step multiplies at most the model; results are the same."""
+    correction, start = jnp.linspace(-1, 1, 5), jnp.linspace(0, 0.4, 5)
 
     @struct.dataclass
     class Sines:
@@ -507,22 +510,25 @@ def test_a_correction_is_multiplied_by_the_rate_before_the_steps() -> None:
 
     def steps(rate: jax.Array) -> Any:
         hyper = LocalTraining(lr=rate, batch_size=2)
-        train = local_training(Sines(jnp.array([4])), hyper, Plan(), is_corrected=True)
-        extras = (correction[None],)
-        return train(KEY, event_of([0], [3], [0]), start=jnp.zeros(5), extras=extras)[0]
+        train = local_training(
+            Sines(jnp.array([4])), hyper, Plan(), is_corrected=is_corrected, proximal=proximal
+        )
+        extras = (correction[None],) if is_corrected else ()
+        return train(KEY, event_of([0], [3], [0]), start=start, extras=extras)[0]
 
-    def is_multiplied(platform: str) -> bool:
+    def products(platform: str) -> int:
         with tracing_for(platform):
             program = jax.make_jaxpr(lambda rate: steps(rate))(0.1).jaxpr
         loops = [each for each in program.eqns if each.primitive.name in ("while", "scan")]
         assert loops
-        return any(re.search(r"f32\[(1,)*5\] = mul ", str(loop)) for loop in loops)
+        return len(re.findall(r"f32\[(?:1,)*5\] = mul ", "".join(map(str, loops))))
 
-    assert is_multiplied("cpu") and not is_multiplied("gpu")
-    expected = jnp.zeros(5)
+    assert products("gpu") == (proximal is not None) < products("cpu")
+    expected = start
     for _ in range(3):
         slope = 3 * (1 - jnp.tanh(expected.sum()) ** 2)
-        expected = expected - 0.1 * (slope + correction)
+        slope += correction * is_corrected + (proximal or 0.0) * (expected - start)
+        expected = expected - 0.1 * slope
     for platform in ("cpu", "gpu"):
         with tracing_for(platform):
             found = jax.jit(lambda rate: steps(rate))(0.1)
@@ -533,10 +539,10 @@ def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
     """Types that would round the rate are multiplied by it after all."""
     gradient = LossGradient(lambda model, q: jnp.sum(jnp.sin(model)) + q)
     model = jnp.linspace(0.0, 2, 7)
-    scaled = gradient.times(-0.3, model, jnp.int32(0))
+    scaled = gradient.descent(0.3, model, jnp.int32(0))
     np.testing.assert_allclose(scaled, -0.3 * jnp.cos(model), rtol=1e-6)
     narrow = model.astype("bfloat16")
-    scaled = gradient.times(jnp.float32(-0.3), narrow, jnp.int32(0))
+    scaled = gradient.descent(jnp.float32(0.3), narrow, jnp.int32(0))
     np.testing.assert_array_equal(scaled, jnp.float32(-0.3) * gradient(narrow, jnp.int32(0)))
     assert scaled.dtype == "float32"
 

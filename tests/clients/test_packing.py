@@ -55,7 +55,11 @@ def test_every_step_has_one_place_and_they_are_in_order(
     num_rows = -(-sum(steps) // length) + spare
     if num_rows == 0:
         return
-    places = jax.tree.map(np.asarray, places_of(jnp.array(steps, "int32"), num_rows, length))
+    found = places_of(jnp.array(steps, "int32"), num_rows, length)
+    places, after = jax.tree.map(np.asarray, found)
+    for now, later in zip(places, after, strict=True):
+        np.testing.assert_array_equal(now[1:], later[:-1])
+        np.testing.assert_array_equal(now[0, 1:], later[-1, :-1])
     assert places.slot.shape == (length, num_rows)
     seen: list[list[int]] = [[] for _ in steps]
     for row in range(num_rows):

@@ -164,6 +164,24 @@ def test_patches_count_as_activations() -> None:
     assert at_once < evaluation.LARGEST // (4 * 64 * 144)
 
 
+def test_activations_of_earlier_layers_take_no_room() -> None:
+    """A layer's inputs are dropped once it has its outputs, also within inner programs."""
+
+    def at_once(layers: int, width: int = 100) -> int:
+        def apply(params: Any, x: Any) -> Any:
+            for _ in range(layers):
+                x = jax.jit(lambda x: jnp.outer(x, x).sum(axis=0))(x)
+            return x
+
+        example = jnp.zeros(width)
+        with tracing_for("gpu"):
+            return evaluation.evaluated_at_once(apply, jnp.zeros(()), example, on_cpu=7)
+
+    assert at_once(20) == at_once(2)
+    of_one = evaluation.LARGEST // at_once(2)
+    assert 4 * 100**2 <= of_one <= 4 * (2 * 100**2 + 10 * 100)
+
+
 def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,8 +211,8 @@ def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
 
 def test_lanes_that_are_evaluated_at_once_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batched lanes, batches of them, and families of lanes, of two members each here."""
-    monkeypatch.setattr(evaluation, "LARGEST", 2**10)
-    monkeypatch.setattr(evaluation, "LARGEST_OF_ALL", 2**12)
+    monkeypatch.setattr(evaluation, "LARGEST", 2**11)
+    monkeypatch.setattr(evaluation, "LARGEST_OF_ALL", 2**13)
     found: list[int] = []
 
     def evaluate(lane: Any) -> Any:

@@ -291,3 +291,41 @@ def test_bytes_are_those_that_launches_need_of_their_arrays() -> None:
     model = 4 * 8 * 4
     assert moved == [2 * 4 * 8 + 4, 3 * model, 4 * 8 + 4 * 4 + 2 * model]
     assert hlo.size_of("(bf16[2,3]{1,0}, pred[5]{0}, s32[], c64[2])") == 12 + 5 + 4 + 16
+
+
+PRODUCTS = """\
+%sum (p: f32[], q: f32[]) -> f32[] {
+  ROOT %p = f32[] parameter(0)
+}
+
+%fused (a: f32[4,32,8], b: f32[4,8,16]) -> f32[4,32,16] {
+  %a = f32[4,32,8]{2,1,0} parameter(0)
+  %b = f32[4,8,16]{2,1,0} parameter(1)
+  ROOT %dot.1 = f32[4,32,16]{2,1,0} dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}
+}
+
+ENTRY %main (x: f32[4,32,8], w: f32[4,8,16], i: f32[2,9,9,12], k: f32[3,3,6,10]) -> f32[4] {
+  %x = f32[4,32,8]{2,1,0} parameter(0)
+  %w = f32[4,8,16]{2,1,0} parameter(1)
+  %i = f32[2,9,9,12]{3,2,1,0} parameter(2)
+  %k = f32[3,3,6,10]{3,2,1,0} parameter(3)
+  %fusion.1 = f32[4,32,16]{2,1,0} fusion(%x, %w), kind=kCustom, calls=%fused
+  %gemm.1 = (f32[4,32,16]{2,1,0}, s8[64]{0}) custom-call(%x, %w), custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"]}}}
+  %ahead = (f32[2,7,7,10]{3,2,1,0}, u8[0]{0}) custom-call(%i, %k), window={size=3x3}, dim_labels=b01f_01io->b01f, feature_group_count=2, custom_call_target="__cudnn$convForward"
+  %y = f32[2,7,7,10]{3,2,1,0} get-tuple-element(%ahead), index=0
+  %filter = (f32[3,3,6,10]{3,2,1,0}, u8[0]{0}) custom-call(%i, %y), window={size=3x3}, dim_labels=b01f_01io->b01f, feature_group_count=2, custom_call_target="__cudnn$convBackwardFilter"
+  %input = (f32[2,9,9,12]{3,2,1,0}, u8[0]{0}) custom-call(%y, %k), window={size=3x3}, dim_labels=b01f_01io->b01f, feature_group_count=2, custom_call_target="__cudnn$convBackwardInput"
+  %tpu = f32[2,7,7,10]{3,2,1,0} convolution(%i, %k), window={size=3x3}, dim_labels=b01f_01io->b01f, feature_group_count=2
+  ROOT %sum.1 = f32[4]{0} reduce(%x, %w), dimensions={1,2}, to_apply=%sum
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("name", ["fusion.1", "gemm.1", "ahead", "filter", "input", "tpu", "sum.1"])
+def test_operations_of_products(name: str) -> None:
+    """2 m n k of a matrix product; of a convolution k is the window times a group's channels."""
+    program = hlo.parse(PRODUCTS)
+    (launch,) = (each for each in program.computations["main"] if each.name == name)
+    product, convolution = 2 * 4 * 32 * 16 * 8, 2 * (2 * 7 * 7 * 10) * 9 * 6
+    expected = {"fusion.1": product, "gemm.1": product, "sum.1": 0}.get(name, convolution)
+    assert hlo.count_operations(program, "main", launch) == expected
