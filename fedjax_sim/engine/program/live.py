@@ -109,7 +109,8 @@ class LiveLane(NamedTuple):
           number: How many they are.
 
         Returns:
-          Leaves `[number, ...]`; None if ticks draw for themselves, because it is nothing or much.
+          The ticks' numbers, `i32[number]`, and what was drawn for them, leaves `[number, ...]`;
+          None if ticks draw for themselves, because it is nothing or much.
         """
         draw = self.clock.ahead
         if draw is None or is_for_cpu():
@@ -118,14 +119,15 @@ class LiveLane(NamedTuple):
         drawn = jax.vmap(partial(draw, self.key))
         size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(drawn, ticks)))
         # Few clients may be drawn by an order of all.
-        return drawn(ticks) if max(size, number * self.num_clients) <= MOST_AHEAD else None
+        is_little = max(size, number * self.num_clients) <= MOST_AHEAD
+        return (ticks, drawn(ticks)) if is_little else None
 
     def step(
         self,
         lived: Lived,
         frame: Event,
         learn: Callable[[Any, Event], tuple[Any, Any]],
-        drawn: Any = None,
+        ahead: tuple[Array, Any] | None = None,
     ) -> tuple[Lived, Any]:
         """Take one tick, or nothing if the lane has ended.
 
@@ -133,7 +135,8 @@ class LiveLane(NamedTuple):
           lived: What the lane carries.
           frame: The event of a timeline that says nothing.
           learn: The algorithm's step, from state and event.
-          drawn: What was drawn ahead for this tick; None if nothing was.
+          ahead: The number of the tick for which something was drawn ahead, `i32[]`, and what it is;
+            None if nothing was. A lane that has ended does not get so far.
 
         Returns:
           What it carries then, and the step's `Info`.
@@ -146,7 +149,7 @@ class LiveLane(NamedTuple):
         if clock.ahead is None:
             time, received = clock.next(*given)
         else:
-            drawn = clock.ahead(self.key, lived.tick) if drawn is None else drawn
+            drawn = clock.ahead(self.key, lived.tick) if ahead is None else ahead[1]
             time, received = clock.next(*given, drawn)
         _check_received(received, sizes)
         # The rows of the versions that are read, and a row that nobody needs for the new one.
@@ -196,6 +199,9 @@ class LiveLane(NamedTuple):
         # Ticks beyond those that were asked for have no slots.
         if not frame.facts.all_filled:
             ended = jnp.where((frame.clients != EMPTY).any(), ended, TICKS)
+        if ahead is not None:
+            # What was drawn for a later tick decides nothing.
+            ended = jnp.where(ahead[0] == lived.tick, ended, lived.ended)
         goes_on = ended == RUNS
         skips = is_full and is_for_cpu() and not self.is_batched
         if skips:

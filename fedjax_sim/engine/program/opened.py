@@ -135,10 +135,10 @@ class Opened(NamedTuple):
         """Draw what a live clock draws in any case, for many ticks; see `LiveLane.draw_ahead`."""
         return None if self.live is None else self.live.draw_ahead(state, number)
 
-    def step(self, state: Any, event: Event, drawn: Any = None) -> tuple[Any, Any]:
-        """Take one tick, and check its result. drawn: What a live clock drew ahead for it."""
+    def step(self, state: Any, event: Event, ahead: Any = None) -> tuple[Any, Any]:
+        """Take one tick, and check its result. ahead: As in `LiveLane.step`."""
         if self.live is not None:
-            return self.live.step(state, event, self._learn, drawn)
+            return self.live.step(state, event, self._learn, ahead)
         return self._learn(state, event)
 
     def _learn(self, state: Any, event: Event) -> tuple[Any, Any]:

@@ -512,10 +512,10 @@ def _advance(
 
         @jax.named_scope("tick")
         def tick(carry: _Carry, given: tuple[tuple[Array, Array], Any]) -> tuple[_Carry, Any]:
-            place, drawn = given
+            place, ahead = given
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
-            state, info = lane.step(carry.state, event, drawn)
+            state, info = lane.step(carry.state, event, ahead)
             counts, happened = _counts_of(info)
             if lane.live is not None:
                 happened |= happened_of(state, info.event)

@@ -15,6 +15,7 @@ import fedjax_sim
 from fedjax_sim import targets
 from fedjax_sim.engine.program import opened
 from fedjax_sim.systems import fedbuff
+from fedjax_sim.timelines.delays.client_table import ClientTable
 from fedjax_sim.timelines.live import live_tasks
 from fedjax_sim.types import System
 from tests.conftest import slow_but
@@ -72,6 +73,31 @@ def test_live_clocks_of_accelerators(
     np.testing.assert_array_equal(event.version[is_there], of_cpu.version[is_there])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), model, expected[2])
     assert is_there.any(axis=1).mean() > 0.8
+
+
+@pytest.mark.parametrize("name", slow_but(["fedavg"], ["fedavg", "fedbuff", "oort"]))
+def test_lanes_that_have_ended_do_not_go_on(
+    name: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
+) -> None:
+    """What is drawn ahead for a later tick, such as a cohort of less energy, decides nothing."""
+    planned, problem = fedjax_sim.SYSTEMS[name], regression()
+    table = ClientTable(energy_step=np.arange(1.0, 8.0), energy_byte=np.arange(7.0)[::-1] / 100)
+    changes = {"restart": "replaced"} if name == "fedbuff" else {}
+    system = LIVE.get(name, planned)
+    hyper = small(planned, runtime_law="runtime_exp", client_table=table, **changes)
+    inputs: Any = {"seeds": range(6), "budget": fedjax_sim.Energy(900.0, most_ticks=40)}
+
+    def sweep() -> Any:
+        with jax.enable_x64(True):
+            return fedjax_sim.sweep(system, problem, hyper, num_evals=2, **inputs)
+
+    expected = sweep()
+    traced_for_a_gpu()
+    run = sweep()
+    assert set(run.curves.ended.values.tolist()) == {"budget"}
+    for timeline, of_cpu in zip(run.timelines, expected.timelines, strict=True):
+        assert 0 < len(timeline.time) < 40
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), timeline, of_cpu)
 
 
 TOGETHER: dict[str, tuple[int, int, int, dict[str, Any]]] = {
