@@ -135,8 +135,8 @@ class LiveLane(NamedTuple):
           lived: What the lane carries.
           frame: The event of a timeline that says nothing.
           learn: The algorithm's step, from state and event.
-          ahead: The number of the tick for which something was drawn ahead, `i32[]`, and what it is;
-            None if nothing was. A lane that has ended does not get so far.
+          ahead: A tick's number, `i32[]`, and what was drawn ahead for it; None if nothing was. A
+            lane that has ended at an earlier tick does not get so far.
 
         Returns:
           What it carries then, and the step's `Info`.
