@@ -349,13 +349,14 @@ def lasting_steps(
 
         last = jax.lax.fori_loop(0, trips, trip, first)
         last = last if states is not None else dataclasses.replace(last, state=())
-        if facts.same_steps and not facts.all_filled:
-            # Steps of empty slots are not masked one by one, but undone. If the start is common
-            # they end at 0, as a GPU would copy it for every slot: they count for nothing.
-            model = first.model if common is None else optax.tree.zeros_like(first.model)
+        if facts.same_steps and not facts.all_filled and facts.most_steps:
+            # Steps of empty slots are not masked one by one, but undone. In a sum, where they count
+            # for nothing, they end at 0: a GPU would copy a common start for every slot.
+            is_nothing = total is not None and common is not None
+            model = optax.tree.zeros_like(first.model) if is_nothing else first.model
             state = first.state if states is not None else ()
-            first = dataclasses.replace(first, model=model, state=state)
-            last = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), last, first)
+            undone = dataclasses.replace(first, model=model, state=state)
+            last = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), last, undone)
         if total is None:
             return last
         return summand(last.model, first.model), dataclasses.replace(last, model=())

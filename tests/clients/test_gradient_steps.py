@@ -440,6 +440,27 @@ def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:
     chex.assert_trees_all_equal(work, same_work)
 
 
+@pytest.mark.parametrize("plan", [Plan(), Plan(slots_at_once=4)])
+def test_steps_of_empty_slots_that_are_undone(plan: Plan, regression: Callable) -> None:
+    """Their models are their starts, and sums are those of the other slots."""
+    problem, hyper = regression(), LocalTraining(lr=0.1, batch_size=2)
+    event, start = event_of([1, -1, 0, 2], [2, 0, 2, 2], [0] * 4), jnp.ones(3)
+    known = event.within(facts=Facts(most_steps=2, same_steps=True))
+    weights = jnp.array([0.5, 0.0, 0.3, 0.25])
+
+    def train(event: Event, **asked: Any) -> Any:
+        bound = local_training(problem, hyper, plan)
+        return jax.jit(lambda: bound(KEY, event, start=start, **asked)[0])()
+
+    models = train(event)
+    np.testing.assert_array_equal(models[1], start)
+    np.testing.assert_array_equal(train(known), models)
+    for of_progress in (False, True):
+        total = train(known, total=Total(weights, of_progress))
+        each = models - start[None] if of_progress else models
+        np.testing.assert_allclose(total, weights @ each, rtol=2e-6)
+
+
 def test_every_slots_gradient_gets_its_extras(regression: Callable) -> None:
     """A control variate is subtracted from each slot's gradient, as SCAFFOLD's local steps need.
 

@@ -13,6 +13,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import targets
+from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.engine.program import opened
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines.delays.client_table import ClientTable
@@ -32,6 +33,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in ("oort", "tifl", "fedcs", "adacomm", "powerofchoice")},
     **{name: (name, {}) for name in ("pisces", "fedat", "safa")},
     "fedcs by the loss": ("fedcs", {"follows": "loss", "loss_window": 3}),
+    "oort with compressed models": ("oort", {"downlink": BlockQuantization()}),
+    "fedavg with compressed models": ("fedavg", {"downlink": BlockQuantization()}),
 }
 
 
@@ -55,7 +58,7 @@ def run(system: System, problem: Any, hyper: Any) -> Any:
     return times, infos, bound.model(state)
 
 
-@pytest.mark.parametrize("case", slow_but(["fedbuff", "pisces"], CASES))
+@pytest.mark.parametrize("case", slow_but(["fedbuff", "oort with compressed models"], CASES))
 def test_live_clocks_of_accelerators(
     case: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
 ) -> None:
