@@ -41,7 +41,7 @@ def evaluated_at_once(
         return on_cpu
     largest = min(LARGEST, LARGEST_OF_ALL // lanes_together())
     needed = _bytes_at_once(jax.make_jaxpr(apply)(params, example).jaxpr)
-    return max(1, largest // (example.size * example.dtype.itemsize + needed))
+    return max(1, largest // max(1, example.size * example.dtype.itemsize + needed))
 
 
 def _bytes_at_once(program: Any) -> int:
@@ -58,7 +58,9 @@ def _bytes_at_once(program: Any) -> int:
     held: dict[Any, int] = {}
     most = 0
     for number, equation in enumerate(program.eqns):
-        inner = [each.jaxpr for each in equation.params.values() if hasattr(each, "jaxpr")]
+        # Closed ones, open ones of `jax.checkpoint`, and the branches of a choice.
+        given = jax.tree.leaves(list(equation.params.values()))
+        inner = [each for each in (getattr(p, "jaxpr", p) for p in given) if hasattr(each, "eqns")]
         held |= {var: var.aval.size * var.aval.dtype.itemsize for var in equation.outvars}
         most = max(most, sum(held.values()) + max(map(_bytes_at_once, inner), default=0))
         held = {var: size for var, size in held.items() if last_uses.get(var, -1) > number}

@@ -1,5 +1,6 @@
 """Classification: evaluation, the prior, random streams of models, and a Bayesian perceptron."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -180,6 +181,28 @@ def test_activations_of_earlier_layers_take_no_room() -> None:
     assert at_once(20) == at_once(2)
     of_one = evaluation.LARGEST // at_once(2)
     assert 4 * 100**2 <= of_one <= 4 * (2 * 100**2 + 10 * 100)
+
+
+INNER: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "cond": lambda layer: lambda x: jax.lax.cond(x[0] > 0, layer, lambda x: x, x),
+    "scan": lambda layer: lambda x: jax.lax.scan(lambda x, _: (layer(x), ()), x, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_activations_of_all_inner_programs_count(name: str) -> None:
+    layer = INNER[name](lambda x: jnp.outer(x, x).sum(axis=0))
+    with tracing_for("gpu"):
+        at_once = evaluation.evaluated_at_once(
+            lambda _, x: layer(x), jnp.zeros(()), jnp.zeros(100), on_cpu=7
+        )
+        nothing = evaluation.evaluated_at_once(
+            lambda _, x: x, jnp.zeros(()), jnp.zeros((1, 0)), on_cpu=7
+        )
+    assert at_once <= evaluation.LARGEST // (4 * 100**2)
+    assert nothing == evaluation.LARGEST
 
 
 def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
