@@ -169,3 +169,14 @@ def in_32_bits(tree: Any) -> Any:
         return leaf
 
     return jax.tree.map(widen, tree)
+
+
+def programs_within(equation: Any) -> list[Any]:
+    """List the programs that an equation of a traced program runs, such as the body of a loop.
+
+    Args:
+      equation: One of `Jaxpr.eqns`.
+    """
+    given = jax.tree.leaves(list(equation.params.values()))
+    # Most are closed over constants; those of `jax.checkpoint` are not.
+    return [each for each in (getattr(p, "jaxpr", p) for p in given) if hasattr(each, "eqns")]

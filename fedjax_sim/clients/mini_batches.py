@@ -13,7 +13,7 @@ from fedjax_sim.batching import look_ahead
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.trees import is_narrow
+from fedjax_sim.trees import is_narrow, programs_within
 from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params
 
 BatchLoss = Callable[[Params, Array], Array]
@@ -38,19 +38,38 @@ class LossGradient:
         """Return -rate times the gradient; no array of its size is multiplied by the rate.
 
         The rate is the cotangent of -loss: a kernel that computes the loss's derivative takes the
-        sign in, but the negated rate would have one for itself. In types narrower than float32 the
-        gradient is multiplied, because the rate would be rounded.
+        sign in, but the negated rate would have one for itself. Where the rate would be rounded, or
+        a derivative written by hand may depend on it, the gradient is multiplied.
 
         Args:
           rate: `f[]`.
           model: The model, leaves `[...]`.
           q: As in `BatchGradient`.
         """
+        traced = jax.make_jaxpr(self.loss)(model, q)
+        kinds = [leaf.dtype for leaf in (*traced.out_avals, *jax.tree.leaves(model))]
+        if any(map(is_narrow, kinds)) or _minds_scale(traced.jaxpr):
+            return jax.tree.map(lambda leaf: -(rate * leaf), self(model, q))
         value, pull_back = jax.vjp(lambda model: -self.loss(model, q), model)
-        if any(is_narrow(leaf.dtype) for leaf in (value, *jax.tree.leaves(model))):
-            (upwards,) = pull_back(jnp.ones_like(value))
-            return jax.tree.map(lambda leaf: rate * leaf, upwards)
         return pull_back(jnp.asarray(rate, value.dtype))[0]
+
+
+def _minds_scale(program: Any) -> bool:
+    """Tell whether the derivative of a traced loss may depend on the scale of its cotangent.
+
+    That is so if `jax.custom_vjp` has written it, which may clip it, or if small numbers are 0 in
+    one of its types, such as float16.
+    """
+    least = jnp.finfo("float32").minexp
+    for equation in program.eqns:
+        if equation.primitive.name.startswith("custom_vjp"):
+            return True
+        kinds = (var.aval.dtype for var in equation.outvars if hasattr(var.aval, "dtype"))
+        if any(jnp.issubdtype(k, jnp.floating) and jnp.finfo(k).minexp > least for k in kinds):
+            return True
+        if any(map(_minds_scale, programs_within(equation))):
+            return True
+    return False
 
 
 @checked

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.problems.losses import Metric
 from fedjax_sim.targets import is_for_cpu, lanes_together
-from fedjax_sim.trees import in_32_bits
+from fedjax_sim.trees import in_32_bits, programs_within
 from fedjax_sim.types import Array, Params
 
 LARGEST = 2**28
@@ -58,11 +58,9 @@ def _bytes_at_once(program: Any) -> int:
     held: dict[Any, int] = {}
     most = 0
     for number, equation in enumerate(program.eqns):
-        # Closed ones, open ones of `jax.checkpoint`, and the branches of a choice.
-        given = jax.tree.leaves(list(equation.params.values()))
-        inner = [each for each in (getattr(p, "jaxpr", p) for p in given) if hasattr(each, "eqns")]
         held |= {var: var.aval.size * var.aval.dtype.itemsize for var in equation.outvars}
-        most = max(most, sum(held.values()) + max(map(_bytes_at_once, inner), default=0))
+        of_inner = max(map(_bytes_at_once, programs_within(equation)), default=0)
+        most = max(most, sum(held.values()) + of_inner)
         held = {var: size for var, size in held.items() if last_uses.get(var, -1) > number}
     return most
 

@@ -568,6 +568,30 @@ def test_the_rate_as_cotangent_is_the_rate_times_the_gradient() -> None:
     assert scaled.dtype == "float32"
 
 
+@jax.custom_vjp
+def _clipped(x: jax.Array) -> jax.Array:
+    """The identity, whose derivative is clipped."""
+    return x
+
+
+_clipped.defvjp(lambda x: (x, None), lambda _, slope: (jnp.clip(slope, -0.01, 0.02),))
+MINDING: dict[str, Callable[[jax.Array], jax.Array]] = {
+    # With small rates all derivatives are 0 in float16.
+    "float16": lambda x: jnp.square(x.astype("float16")).astype("float32") * 1e-4,
+    "clipped": lambda x: jnp.square(_clipped(x)),
+    "clipped in a loop": lambda x: jax.lax.scan(lambda x, _: (_clipped(x), ()), x, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("name", MINDING)
+def test_the_rate_is_no_cotangent_where_its_scale_matters(name: str) -> None:
+    gradient = LossGradient(lambda model, q: jnp.sum(MINDING[name](model)) + q)
+    model, rate = jnp.linspace(-2.0, 2, 7), 1e-4
+    found = jax.jit(gradient.descent)(rate, model, jnp.int32(0))
+    np.testing.assert_allclose(found, -rate * gradient(model, jnp.int32(0)), rtol=1e-6)
+    assert jnp.abs(found).max() > 0
+
+
 def test_only_plain_sgd_has_a_rate() -> None:
     """An optimizer of one's own may do anything with its rate."""
     assert isinstance(LocalTraining(lr=0.1).local_optimizer(), Descent)

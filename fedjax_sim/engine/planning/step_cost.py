@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.engine.contract import check_loss, check_model
-from fedjax_sim.trees import TypedStructure, typed_structure
+from fedjax_sim.trees import TypedStructure, programs_within, typed_structure
 from fedjax_sim.types import Params
 
 
@@ -114,15 +114,9 @@ def _count_products(program: Any) -> float:
             features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
             total += 2.0 * out.size * kernel.size / features
         else:
-            leaves = jax.tree.leaves(equation.params, is_leaf=_is_program)
-            programs = (getattr(value, "jaxpr", value) for value in leaves)
-            counts = [_count_products(inner) for inner in programs if hasattr(inner, "eqns")]
+            counts = [_count_products(inner) for inner in programs_within(equation)]
             if name == "cond":
                 total += max(counts, default=0)
             else:
                 total += sum(counts) * (equation.params["length"] if name == "scan" else 1)
     return total
-
-
-def _is_program(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
