@@ -40,14 +40,20 @@ def evaluated_at_once(
     if is_for_cpu():
         return on_cpu
     largest = min(LARGEST, LARGEST_OF_ALL // lanes_together())
-    needed = _bytes_at_once(jax.make_jaxpr(apply)(params, example).jaxpr)
+    program = jax.make_jaxpr(apply)(params, example).jaxpr
+    needed = _bytes_at_once(program, [False] * (len(program.invars) - 1) + [True])
     return max(1, largest // max(1, example.size * example.dtype.itemsize + needed))
 
 
-def _bytes_at_once(program: Any) -> int:
+def _bytes_at_once(program: Any, are_given: list[bool]) -> int:
     """Count the results of a program's equations that are needed at the same time, at most.
 
-    Equations run in their order; inner programs have their own results.
+    Equations run in their order; inner programs have their own results. What follows from the
+    parameters alone, such as these in bfloat16, there is once for all examples.
+
+    Args:
+      program: The program, traced.
+      are_given: Which of its inputs follow from the example.
     """
     last_uses = {
         var: number
@@ -55,11 +61,22 @@ def _bytes_at_once(program: Any) -> int:
         for var in equation.invars
         if not hasattr(var, "val")  # literals
     } | dict.fromkeys((var for var in program.outvars if not hasattr(var, "val")), math.inf)
+    found = {var for var, is_given in zip(program.invars, are_given, strict=True) if is_given}
     held: dict[Any, int] = {}
     most = 0
     for number, equation in enumerate(program.eqns):
+        follow = [not hasattr(var, "val") and var in found for var in equation.invars]
+        if not any(follow):
+            continue
+        found |= {*equation.outvars}
         held |= {var: var.aval.size * var.aval.dtype.itemsize for var in equation.outvars}
-        of_inner = max(map(_bytes_at_once, programs_within(equation)), default=0)
+        # What a loop carries may follow from the example later.
+        is_call = equation.primitive.name not in ("scan", "while")
+        of_inner = 0
+        for inner in programs_within(equation):
+            num = len(inner.invars)
+            is_same = is_call and num == len(follow)
+            of_inner = max(of_inner, _bytes_at_once(inner, follow if is_same else [True] * num))
         most = max(most, sum(held.values()) + of_inner)
         held = {var: size for var, size in held.items() if last_uses.get(var, -1) > number}
     return most

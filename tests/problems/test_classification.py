@@ -205,6 +205,18 @@ def test_activations_of_all_inner_programs_count(name: str) -> None:
     assert nothing == evaluation.LARGEST
 
 
+def test_parameters_that_are_converted_take_no_room_for_each_example() -> None:
+    """Also within inner programs."""
+
+    def apply(params: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.jit(lambda w, x: x @ w.astype("bfloat16"))(params, x)
+
+    example = jnp.zeros((1, 1000), "bfloat16")
+    with tracing_for("gpu"):
+        at_once = evaluation.evaluated_at_once(apply, jnp.zeros((1000, 1000)), example, on_cpu=7)
+    assert at_once >= evaluation.LARGEST // (2 * 1000 * 4)
+
+
 def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
