@@ -28,6 +28,8 @@ TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS
 
 MOST_AHEAD = 2**20
 """Random numbers that a lane draws ahead, at most."""
+INVARIANT = "threefry2x32"
+"""JAX's random numbers that do not depend on which others are drawn with them by `vmap`."""
 FEW_SLOTS = 128
 """Slots up to which it is quicker to compare all pairs than to sort."""
 
@@ -110,10 +112,11 @@ class LiveLane(NamedTuple):
 
         Returns:
           The ticks' numbers, `i32[number]`, and what was drawn for them, leaves `[number, ...]`;
-          None if ticks draw for themselves, because it is nothing or much.
+          None if ticks draw for themselves, because it is nothing or much, or depends on how many
+          ticks there are.
         """
         draw = self.clock.ahead
-        if draw is None or is_for_cpu():
+        if draw is None or is_for_cpu() or str(jax.random.key_impl(self.key)) != INVARIANT:
             return None
         ticks = lived.tick + jnp.arange(number, dtype="int32")
         drawn = jax.vmap(partial(draw, self.key))

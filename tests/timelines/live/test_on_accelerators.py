@@ -103,6 +103,28 @@ def test_lanes_that_have_ended_do_not_go_on(
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), timeline, of_cpu)
 
 
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+def test_what_is_drawn_ahead_does_not_depend_on_how_many_ticks_there_are(
+    implementation: str, regression: Callable, small: Callable, traced_for_a_gpu: Callable
+) -> None:
+    system, hyper = LIVE["fedavg"], small(fedjax_sim.SYSTEMS["fedavg"], **LAW)
+    traced_for_a_gpu()
+    with jax.default_prng_impl(implementation):
+        runs = [
+            fedjax_sim.sweep(
+                system,
+                regression(),
+                hyper,
+                seeds=[0],
+                budget=fedjax_sim.Ticks(8),
+                num_evals=number,
+                layout=fedjax_sim.Layout(lanes_at_once=False, lane_devices=1, client_devices=1),
+            )
+            for number in (1, 4)
+        ]
+    jax.tree.map(np.testing.assert_array_equal, runs[0].timelines[0], runs[1].timelines[0])
+
+
 TOGETHER: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "few of many": (20, 5, 3, {"runtime_law": "runtime_exp", "rate_spread": 1.0}),
     "everyone is at work": (20, 20, 3, {"runtime_law": "runtime_exp", "rate_spread": 1.0}),
