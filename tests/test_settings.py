@@ -8,6 +8,7 @@ import pickle
 import pydoc
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from fedjax_sim.compression.catalogue import COMPRESSORS
 from fedjax_sim.lifecycle import BAD_INPUT
 from fedjax_sim.privacy import PRIVACY
 from fedjax_sim.problems import latent
+from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.attacks.catalogue import ATTACKS
 from fedjax_sim.server.rules import RULES, parse_rule
 from fedjax_sim.settings import (
@@ -54,6 +56,7 @@ from fedjax_sim.settings import (
     whole,
 )
 from fedjax_sim.timelines import ClientDelays, Cohort
+from fedjax_sim.timelines.presets import preset
 
 STRUCTS: dict[str, type] = {name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()} | {
     kind.__name__: kind for kind in (*COMPRESSORS.values(), *PRIVACY.values())
@@ -238,6 +241,18 @@ def test_a_setting_without_effect_is_refused(name: str, setting: str) -> None:
             "work.proximal is 0.5, but must be left at 0.0 with one local step, where it has no "
             "effect.",
         ),
+        (
+            "mimelite",
+            {"momentum": 0.5, "optimizer": optax.adam},
+            "momentum is 0.5, but must be left at 0.9 with another optimizer, where it has no "
+            "effect.",
+        ),
+        (
+            "fedavg",
+            {"attack_from": 3, "attack": SignFlip()},
+            "adversary.attack is SignFlip(), but must be left at none with adversary.malicious 0 "
+            "and no attackers, where it has no effect.",
+        ),
     ],
 )
 def test_settings_that_exclude_each_other(system: str, given: dict, words: str) -> None:
@@ -280,6 +295,58 @@ def test_values_of_a_preset_may_have_no_effect() -> None:
     check(paper().replace(slow_fraction=0.0))
     with pytest.raises(ConfigError, match=r"rate_slow is 0\.07, but must be left at 0\.125 with"):
         check(paper(slow_fraction=0.0, rate_slow=0.07))
+
+
+def test_values_of_a_preset_that_are_given_by_hand_are_refused_without_effect(
+    tmp_path: Path, regression: Callable, small: Callable
+) -> None:
+    """A preset marks its own values, here, in another process and in a saved run."""
+    fedavg = fedjax_sim.SYSTEMS["fedavg"]
+    mine = preset(fedavg.Hyper, {"source": "this test", "rate_slow": 0.07, "slow_clients": "last"})
+    own = mine(num_clients=small(fedavg).num_clients, num_selected=2, local_steps=2, batch_size=2)
+    again = pickle.loads(pickle.dumps(own))
+    run = fedjax_sim.simulate(fedavg, regression(), own, budget=fedjax_sim.Ticks(2), num_evals=1)
+    run.save(tmp_path / "run")
+    loaded = fedjax_sim.load(tmp_path / "run").hypers[0]
+    for hyper in (own, again, loaded, jax.tree.map(lambda leaf: leaf, own)):
+        assert hyper.delays.rate_slow == 0.07 and hyper.delays.slow_clients == "last"
+        check(hyper)
+    for given in ({"rate_slow": 0.07}, {"slow_clients": "last"}):
+        with pytest.raises(ConfigError, match=r"must be left at .* with delays\.slow_fraction"):
+            check(fedavg.Hyper(**given))
+        with pytest.raises(ConfigError, match=r"must be left at .* with delays\.slow_fraction"):
+            check(own.replace(**given))
+
+
+def test_a_bound_preset_is_checked_although_some_of_its_values_have_no_effect(
+    regression: Callable, small: Callable
+) -> None:
+    """What is changed must be allowed and have an effect."""
+    system = fedjax_sim.SYSTEMS["fedbuff"]
+    sizes = small(system)
+    names = ("num_clients", "buffer_size", "concurrency", "local_steps", "batch_size")
+    hyper = system.paper(slow_fraction=0.0, **{name: getattr(sizes, name) for name in names})
+    bound = fedjax_sim.bind(system, regression(), hyper, budget=fedjax_sim.Ticks(2))
+    assert float(bound.with_settings(lr=0.25).hyper.lr) == 0.25
+    for given, words in ({"lr": -1.0}, "above 0"), ({"hinge_start": 7.0}, "left at 4.0 unless"):
+        with pytest.raises(ConfigError, match=words):
+            bound.with_settings(**given)
+
+
+def test_bad_input_can_be_sent_to_another_process() -> None:
+    """A pool of processes hangs on an error that cannot be pickled."""
+    for say in (
+        lambda: check(FEDAVG(optimizer=lambda lr: None)),
+        lambda: FEDAVG(lrr=1),
+        lambda: FEDAVG().lrr,
+        lambda: SYSTEMS["fedavgg"],
+        lambda: systems.fedavgg,
+    ):
+        with pytest.raises((ConfigError, AttributeError)) as refused:
+            say()
+        sent = pickle.loads(pickle.dumps(refused.value))
+        assert type(sent) is type(refused.value) and str(sent) == str(refused.value)
+        assert str(copy.copy(refused.value)) == str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -633,6 +700,8 @@ def test_reading_a_short_name_says_where_the_setting_is() -> None:
     """Groups are read by their full names; what is no setting is missing as usual."""
     with pytest.raises(AttributeError, match=r"'rate_slow'; the setting is `delays.rate_slow`$"):
         FEDAVG().rate_slow  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'alpha'; the setting is now called `regulariz"):
+        SYSTEMS["feddyn"].Hyper().alpha  # noqa: B018
     assert not hasattr(FEDAVG(), "rate_slow") and not hasattr(FEDAVG(), "nothing")
     assert getattr(FEDAVG(), "no_such_thing", 3) == 3
     assert copy.deepcopy(pickle.loads(pickle.dumps(FEDAVG(lr=0.3)))) == FEDAVG(lr=0.3)

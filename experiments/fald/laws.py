@@ -76,6 +76,7 @@ def compare(
     They are compared after 1, 2, 4 and 8 rounds. If only some clients are averaged, laws are
     mixtures, and the error of their variance comes from the chains' fourth moments.
     """
+    drawn: dict[str, Any] = {} if who.scheme == "full" else {"num_selected": who.num_selected}
     ran = chains(
         [problem],
         num_chains=num_chains,
@@ -84,7 +85,7 @@ def compare(
         step_size=STEP_SIZE,
         local_steps=local_steps,
         participants=who.scheme,
-        **({} if who.scheme == "full" else {"num_selected": who.num_selected}),
+        **drawn,
     )
     clients, at = clients_of(problem), [1, 2, 4, 8]
     far = 0.0

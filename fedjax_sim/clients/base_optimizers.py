@@ -37,7 +37,7 @@ class BaseOptimizer(LocalTraining):
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        found: dict[str, str] = super().decided()  # type: ignore[misc]
+        found = super().decided()
         return found if self.has_momentum else found | {"momentum": "another optimizer"}
 
     def local_optimizer(self) -> optax.GradientTransformation:

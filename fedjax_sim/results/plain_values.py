@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import DefaultCount, DefaultTime
+from fedjax_sim.settings import NOT_GIVEN, DefaultCount, DefaultTime, of_preset
 
 OWN = __name__.partition(".")[0]
 """This package, whose modules a name may import."""
@@ -81,8 +81,9 @@ class Writer:
             return value
         if kind is float:
             return {"real": repr(value)}
-        if kind in (DefaultTime, DefaultCount):
-            return {"default": float(value) if kind is DefaultTime else int(value)}
+        if kind in NOT_GIVEN:
+            of_default = kind in (DefaultTime, DefaultCount)
+            return {"default" if of_default else "preset": self.plain(NOT_GIVEN[kind](value))}
         if kind is list:
             return [self.plain(each) for each in value]
         if kind is tuple:
@@ -175,7 +176,10 @@ class Reader:
         if kind == "real":
             return float(inner)
         if kind == "default":
+            inner = self.value(inner, place)
             return DefaultCount(inner) if isinstance(inner, int) else DefaultTime(inner)
+        if kind == "preset":
+            return of_preset(self.value(inner, place), {})
         if kind == "tuple":
             return tuple(self.value(each, place) for each in inner)
         if kind == "dict":

@@ -51,6 +51,8 @@ from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Timeline
 
 COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
 """Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
+OF_ATTACKERS = ("attack", "attack_from", "attack_ticks", "attack_when")
+"""Settings of an adversary that matter to nobody where nobody is malicious."""
 
 
 @struct
@@ -76,6 +78,11 @@ class Robust(Checked):
         super().check_together()
         check_codes(self, "aggregator", "messages.compression")
         check_codes(self, "aggregator", "compression")
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place."""
+        names = [f"adversary.{name}" for name in OF_ATTACKERS] if self.adversary.is_nobody else []
+        return super().decided() | dict.fromkeys(names, "adversary.malicious 0 and no attackers")
 
 
 def check_codes(hyper: Any, rule: str, compression: str) -> None:

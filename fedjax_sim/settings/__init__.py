@@ -49,6 +49,7 @@ from fedjax_sim.settings.errors import (
 from fedjax_sim.settings.names import (
     FORMER_NAMES,
     GONE,
+    NOT_GIVEN,
     DefaultCount,
     DefaultTime,
     default_text,
@@ -62,7 +63,7 @@ from fedjax_sim.settings.names import (
     is_traced,
     known_values,
     names_of,
-    note_preset,
+    of_preset,
     short_name,
     unknown_name,
     usual_values,
@@ -75,6 +76,7 @@ from fedjax_sim.settings.text import parse, parse_kind, write_kind
 __all__ = [
     "FORMER_NAMES",
     "GONE",
+    "NOT_GIVEN",
     "Checked",
     "ConfigError",
     "DefaultCount",
@@ -106,7 +108,7 @@ __all__ = [
     "is_traced",
     "known_values",
     "names_of",
-    "note_preset",
+    "of_preset",
     "parse",
     "parse_kind",
     "part",

@@ -3,7 +3,7 @@
 import contextvars
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_sim.settings.errors import ConfigError
 from fedjax_sim.settings.names import (
+    NOT_GIVEN,
     default_text,
     fields,
     fields_of,
@@ -28,25 +29,30 @@ _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 _CHECKED: contextvars.ContextVar[set[Any] | None] = contextvars.ContextVar("_CHECKED", default=None)
 
 
-def check(hyper: Any) -> None:
+def check(hyper: Any, given: Collection[str] | None = None) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
     Settings that a struct has fixed must be as it fixed them, and settings that have no effect at
-    the given choices must be left at their defaults, see `idle_of`.
+    the given choices must be left at their defaults or those of a preset, see `idle_of`.
+
+    Args:
+      given: Full names of the settings that must have an effect unless at their defaults; None for
+        all.
 
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
-    check_all([hyper])
+    check_all([hyper], given)
 
 
-def check_all(hypers: Sequence[Any]) -> None:
+def check_all(hypers: Sequence[Any], given: Collection[str] | None = None) -> None:
     """Check settings that have many values in common, each of these once.
 
     A setting may be other than its default if it has an effect in one of them at least.
 
     Args:
       hypers: Settings of one struct, such as the points of a sweep.
+      given: As in `check`.
 
     Raises:
       ConfigError: As `check`.
@@ -55,7 +61,7 @@ def check_all(hypers: Sequence[Any]) -> None:
     try:
         for hyper in hypers:
             _check_fields(hyper)
-        _refuse_idle(hypers)
+        _refuse_idle(hypers, given)
         for hyper in hypers:
             _check_together(hyper)
     finally:
@@ -78,19 +84,23 @@ def _check_together(hyper: Any) -> None:
         hyper.check_together()
 
 
-def _refuse_idle(hypers: Sequence[Any]) -> None:
+def _refuse_idle(hypers: Sequence[Any], given: Collection[str] | None) -> None:
     """Refuse a setting that has no effect in any of several settings, and is not at its default."""
     if not hypers:
         return
     kind: type = type(hypers[0])
     held: dict[str, list[Any]] = {}  # Most points of a sweep share a group.
     for name in idle_of(hypers[0]):
+        if given is not None and name not in given:
+            continue
         top, _, inside = name.partition(".")
         if top not in held:
             found = [getattr(hyper, top) for hyper in hypers]
             held[top] = list({id(value): value for value in found}.values())
         for owner in held[top]:
             value = value_of(owner, inside) if inside else owner
+            if type(value) in NOT_GIVEN:
+                continue
             if not any(_is_same(value, usual) for usual in usual_values(kind, name)):
                 idle = [idle_of(hyper).get(name) for hyper in hypers]
                 if all(idle):

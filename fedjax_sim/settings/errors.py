@@ -35,6 +35,10 @@ class ConfigError(InputError):
             allowed += nearest(value, known, shown)
         super().__init__(f"{field} is {_shown(value)}, but must be {allowed}.")
 
+    def __reduce__(self) -> Any:
+        # The sentence alone, for other processes: a bad value may be one that cannot be pickled.
+        return type(self).__new__, (type(self), *self.args)
+
 
 class UnknownNameError(ConfigError, KeyError):
     """A name that a table lacks, with the nearest of those that it has."""
@@ -58,6 +62,9 @@ class UnknownAttributeError(AttributeError):
         """
         super().__init__(sentence)
         self.missing, self.known = name, known
+
+    def __reduce__(self) -> Any:
+        return type(self), (*self.args, self.missing, list(self.known))
 
     def __str__(self) -> str:
         return f"{self.args[0]}{nearest(self.missing, self.known)}"

@@ -42,9 +42,6 @@ GONE = {
 """Settings that there were until version 0.1, and what to do without them."""
 
 
-_PRESETS: dict[type, list[Mapping[str, Any]]] = {}
-
-
 class DefaultTime(float):
     """A default of a setting in units of time, or per unit, in which nobody has given it.
 
@@ -55,6 +52,26 @@ class DefaultTime(float):
 
 class DefaultCount(int):
     """A default number of clients, which nobody has given: a run has those of its problem."""
+
+
+class PresetReal(float):
+    """A number of a preset, which nobody has given: it may have no effect."""
+
+
+class PresetWhole(int):
+    """A whole number of a preset, as `PresetReal`."""
+
+
+class PresetName(str):
+    """A name of a preset, as `PresetReal`."""
+
+
+NOT_GIVEN = {DefaultTime: float, DefaultCount: int} | {
+    PresetReal: float,
+    PresetWhole: int,
+    PresetName: str,
+}
+"""Classes of values that nobody has given, and those of the values themselves."""
 
 
 def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
@@ -287,18 +304,23 @@ def idle_of(hyper: Any) -> dict[str, str]:
     return found
 
 
-def note_preset(hyper_type: type, values: Mapping[str, Any]) -> None:
-    """Note the values of a preset of a settings struct, which nobody has given one by one.
+def of_preset(value: Any, metadata: Any) -> Any:
+    """Mark a value of a preset, if it is a number or a name, as one that nobody has given.
 
     Args:
-      hyper_type: The struct's class.
-      values: Values by full name.
+      value: The value.
+      metadata: That of its field.
+
+    Returns:
+      The value.
     """
-    _PRESETS.setdefault(hyper_type, []).append(values)
+    value = with_default(value, metadata).default
+    marks = {float: PresetReal, int: PresetWhole, str: PresetName}
+    return marks[type(value)](value) if type(value) in marks else value
 
 
 def usual_values(hyper_type: type, name: str) -> list[Any]:
-    """List the values of a setting that need not have been given: defaults, and those of presets.
+    """List the defaults of a setting: those of the struct, and of its group's class.
 
     Args:
       hyper_type: A settings struct's class.
@@ -306,12 +328,7 @@ def usual_values(hyper_type: type, name: str) -> list[Any]:
     """
     owner, _, last = name.rpartition(".")
     kinds = [type(field.default) for field in groups(hyper_type) if field.name == owner]
-    noted = [values for base in hyper_type.__mro__ for values in _PRESETS.get(base, [])]
-    return [
-        fields(hyper_type)[name].default,
-        *(fields(kind)[last].default for kind in kinds),
-        *(values[name] for values in noted if name in values),
-    ]
+    return [fields(hyper_type)[name].default, *(fields(kind)[last].default for kind in kinds)]
 
 
 def describe(hyper_type: type) -> list[str]:

@@ -18,6 +18,7 @@ from fedjax_sim.settings.names import (
     groups,
     is_traced,
     names_of,
+    renamed,
     value_of,
 )
 
@@ -29,6 +30,14 @@ class Checked:
 
     def check_together(self) -> None:
         """Check combinations of settings; there are none here."""
+
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place; there are none here.
+
+        Returns:
+          Words for what takes the place of each setting, by its full name.
+        """
+        return {}
 
     def completed(self, problem: Any) -> Any:
         """Fill in settings that follow from the problem, None for a schedule alone; nothing here.
@@ -186,6 +195,8 @@ def _say_where(hyper: Any, name: str) -> Any:
     known = names_of(kind)
     if name in known:
         raise AttributeError(f"{sentence}; the setting is `{known[name]}`")
+    if new := renamed(kind, name):
+        raise AttributeError(f"{sentence}; the setting is now called `{new}`")
     raise UnknownAttributeError(sentence, name, [*known, *(field.name for field in groups(kind))])
 
 

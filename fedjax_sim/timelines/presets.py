@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_sim.settings import fields, full_name, names_of, note_preset, with_default
+from fedjax_sim.settings import fields, full_name, names_of, of_preset
 
 HyperT = TypeVar("HyperT")
 
@@ -89,12 +89,10 @@ def preset(hyper_type: Callable[..., HyperT], values: Mapping[str, Any]) -> Call
     kind: Any = hyper_type
     known, about = names_of(kind), fields(kind)
     chosen = {
-        known[name]: with_default(value, about[known[name]].metadata).default
+        known[name]: of_preset(value, about[known[name]].metadata)
         for name, value in values.items()
         if name in known
     }
-
-    note_preset(kind, chosen)
 
     def paper(**settings: Any) -> HyperT:
         made = kind(**chosen).replace(**settings)

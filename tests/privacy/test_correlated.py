@@ -288,7 +288,11 @@ CORRELATED = parse_privacy("correlated:noise=3")
         ),
         ("fedbuff", {"privacy": parse_privacy("adaptive")}, ["privacy", "how clients are sampled"]),
         ("fedbuff", {"aggregator": parse_rule("median")}, ["aggregator", "clipped sum only"]),
-        ("fedavg", {"attack": parse_attack("mimic")}, ["adversary.attack", "reads no messages"]),
+        (
+            "fedavg",
+            {"attack": parse_attack("mimic"), "malicious": 0.2},
+            ["adversary.attack", "reads no messages"],
+        ),
         (
             "fedavg",
             {"local_privacy": parse_local_privacy("gaussian:noise=3")},

@@ -163,10 +163,11 @@ def test_nothing_that_is_not_finite_gets_through(name: str) -> None:
 
 @every_system_but("fedavg")
 def test_without_attackers_nothing_changes(name: str) -> None:
-    """An attack that nobody makes, and an attack of 0 clients that is known, change no bit."""
+    """An attack of 0 clients, next to one of some, changes nothing; alone it is refused."""
     plain = models_of(run(name))
     idle = settings_of(name, attack=SignFlip())
-    np.testing.assert_array_equal(models_of(run(name, hyper=idle)), plain)
+    with pytest.raises(ConfigError, match=r"^adversary\.attack is SignFlip.*left at none with"):
+        run(name, hyper=idle)
     # A share of 0 that is swept with others is not known before compiling.
     swept = run(name, hyper=idle, settings={"malicious": [0.0, 0.4]})
     first = models_of(swept)[0]

@@ -309,7 +309,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             if changed & {*static.weighing}:
                 ticks = self._weighed(hyper)
             if changed:
-                self._check(given, ticks)
+                self._check(given, ticks, changed)
                 self._check_live(hyper, changed)
         problem = self.problem if problem is None else problem
         if typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
@@ -334,17 +334,20 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """
         return self.replace(hyper=dataclasses.replace(self.hyper, **settings))
 
-    def _check(self, hyper: Any, ticks: Ticks) -> None:
-        """Check new settings, and the messages of a schedule, where no value is traced."""
+    def _check(self, hyper: Any, ticks: Ticks, changed: set[str]) -> None:
+        """Check new settings, and the messages of a schedule, where no value is traced.
+
+        Those that are not changed may have no effect: some were arrays of a preset's values.
+        """
         # Programs that were stacked have several keys, and several values of settings.
         if is_traced((hyper, ticks)) or np.ndim(self.key) or np.ndim(ticks.clients) > 4:
             return
         try:
-            check(self.hyper)
+            check(self.hyper, given=())
         except ConfigError:
             pass  # What was filled in from the problem is nothing that a caller could give.
         else:
-            check(hyper)
+            check(hyper, given=changed)
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
 

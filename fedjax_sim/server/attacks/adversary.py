@@ -87,10 +87,14 @@ class Adversary(Checked):
     )
 
     @property
+    def is_nobody(self) -> bool:
+        """Whether it is known that nobody is malicious."""
+        return not self.attackers and is_known(self.malicious, 0)
+
+    @property
     def is_idle(self) -> bool:
         """Whether it is known that nobody attacks."""
-        is_nobody = not self.attackers and is_known(self.malicious, 0)
-        return isinstance(self.attack, Honest) or is_nobody
+        return isinstance(self.attack, Honest) or self.is_nobody
 
 
 @checked

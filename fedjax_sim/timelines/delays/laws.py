@@ -375,7 +375,8 @@ class Clients(Checked):
         Returns:
           Words for what takes the place of each setting, by its full name.
         """
-        return {f"delays.{name}": what for name, what in self.delays.decided().items()}
+        found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
+        return super().decided() | found
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.

@@ -348,9 +348,10 @@ class Groups(Clients):
                 [f"iteration.{name}" for name in fields(IterationDelays)],
                 'clock.delays_of "client"',
             )
-        unused = [
-            f"delays.{name}" for name in fields(ClientDelays) if name not in ("drop_rate", "trace")
-        ]
+        table = self.delays.client_table
+        loses = table is not None and table.drop_rate is not None
+        read = ("drop_rate", "trace", *(("client_table",) if loses else ()))
+        unused = [f"delays.{name}" for name in fields(ClientDelays) if name not in read]
         return found | dict.fromkeys(unused, 'clock.delays_of "group"')
 
     def _check_grouping(self) -> None:

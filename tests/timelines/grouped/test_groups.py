@@ -26,6 +26,7 @@ from fedjax_sim.timelines import (
     complete_groups,
     group_rounds_within,
     list_members,
+    loss_shares,
     paper_delays,
     presets,
     schedule_group_rounds,
@@ -684,6 +685,17 @@ def test_settings_that_are_refused(name: str) -> None:
     check(GROUPS())
     with pytest.raises(ConfigError, match="^" + re.escape(sentence)):
         check(GROUPS(**settings))
+
+
+def test_a_table_that_loses_models_has_an_effect_with_delays_of_groups() -> None:
+    """Also without speeds of clients, which such delays do not read."""
+    shares = np.linspace(0.1, 0.5, 30)
+    hyper = GROUPS(client_table=ClientTable(drop_rate=shares))
+    assert hyper.clock.delays_of == "group"
+    check(hyper)
+    np.testing.assert_allclose(loss_shares(hyper), shares)
+    with pytest.raises(ConfigError, match=r"^delays\.client_table is .*left at None with"):
+        check(GROUPS(client_table=ClientTable(energy_step=shares)))
 
 
 def test_settings_as_text() -> None:
