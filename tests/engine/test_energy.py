@@ -42,7 +42,7 @@ def most_of(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["fedbuff", "oort"], ["fedavg", "favano", "fedbuff", "oort", "pisces"])
+    "name", slow_but(["oort"], ["fedavg", "favano", "fedbuff", "oort", "pisces"])
 )
 def test_runs_end_before_the_tick_that_takes_too_much(
     name: str, regression: Callable, small: Callable

@@ -125,7 +125,7 @@ def test_the_docstring_sets_the_main_arguments_apart() -> None:
         assert text.count(f"\n  {name}: ") == 1, name
     assert "\n  budget: " in main and "\n  watch: " in other
     simulate = inspect.getdoc(fedjax_sim.simulate) or ""
-    assert "As in `sweep`" in simulate and len(simulate) < len(text) / 3
+    assert "of `sweep`" in simulate and len(simulate) < len(text) / 3
 
 
 def test_a_budget_is_needed(regression: Callable, small: Callable) -> None:

@@ -59,7 +59,7 @@ def attacked(name: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "rules"),
     [
-        ("fedbuff", FEW),
+        pytest.param("fedbuff", FEW, marks=pytest.mark.slow),
         *(pytest.param(name, rules_for(name), marks=pytest.mark.slow) for name in SYSTEMS),
     ],
     ids=lambda value: value if isinstance(value, str) else "few" if value is FEW else "all",

@@ -193,6 +193,7 @@ class Shown(NamedTuple):
         return self.round.memory
 
 
+@checked
 def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, the same as planned rounds do.
 

@@ -126,7 +126,7 @@ def test_work_of_more_steps_than_were_announced(most: int | None, simulate: Call
     assert run.curves.time[-1] == (pytest.approx(6 * 9, rel=1e-5) if most == 9 else 0)
 
 
-@pytest.mark.parametrize("drop_rate", [0.0, 0.2])
+@pytest.mark.parametrize("drop_rate", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 @pytest.mark.parametrize("chosen", ["own", "idle", "busy", "nobody"])
 def test_a_client_has_one_task_at_a_time(
     chosen: str, drop_rate: float, simulate: Callable, capsys: pytest.CaptureFixture[str]
