@@ -20,6 +20,7 @@ SLOW = (
     "fair_comparisons",
     "from_other_simulators",
     "own_loop",
+    "parts",
     "patterns",
     "precision_and_determinism",
     "reading_a_timeline",

@@ -320,6 +320,7 @@ def test_a_folder_from_before_there_was_energy_is_resumed(
     assert (on.curves.ticks[..., -1] == 10).all()
 
 
+@pytest.mark.slow
 def test_a_longer_run_keeps_the_rows_of_old_models(
     live_fedbuff: System, regression: Callable, small: Callable, tmp_path: Path
 ) -> None:

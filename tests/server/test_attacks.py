@@ -32,7 +32,6 @@ from fedjax_sim.server.attacks import (
 from fedjax_sim.settings import ConfigError, check, group, idle_of, parse, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import EMPTY, Event, Plan
-from tests.conftest import slow_but
 
 KEY = jax.random.key(3)
 NUM = 10
@@ -554,7 +553,8 @@ def test_mimics_learn_from_honest_and_finite_messages_only() -> None:
         jax.tree.map(np.testing.assert_array_equal, after, memory)
 
 
-@pytest.mark.parametrize("name", slow_but(["fedavg"], ["fedavg", "fedbuff"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
 def test_mimics_remember_in_runs(name: str) -> None:
     """Also as one of several attacks, and where a run is resumed from chunks; not in every system.
 

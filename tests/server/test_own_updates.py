@@ -208,6 +208,7 @@ def test_live_clocks_trust_too(name: str) -> None:
     assert found.curves.needed.values[0, 0] > found.curves.needed.values[1, 0]
 
 
+@pytest.mark.slow
 def test_resumed_lanes_have_the_same_root_data(tmp_path: Path) -> None:
     hyper = settings_of("fedbuff", aggregator=FLTrust(examples=2))
     whole = run("fedbuff", hyper, budget=Ticks(6), num_evals=3)

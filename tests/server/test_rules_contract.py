@@ -111,6 +111,7 @@ def of_slots(event: Event, change: Callable[[str, Any], Any]) -> Event:
 
 
 @every_system_but("fedbuff")
+@pytest.mark.slow
 def test_slots_and_names_do_not_matter(name: str) -> None:
     """Slots in another order, an empty one among them, and clients with other numbers."""
     if SYSTEMS[name].live is not None:

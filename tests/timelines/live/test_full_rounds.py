@@ -37,6 +37,7 @@ def test_full_rounds(case: str, name: str, regression: Callable, small: Callable
     assert is_filled if is_full else not is_filled or case == "hours"
 
 
+@pytest.mark.slow
 def test_full_rounds_are_not_packed(regression: Callable, small: Callable) -> None:
     """Lanes that are computed together ask different clients, whose steps no table has."""
     system = fedjax_sim.SYSTEMS["oort"]
