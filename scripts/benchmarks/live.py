@@ -36,7 +36,7 @@ def bench_live(turns: int) -> dict[str, Any]:
     so at different ticks. All have 100 clients. The network is a perceptron 784-32-10, for 20,000
     training and 1,000 test images.
     """
-    problem = images(32, train=20_000)
+    problem = images(32)._replace(train=20_000)
     found: dict[str, Any] = {}
     for name, (module, settings) in SYSTEMS.items():
         for clients in CLIENTS:

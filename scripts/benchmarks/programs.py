@@ -156,14 +156,16 @@ class Images(NamedTuple):
     Attributes:
       network: What learns.
       shape: Height, width and channels of an image.
+      train: Number of training images; None for 20 for each client.
     """
 
     network: Any
     shape: tuple[int, int, int] = (28, 28, 1)
+    train: int | None = None
 
     def __call__(self, hyper: Any) -> Any:
-        """Make the problem: 20 training images for each of the settings' clients."""
-        train = 20 * hyper.num_clients
+        """Make the problem, for as many clients as the settings have."""
+        train = self.train or 20 * hyper.num_clients
         random, num = np.random.default_rng(0), train + 1000
         pictures = random.integers(0, 256, (num, *self.shape), dtype=np.uint8)
         labels = random.integers(0, 10, num).astype(np.int32)
