@@ -220,7 +220,7 @@ def lay_in_rows(steps: Array, num_rows: int, length: int) -> tuple[Places, Place
       What is at each place, and at the one after it, which for the end of a row is the beginning
       of the next row.
     """
-    # Both are computed side by side: an accelerator shifts an array by kernels of their own.
+    # Both are computed, because an accelerator would need further kernels to shift an array.
     ends, after = jnp.cumsum(steps), jnp.arange(2, dtype="int32")[:, None, None]
     place = jnp.arange(num_rows * length, dtype="int32").reshape(num_rows, length).T[None] + after
     # Unrolled, so that an accelerator has one kernel.

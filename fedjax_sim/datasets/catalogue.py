@@ -89,7 +89,7 @@ def load(
     labels.
 
         cancer = load("breast_cancer")  # bundled, as "digits"; nothing is fetched
-        computed = load("synthetic_0.5_0.5")  # with 30 clients of its own
+        computed = load("synthetic_0.5_0.5")  # whose examples come with 30 clients
         assert cancer.train_images.shape == (426, 1, 1, 30) and computed.train_clients.max() == 29
 
     Args:

@@ -24,7 +24,7 @@ WORK = {
     "1 step of 4 examples": {"local_steps": 1, "batch_size": 4},
 }
 TICKS = 200
-"""Ticks of a program, whose lanes, if they run in turn, are timed by themselves."""
+"""Ticks of a program. A single lane of it is timed."""
 ENDS = 60
 """Mean ticks of 64 lanes that end at a virtual time; each has three times as many at most."""
 

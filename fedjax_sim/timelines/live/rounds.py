@@ -204,7 +204,7 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
 
     Returns:
       The function, from the lane's clock key and the number of a round to `clock.num_asked`
-      clients, or `num_selected` if that is 0: `i32[A]`, whoever is available.
+      clients, or `num_selected` if that is 0: `i32[A]`. They may be unavailable.
     """
 
     def draw(key: Key, number: Array) -> Array:
