@@ -8,22 +8,17 @@ from fedjax_sim.compression.powers import Luq
 from fedjax_sim.compression.sparse import RandK, RandSparsification
 from fedjax_sim.settings import Named, parse_kind
 
-COMPRESSORS: Named[type[Compressor]] = Named(
+COMPRESSORS: Named[type[Compressor]] = Named.of(
     "compressor",
-    {
-        kind.name: kind
-        for kind in (
-            Identity,
-            BlockQuantization,
-            Dithering,
-            StochasticRounding,
-            RandSparsification,
-            RandK,
-            Luq,
-            TopK,
-            ScaledSign,
-        )
-    },
+    Identity,
+    BlockQuantization,
+    Dithering,
+    StochasticRounding,
+    RandSparsification,
+    RandK,
+    Luq,
+    TopK,
+    ScaledSign,
 )
 """Every kind of compressor, by name."""
 

@@ -181,12 +181,8 @@ class CorrelatedNoise(Privacy):
         return bool(np.any(np.asarray(self.noise) > 0))
 
 
-PRIVACY: Named[type[Privacy]] = Named(
-    "privacy",
-    {
-        kind.name: kind
-        for kind in (NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise)
-    },
+PRIVACY: Named[type[Privacy]] = Named.of(
+    "privacy", NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise
 )
 """Every kind, by name."""
 

@@ -305,8 +305,8 @@ def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
     return jax.tree.map(jnp.add, clipped, jax.vmap(privacy.draw)(keys, clipped))
 
 
-LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named(
-    "local privacy", {kind.name: kind for kind in (NoLocalPrivacy, LocalGaussian, LocalLaplace)}
+LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named.of(
+    "local privacy", NoLocalPrivacy, LocalGaussian, LocalLaplace
 )
 """Every kind, by name."""
 

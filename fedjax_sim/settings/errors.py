@@ -76,7 +76,7 @@ ValueT = TypeVar("ValueT")
 class Named(dict[str, ValueT]):
     """A table of what there is by name, such as `SYSTEMS`. A name that it lacks gets the nearest.
 
-    RULES = Named("rule", {"mean": Mean, "median": Median})
+    Of `Named.of("rule", Mean, Median)["medain"]` a message says that the nearest is "median".
     """
 
     def __init__(self, what: str, entries: Mapping[str, ValueT]):
@@ -88,6 +88,19 @@ class Named(dict[str, ValueT]):
         """
         super().__init__(entries)
         self.what = what
+
+    @classmethod
+    def of(cls, what: str, *entries: Any) -> "Named[Any]":
+        """Make a table of entries that have a `name`.
+
+        Args:
+          what: As in the table itself.
+          entries: The entries, in order.
+
+        Returns:
+          The table.
+        """
+        return cls(what, {each.name: each for each in entries})
 
     def __missing__(self, name: str) -> ValueT:
         raise UnknownNameError(self.what, name, "one of " + ", ".join(self))

@@ -131,7 +131,7 @@ if not TYPE_CHECKING:
             raise UnknownAttributeError(sentence, name, __all__)
         modules = [importlib.import_module(f"{__name__}.{each}") for each in _LISTED]
         listed = [s for each in modules for s in getattr(each, "systems", None) or [each.system]]
-        return globals().setdefault(name, Named("system", {s.name: s for s in listed}))
+        return globals().setdefault(name, Named.of("system", *listed))
 
     def __dir__():
         """List the systems, loaded or not."""

@@ -87,25 +87,20 @@ class OneAttack(OneOfSeveral, Attack):
         return dataclasses.replace(self, options=options)
 
 
-ATTACKS: Named[type[Attack]] = Named(
+ATTACKS: Named[type[Attack]] = Named.of(
     "attack",
-    {
-        kind.name: kind
-        for kind in (
-            Honest,
-            SignFlip,
-            Scaling,
-            Gaussian,
-            FreeRider,
-            NotFinite,
-            ALittleIsEnough,
-            InnerProduct,
-            MinMax,
-            MinSum,
-            Mimic,
-            OneAttack,
-        )
-    },
+    Honest,
+    SignFlip,
+    Scaling,
+    Gaussian,
+    FreeRider,
+    NotFinite,
+    ALittleIsEnough,
+    InnerProduct,
+    MinMax,
+    MinSum,
+    Mimic,
+    OneAttack,
 )
 """Every kind of attack, by name."""
 
