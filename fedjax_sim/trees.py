@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.types import Params
+from fedjax_sim.types import Array, Params
 
 
 def paths_of(model: Params) -> list[str]:
@@ -36,6 +36,34 @@ def is_traced(tree: Any) -> bool:
     # Within `jit` a constant that is put on a device is traced, too.
     leaves = (*jax.tree.leaves(tree), jax.device_put(0))
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def as_array(value: Any, dtype: Any = None) -> Array:
+    """Make an array on the device, as `jnp.asarray`, which compiles a program for each new shape.
+
+    Args:
+      value: Numbers, or an array of JAX or NumPy. It may be changed later.
+      dtype: Type of the array's numbers; by default JAX's for the type of `value`.
+
+    Returns:
+      The array.
+    """
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype)
+    own = np.array(value, dtype)
+    return jax.device_put(np.asarray(own, jax.dtypes.canonicalize_dtype(own.dtype)))
+
+
+def shapes_of_model(problem: Any) -> Params:
+    """Describe the models of a problem by their shapes and types; nothing is computed.
+
+    Args:
+      problem: The problem.
+
+    Returns:
+      A model of `jax.ShapeDtypeStruct`.
+    """
+    return jax.eval_shape(lambda: problem.init(jax.random.key(0)))
 
 
 class TypedStructure(NamedTuple):

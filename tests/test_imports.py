@@ -40,7 +40,8 @@ ALLOWED = {
     "privacy": "types settings checking",
     "clients": "types settings checking targets trees streams batching privacy",
     "server": (
-        "types settings checking targets streams batching timelines compression privacy clients"
+        "types settings checking targets trees streams batching timelines compression privacy "
+        "clients"
     ),
     "models": "types settings checking targets linear trees streams compression",
     "datasets": "lifecycle settings checking",

@@ -64,7 +64,7 @@ class PersonalLeaves(Checked):
           ConfigError: If all leaves are personal, or none, or `are_personal` cannot tell.
         """
         if problem is not None:
-            flags = self.are_personal(jax.eval_shape(problem.init, jax.random.key(0)))
+            flags = self.are_personal(trees.shapes_of_model(problem))
             if len(set(jax.tree.leaves(flags))) < 2:
                 allowed = "such that some leaves of the model are personal and others are shared"
                 raise ConfigError("personal", self.personal, allowed)

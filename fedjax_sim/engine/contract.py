@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import is_narrow, is_traced, typed_structure
+from fedjax_sim.trees import is_narrow, is_traced, shapes_of_model, typed_structure
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -296,7 +296,7 @@ def fit_start(model: Any, problem: Any) -> Any:
       ConfigError: If it has another structure, shape or kind of numbers.
     """
     check_arrays("start", model)
-    drawn = jax.eval_shape(problem.init, jax.random.key(0))
+    drawn = shapes_of_model(problem)
     ours: Any = jax.tree.structure(drawn)
     theirs: Any = jax.tree.structure(model)
     if ours != theirs:

@@ -34,7 +34,7 @@ from fedjax_sim.settings import (
     plain,
     value_of,
 )
-from fedjax_sim.trees import typed_structure
+from fedjax_sim.trees import shapes_of_model, typed_structure
 from fedjax_sim.types import (
     PRECISIONS,
     AnyProblem,
@@ -234,7 +234,7 @@ def _check_models(problems: list[AnyProblem]) -> None:
     first: dict[str, Any] = {}
     distinct = {_form_of(problem): problem for problem in _distinct(problems)}
     for problem in distinct.values() if len(distinct) > 1 else ():
-        model = jax.eval_shape(problem.init, jax.random.key(0))
+        model = shapes_of_model(problem)
         metrics: Any = jax.eval_shape(problem.evaluate, model)
         found = {"model": _shapes_of(model), "metrics": _shapes_of(metrics)}
         for name, shapes in found.items():
@@ -302,7 +302,7 @@ def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> Hy
     this: Any = hyper
     if not getattr(this, "needs_message_bits", False):
         return hyper
-    model = jax.eval_shape(problem.init, jax.random.key(0))
+    model = shapes_of_model(problem)
     return this.with_message_bits(*system.messages.bits(model, hyper))
 
 

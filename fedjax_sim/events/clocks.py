@@ -64,7 +64,7 @@ class Instant(NamedTuple):
             near = wide.astype(kind)
             is_finite = np.isfinite(near)
             rest = np.where(is_finite, wide - np.where(is_finite, near, 0), 0).astype(kind)
-            return cls(jnp.asarray(near), jnp.asarray(rest))
+            return cls(*jax.device_put((near, rest)))
         value = jnp.asarray(time, kind)
         return cls(value, jnp.zeros_like(value))
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import trees
@@ -150,18 +149,19 @@ def supervised(
         test_data, num_tests = read_arrays("test", test)
         if test_clients is not None:
             owned = [owners_of_tests(names, test_clients, num_tests)]
+    prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
     problem = Supervised(
         data=data,
         test_data=test_data,
-        index=jnp.zeros((1, 1), "int32"),
-        counts=jnp.ones(1, "int32"),
+        index=trees.as_array([[0]], "int32"),
+        counts=trees.as_array([1], "int32"),
         model=model,
         loss_of=loss,
         metrics=tuple((name, _metric(each)) for name, each in (metrics or {}).items()),
         mask_of=mask,
         prepare=Preparation(prepare),
         augmentation=augment,
-        prior_precision=None if prior_precision is None else jnp.float32(prior_precision),
+        prior_precision=prior,
         per_client=per_client,
         client_ids=names,
         test_block=test_block,
@@ -272,7 +272,7 @@ def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
     """
     if start is None and frozen is None:
         return problem
-    drawn = jax.eval_shape(problem.init, jax.random.key(0))
+    drawn = trees.shapes_of_model(problem)
     names, leaves = trees.paths_of(drawn), jax.tree.leaves(drawn)
     given = dict(zip(trees.paths_of(start), jax.tree.leaves(start), strict=True))
     for name in given.keys() - set(names):
@@ -296,7 +296,7 @@ def with_start(problem: Any, start: Params | None, frozen: Any) -> Any:
 
     def part(is_frozen: bool) -> Params:
         chosen = [
-            jnp.asarray(given[name], leaf.dtype) if name in given and flag == is_frozen else None
+            trees.as_array(given[name], leaf.dtype) if name in given and flag == is_frozen else None
             for name, leaf, flag in zip(names, leaves, flags, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(drawn), chosen)
@@ -329,8 +329,8 @@ def _test_on_held_out(made: list[Supervised], tests: Sequence[Partition]) -> lis
     return [
         dataclasses.replace(
             problem,
-            test_rows=jnp.asarray(np.pad(row, (0, most - len(row))), "int32"),
-            num_tests=jnp.int32(len(row)),
+            test_rows=trees.as_array(np.pad(row, (0, most - len(row))), "int32"),
+            num_tests=trees.as_array(len(row), "int32"),
         )
         for problem, row in zip(made, rows, strict=True)
     ]

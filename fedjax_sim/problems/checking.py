@@ -104,16 +104,12 @@ def _outputs_for(problem: Supervised, inputs: Any) -> Any:
                 raise ConfigError("collection of the network's variables", name, allowed)
 
     def outputs_in(train: bool) -> Any:
-        key = jax.random.key(0)
-        rngs = {"dropout": key, "quantize": key} if train else None
-        return jax.eval_shape(
-            lambda problem, params, x: outputs_of(
-                model, problem.parameters(params), x, train=train, rngs=rngs
-            ),
-            problem,
-            params,
-            inputs,
-        )
+        def compute(problem: Supervised, params: Any, x: Any) -> Any:
+            key = jax.random.key(0)
+            rngs = {"dropout": key, "quantize": key} if train else None
+            return outputs_of(model, problem.parameters(params), x, train=train, rngs=rngs)
+
+        return jax.eval_shape(compute, problem, params, inputs)
 
     outputs = outputs_in(train=False)
     # Without a switch local steps and evaluations make the same call.

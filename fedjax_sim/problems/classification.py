@@ -23,6 +23,7 @@ from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entrop
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.trees import as_array
 from fedjax_sim.types import Array, Key, Model, Params
 
 CLIENT_TESTS = 200
@@ -243,18 +244,18 @@ def make_classifications(
         if np.shape(value) not in ((), (channels,)):
             raise ConfigError(name, value, f"one number, or {channels}: one per channel")
     check_data(dataset)
-    prior = None if prior_precision is None else jnp.asarray(prior_precision, "float32")
+    prior = None if prior_precision is None else as_array(prior_precision, "float32")
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
     problem = Classification(
         data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
         test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
-        index=jnp.zeros((1, 1), "int32"),
-        counts=jnp.ones(1, "int32"),
+        index=as_array([[0]], "int32"),
+        counts=as_array([1], "int32"),
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)), *classes),
-        prepare=Normalisation(jnp.asarray(mean, "float32"), jnp.asarray(std, "float32")),
+        prepare=Normalisation(as_array(mean, "float32"), as_array(std, "float32")),
         augmentation=None if augmentation is None else OfImages(augmentation),
         prior_precision=prior,
         per_client=per_client,
@@ -268,7 +269,7 @@ def make_classifications(
 
 
 def _labels(labels: np.ndarray) -> Array:
-    return jnp.asarray(np.asarray(labels, "int32"))
+    return as_array(labels, "int32")
 
 
 def check_data(dataset: Dataset) -> None:

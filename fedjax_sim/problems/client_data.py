@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, Seed, checked
@@ -19,6 +18,7 @@ from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
 from fedjax_sim.partition.parts import gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import as_array
 from fedjax_sim.types import Array
 
 LOOKED_AT = 10**8
@@ -99,7 +99,7 @@ def pad_partitions(
     for partition in partitions:
         padding = ((0, 0), (0, width - partition.index.shape[1]))
         index = np.pad(np.asarray(partition.index, "int32"), padding)
-        counts = jnp.asarray(partition.counts, "int32")
+        counts = as_array(partition.counts, "int32")
         padded.append((on_device("table of the clients' examples", index), counts))
     return padded
 
@@ -189,7 +189,7 @@ def on_device(name: str, array: Any) -> Array:
         # A CPU would take memory until the process is killed.
         if device.platform == "cpu" and needed > LOOKED_AT and needed > free_on_host():
             raise MemoryError
-        return jnp.asarray(array).block_until_ready()
+        return as_array(array).block_until_ready()
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         allowed = "such that it fits in the free memory of the device"
         if device.platform == "cpu":

@@ -18,7 +18,7 @@ from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import check_data
 from fedjax_sim.problems.client_data import check_tests, pad_partitions
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import in_32_bits
+from fedjax_sim.trees import as_array, in_32_bits
 from fedjax_sim.types import Array, Key
 
 
@@ -197,11 +197,11 @@ def make_logistic(
     def with_intercept(images: np.ndarray) -> Array:
         scale = 255 if np.asarray(images).dtype == np.uint8 else 1
         flat = np.asarray(images, dtype).reshape(len(images), -1) / scale
-        return jnp.asarray(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
+        return as_array(np.concatenate([flat, np.ones((len(flat), 1))], axis=1), dtype)
 
     inputs, test_inputs = with_intercept(dataset.train_images), with_intercept(dataset.test_images)
-    labels = jnp.asarray(dataset.train_labels, dtype)
-    test_labels = jnp.asarray(dataset.test_labels, "int32")
+    labels = as_array(dataset.train_labels, dtype)
+    test_labels = as_array(dataset.test_labels, "int32")
     return Logistic(
         inputs=inputs,
         labels=labels,
@@ -209,7 +209,7 @@ def make_logistic(
         test_labels=test_labels,
         index=index,
         counts=counts,
-        prior_precision=jnp.asarray(prior_precision, dtype),
+        prior_precision=as_array(prior_precision, dtype),
         start=jnp.zeros(inputs.shape[1], dtype),
         test_index=test_index,
         test_counts=test_counts,

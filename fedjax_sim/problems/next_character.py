@@ -8,7 +8,6 @@ Dimension letters: `N` clients, `B` sequences of a mini-batch, `n` training and 
 
 from collections.abc import Callable, Mapping, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
@@ -22,6 +21,7 @@ from fedjax_sim.problems.client_data import check_partition, on_device
 from fedjax_sim.problems.losses import Metric, cross_entropy
 from fedjax_sim.problems.supervision import Preparation, Supervised
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import as_array
 from fedjax_sim.types import Array, Model, Params
 
 EVALUATED_AT_ONCE = 100
@@ -105,8 +105,8 @@ def make_next_characters(
     problem = NextCharacter(
         data=on_device("train_sequences", dataset.train_sequences),
         test_data=on_device("test_sequences", dataset.test_sequences),
-        index=jnp.zeros((1, 1), "int32"),
-        counts=jnp.ones(1, "int32"),
+        index=as_array([[0]], "int32"),
+        counts=as_array([1], "int32"),
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)),),

@@ -74,6 +74,7 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     EMPTY,
     Array,
@@ -457,7 +458,7 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
     """
     clients = np.asarray(delay_sizes(hyper), np.int64)
     each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
-    up, down = member_bits(jax.eval_shape(problem.init, jax.random.key(0)), hyper)
+    up, down = member_bits(shapes_of_model(problem), hyper)
     messages = each.sum(axis=1)
     return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
 

@@ -21,6 +21,7 @@ from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.server.approximation import broadcast_bits
 from fedjax_sim.settings import choice, real, struct
 from fedjax_sim.streams import stream
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     Array,
     Event,
@@ -146,7 +147,7 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     Args:
       timeline: One lane's schedule.
     """
-    statistics = jax.eval_shape(problem.init, jax.random.key(0))
+    statistics = shapes_of_model(problem)
     senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
     up = senders * hyper.memories.compression.bits(
         statistics.size, word=8 * statistics.dtype.itemsize

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_sim.checking import checked, unchecked
@@ -11,6 +10,7 @@ from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.server.robustness import check_numbers, check_reports
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Timeline, full_precision_bits
 
 
@@ -48,7 +48,7 @@ def report_messages(
     def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
         if isinstance(hyper.messages.downlink, Identity):
             return None
-        model = jax.eval_shape(problem.init, jax.random.key(0))
+        model = shapes_of_model(problem)
         reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
         return reports * bits(model, hyper)[0], count_downlink(
             hyper, timeline, (down or up)(model, hyper)

@@ -53,6 +53,7 @@ from fedjax_sim.timelines import (
     schedule_group_arrivals,
 )
 from fedjax_sim.timelines.presets import GROUPS, preset
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     Algorithm,
     Event,
@@ -134,7 +135,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
 
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
-    model = jax.eval_shape(problem.init, jax.random.key(0))
+    model = shapes_of_model(problem)
     reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
     up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
     return reports * up, count_downlink(hyper, timeline, model)

@@ -8,7 +8,6 @@ every client evaluates all its examples and sends their mean statistics uncompre
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -17,6 +16,7 @@ from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
 from fedjax_sim.timelines.presets import EM, preset
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -74,7 +74,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
 
 def count_bits(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent at each tick, `i64[T]` each: statistics up, S and theta down."""
-    message = full_precision_bits(jax.eval_shape(problem.init, jax.random.key(0)))
+    message = full_precision_bits(shapes_of_model(problem))
     up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
     return up, broadcast_bits(problem, timeline)
 

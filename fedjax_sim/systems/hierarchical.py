@@ -88,6 +88,7 @@ from fedjax_sim.timelines import (
     schedule_group_rounds,
 )
 from fedjax_sim.timelines.presets import GROUPS, preset
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -204,7 +205,7 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     num_ticks = timeline.clients.shape[0]
     is_last = np.arange(num_ticks) % hyper.clock.ticks_per_round == hyper.clock.ticks_per_round - 1
     messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
-    model = jax.eval_shape(problem.init, jax.random.key(0))
+    model = shapes_of_model(problem)
     down = min(count_message_bits(hyper.messages.downlink, model), full_precision_bits(model))
     up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
     return messages * up, messages * down

@@ -43,6 +43,7 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_precision_bits
 
 
@@ -121,7 +122,7 @@ def count_bits_of_clients(
       The bits that each slot's client sends and receives, `i64[T, S]` each, and those that the
       candidates send and receive together who stand in no slot, `i64[T, 2]`.
     """
-    model = jax.eval_shape(problem.init, jax.random.key(0))
+    model = shapes_of_model(problem)
     is_chosen = timeline.clients != EMPTY
     num_chosen = is_chosen.sum(axis=1, dtype=np.int64)
     delays, table = hyper.delays, hyper.delays.client_table

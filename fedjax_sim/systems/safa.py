@@ -72,6 +72,7 @@ from fedjax_sim.timelines.live import (
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
 from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -292,7 +293,7 @@ def handed_out(hyper: Hyper, timeline: Timeline) -> Timeline:
 
 def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits that each client sends and receives at each tick: `i64[T, N]` each."""
-    model = jax.eval_shape(problem.init, jax.random.key(0))
+    model = shapes_of_model(problem)
     up = np.zeros((len(timeline.time), hyper.num_clients), np.int64)
     rounds, slots = np.nonzero(timeline.clients != EMPTY)
     message = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)

@@ -17,7 +17,7 @@ from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import CONVOLUTIONS, MLP, LogisticRegression
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import evaluation, make_classification
-from fedjax_sim.systems import langevin
+from fedjax_sim.systems import fedavg, langevin
 from fedjax_sim.targets import tracing_for
 
 KEY = jax.random.key(0)
@@ -40,6 +40,32 @@ def test_evaluation_in_batches_is_evaluation_of_the_whole() -> None:
     batches = problem.replace(test_block=100).evaluate(params)
     assert batches["accuracy"] == whole["accuracy"]
     np.testing.assert_allclose(batches["loss"], whole["loss"], rtol=1e-5)
+
+
+def test_few_programs_are_compiled(compiled: list[str]) -> None:
+    """None for the problems, whatever their shapes; five for a call.
+
+    They draw schedules, stack the partitions, begin, replay, and find the final models.
+    """
+    digits = datasets.load("digits")
+    small = digits._replace(train_images=digits.train_images[:91], train_labels=np.arange(91) % 10)
+    splits = [iid(small.train_labels, num_clients=6, seed=seed) for seed in range(2)]
+    made = problems.make_classifications(MLP((3,), 10), small, splits, prior_precision=2.5)
+    assert compiled == []
+    hyper = fedavg.Hyper(num_clients=6, num_selected=2, local_steps=2, batch_size=3)
+    fedjax_sim.sweep(fedavg.system, made, hyper, seeds=2, budget=fedjax_sim.Ticks(3), num_evals=1)
+    assert len(compiled) == 5, compiled
+
+
+def test_an_array_of_a_users_may_change_later() -> None:
+    """What is put on a device has numbers of its own there."""
+    images = np.zeros((64, 4, 4, 1), "float32")
+    labels = np.arange(64) % 2
+    dataset = Dataset(images, labels, images.copy(), labels, 2, "zeros")
+    split = iid(labels, num_clients=2, seed=0)
+    problem = problems.make_classification(LogisticRegression(2), dataset, split)
+    images[:] = 1
+    assert not np.asarray(problem.data[0]).any()
 
 
 def test_chance_is_what_the_best_constant_guess_attains() -> None:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import EMPTY, Budget, Energy, Params, System, Timeline
 
 
@@ -100,7 +100,7 @@ def _energy_of(
     system: System, budget: Energy, lanes: Sequence[Lane], timeline: Timeline
 ) -> np.ndarray:
     """Compute the energy of each tick of a schedule, which must be that of all of its lanes."""
-    model = jax.eval_shape(lambda: lanes[0].problem.init(jax.random.key(0)))
+    model = shapes_of_model(lanes[0].problem)
     found = [energy_of_ticks(system, lane.problem, lane.hyper, model, timeline) for lane in lanes]
     assert found[0] is not None
     if any(not np.array_equal(each, found[0]) for each in found):  # type: ignore[arg-type]

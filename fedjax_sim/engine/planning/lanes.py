@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim.settings import known_values
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import AnyProblem
+from fedjax_sim.types import AnyProblem, Array
 
 
 class Lane(NamedTuple):
@@ -241,10 +241,16 @@ def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) ->
 
 def stack_problems(problems: Sequence[Any]) -> Stacked:
     """Stack problems of equal static parts. Leaves that are the same array are held once."""
-    varying, shared = [], []
     distinct, rows = distinct_objects(problems)
-    for leaves in zip(*map(jax.tree.leaves, distinct), strict=True):
-        is_shared = all(leaf is leaves[0] for leaf in leaves)
-        shared.append(leaves[0] if is_shared else None)
-        varying.append(None if is_shared else jnp.stack([leaves[row] for row in rows]))
+    leaves = list(zip(*map(jax.tree.leaves, distinct), strict=True))
+    are_shared = [all(leaf is each[0] for leaf in each) for each in leaves]
+    shared = [each[0] if one else None for each, one in zip(leaves, are_shared, strict=True)]
+    apart = [None if one else list(each) for each, one in zip(leaves, are_shared, strict=True)]
+    varying = _stack(apart, np.asarray(rows)) if any(apart) else apart
     return Stacked(varying, shared, typed_structure(problems[0]))
+
+
+@jax.jit
+def _stack(leaves: list[list[Array] | None], rows: Array) -> list[Array | None]:
+    """Stack the leaves of distinct problems for the lanes `rows`, all in one program."""
+    return [None if each is None else jnp.stack(each)[rows] for each in leaves]

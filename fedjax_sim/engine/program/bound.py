@@ -19,7 +19,7 @@ from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
 from fedjax_sim.events import check_fixed, fixing_loops
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, check, fields, value_of
-from fedjax_sim.trees import TypedStructure, is_traced, typed_structure
+from fedjax_sim.trees import TypedStructure, is_traced, shapes_of_model, typed_structure
 from fedjax_sim.types import (
     EMPTY,
     Array,
@@ -388,7 +388,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             )
             raise ConfigError(names, "changed", allowed)
         if np.isfinite(self._until.energy.value).all():
-            model = jax.eval_shape(lambda: self.problem.init(jax.random.key(0)))
+            model = shapes_of_model(self.problem)
             message = np.float32(sum(self.system.messages.bits(model, hyper)) / 8)
             if (message != np.asarray(self._until.message)).any():
                 allowed = "such that messages keep their bits, whose energy is limited"

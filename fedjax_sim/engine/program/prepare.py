@@ -31,6 +31,7 @@ from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options
 from fedjax_sim.lifecycle import say
 from fedjax_sim.settings import ConfigError, alternatives_in
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     EMPTY,
     Budget,
@@ -258,7 +259,7 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
     if isinstance(budget, Energy):
         # What a tick takes is added up in floats of the program.
         energy = budget.energy_budget * (1 + 8 * float(jnp.finfo(jnp.result_type(float)).eps))
-        model = jax.eval_shape(lambda: problem.init(jax.random.key(0)))
+        model = shapes_of_model(problem)
         different, _ = distinct_objects(hypers)
         bits = {sum(system.messages.bits(model, hyper)) for hyper in different}
         if len(bits) > 1:

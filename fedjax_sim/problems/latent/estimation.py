@@ -25,6 +25,7 @@ from fedjax_sim.problems.checking import form_of
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import Array, Key, LatentModel, Params
 
 EXAMPLES_AT_ONCE = 4096
@@ -285,7 +286,7 @@ def make_estimations(
         try:
             problem = dataclasses.replace(problem, model=model.with_data(*problem._pooled()))
             if not problems:
-                jax.eval_shape(problem.init, jax.random.key(0))
+                shapes_of_model(problem)
         except ConfigError:
             raise
         except Exception as error:  # Whatever a model raises.
