@@ -53,7 +53,9 @@ def test_few_programs_are_compiled(compiled: list[str]) -> None:
     made = problems.make_classifications(MLP((3,), 10), small, splits, prior_precision=2.5)
     assert compiled == []
     hyper = fedavg.Hyper(num_clients=6, num_selected=2, local_steps=2, batch_size=3)
-    fedjax_sim.sweep(fedavg.system, made, hyper, seeds=2, budget=fedjax_sim.Ticks(3), num_evals=1)
+    alone = Layout(lane_devices=1, client_devices=1)
+    ticks = fedjax_sim.Ticks(3)
+    fedjax_sim.sweep(fedavg.system, made, hyper, seeds=2, budget=ticks, num_evals=1, layout=alone)
     assert len(compiled) == 5, compiled
 
 
