@@ -43,9 +43,9 @@ def test_evaluation_in_batches_is_evaluation_of_the_whole() -> None:
 
 
 def test_few_programs_are_compiled(compiled: list[str]) -> None:
-    """None for the problems, whatever their shapes; five for a call.
+    """None for the problems, whatever their shapes; four for a call.
 
-    They draw schedules, stack the partitions, begin, replay, and find the final models.
+    They draw schedules, begin, replay, and find the final models.
     """
     digits = datasets.load("digits")
     small = digits._replace(train_images=digits.train_images[:91], train_labels=np.arange(91) % 10)
@@ -56,7 +56,7 @@ def test_few_programs_are_compiled(compiled: list[str]) -> None:
     alone = Layout(lane_devices=1, client_devices=1)
     ticks = fedjax_sim.Ticks(3)
     fedjax_sim.sweep(fedavg.system, made, hyper, seeds=2, budget=ticks, num_evals=1, layout=alone)
-    assert len(compiled) == 5, compiled
+    assert len(compiled) == 4, compiled
 
 
 def test_an_array_of_a_users_may_change_later() -> None:

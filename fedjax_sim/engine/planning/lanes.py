@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_sim.settings import known_values
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import AnyProblem, Array
+from fedjax_sim.types import AnyProblem
 
 
 class Lane(NamedTuple):
@@ -241,16 +241,18 @@ def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) ->
 
 def stack_problems(problems: Sequence[Any]) -> Stacked:
     """Stack problems of equal static parts. Leaves that are the same array are held once."""
+    varying, shared = [], []
     distinct, rows = distinct_objects(problems)
-    leaves = list(zip(*map(jax.tree.leaves, distinct), strict=True))
-    are_shared = [all(leaf is each[0] for leaf in each) for each in leaves]
-    shared = [each[0] if one else None for each, one in zip(leaves, are_shared, strict=True)]
-    apart = [None if one else list(each) for each, one in zip(leaves, are_shared, strict=True)]
-    varying = _stack(apart, np.asarray(rows)) if any(apart) else apart
+    for leaves in zip(*map(jax.tree.leaves, distinct), strict=True):
+        is_shared = all(leaf is leaves[0] for leaf in leaves)
+        shared.append(leaves[0] if is_shared else None)
+        varying.append(None if is_shared else _stack([leaves[row] for row in rows]))
     return Stacked(varying, shared, typed_structure(problems[0]))
 
 
-@jax.jit
-def _stack(leaves: list[list[Array] | None], rows: Array) -> list[Array | None]:
-    """Stack the leaves of distinct problems for the lanes `rows`, all in one program."""
-    return [None if each is None else jnp.stack(each)[rows] for each in leaves]
+def _stack(leaves: list[Any]) -> Any:
+    """Stack leaves of lanes: on the host, which compiles nothing, if NumPy has their type."""
+    kind = jax.typeof(leaves[0])
+    if kind.weak_type or jnp.issubdtype(kind.dtype, jax.dtypes.extended):
+        return jnp.stack(leaves)
+    return np.stack([np.asarray(leaf, kind.dtype) for leaf in leaves])
