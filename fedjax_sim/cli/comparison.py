@@ -14,6 +14,7 @@ from fedjax_sim.cli.arguments import (
 )
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
+from fedjax_sim.lifecycle import say
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.summaries import label_of
 from fedjax_sim.settings import (
@@ -142,22 +143,28 @@ def resolve_contenders(
             "one, as the partition follows it",
         )
     drafts = [_contender(system, texts, defaults) for system in systems]
-    used = set().union(
-        *(_used(settings, draft) for settings, draft in zip(known, drafts, strict=True))
-    )
+    used = set().union(*map(_used, drafts))
     found = []
     for system, draft in zip(systems, drafts, strict=True):
-        left_to_others = used - _used(names_of(system.Hyper), draft)
+        left_to_others = used - _used(draft)
         applied = {name: values for name, values in texts.items() if name not in left_to_others}
         found.append(_contender(system, applied, defaults))
         check_all([hyper for _, hyper in found[-1].points()])
+    of_some: dict[str, list[str]] = {}
+    for name in texts:
+        users = [each.system.name for each in found if name in _used(each)]
+        if len(users) < len(found):
+            of_some.setdefault(", ".join(users), []).append(name)
+    if of_some:
+        groups = [f"for {users} only: {', '.join(own)}" for users, own in of_some.items()]
+        say(f"set {'; '.join(groups)}.")
     return found
 
 
-def _used(names: Mapping[str, str], draft: Contender) -> set[str]:
+def _used(draft: Contender) -> set[str]:
     """Return those names of settings that have an effect."""
     unused = draft.unused_settings()
-    return {name for name, full in names.items() if full not in unused}
+    return {name for name, full in names_of(draft.system.Hyper).items() if full not in unused}
 
 
 def _contender(system: System, texts: Mapping[str, list[str]], defaults: Defaults) -> Contender:

@@ -459,6 +459,8 @@ def test_a_users_data_with_partition_and_trace(call, tmp_path):
         "server_wait=4",
         "--set",
         "server_interact=3",
+        said="fedjax-sim: set for quafl only: num_selected, server_wait, server_interact; "
+        "for fedbuff only: buffer_size.\n",
     )
     assert out.startswith("own, partition dirichlet")
 
