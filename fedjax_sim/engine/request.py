@@ -30,6 +30,7 @@ from fedjax_sim.settings import (
     DefaultCount,
     check_all,
     full_name,
+    groups,
     names_of,
     plain,
     value_of,
@@ -339,8 +340,10 @@ def check_call(
     if options.keep.client_variance and system.live is not None:
         allowed = f"False for {system.name}: what clients hold is known from planned schedules only"
         raise ConfigError("client_variance", True, allowed)
+    owners = [field.name for field in groups(system.Hyper)]
     for name, values in grid.settings.items():
-        full_name(system.Hyper, name)
+        if name not in owners:
+            full_name(system.Hyper, name)
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
@@ -417,7 +420,8 @@ def _model_of(start: Run | Params, lane: Lane) -> Params:
         return start.models
 
     def setting(name: str) -> Any:
-        known = names_of(type(lane.hyper))
+        kind = type(lane.hyper)
+        known = {**names_of(kind), **{field.name: field.name for field in groups(kind)}}
         return value_of(lane.hyper, known[name]) if name in known else None
 
     wanted = {

@@ -136,7 +136,8 @@ def sweep(
         the seed. Arrays that problems share are held once on the device.
       hyper: The system's settings; its defaults if None.
       seeds: Number of seeds, counted from 0, or a list of different seeds from 0 to 2^31 - 1.
-      settings: Swept settings: names of fields of `hyper` and the values that each takes.
+      settings: Swept settings: names of settings of `hyper`, or of its groups such as `delays`, and
+        the values that each takes.
       budget: How long each run lasts: `Ticks` for server actions, `Time` for virtual time, or
         `Energy` of the clients.
       num_evals: Largest number of evaluations, after equal numbers of ticks, in addition to the
@@ -223,9 +224,11 @@ def _run(
 
 def _say_what_compiles(system: System, grid: Grid, hypers: Sequence[Any]) -> None:
     """Name the swept settings of which each value has a program of its own."""
-    known = names_of(system.Hyper)
+    known, held = names_of(system.Hyper), fields(system.Hyper)
     for name in grid.settings:
-        if not is_traced(fields(system.Hyper)[known[name]]):
-            num = len({text_of(value_of(hyper, known[name])) for hyper in hypers})
-            if num > 1:
-                say(f"each of the {num} values of {name} compiles a program of {system.name}.")
+        # Of a group those of its settings that are static.
+        names = [known[name]] if name in known else [n for n in held if n.startswith(f"{name}.")]
+        static = [each for each in names if not is_traced(held[each])]
+        num = len({tuple(text_of(value_of(hyper, n)) for n in static) for hyper in hypers})
+        if num > 1:
+            say(f"each of the {num} values of {name} compiles a program of {system.name}.")

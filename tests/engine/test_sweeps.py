@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import xarray as xr
 from flax import struct
 
 import fedjax_sim
@@ -244,6 +246,39 @@ def test_a_class_that_is_defined_again_is_another_program(small: Callable) -> No
     both = fedjax_sim.sweep(FEDAVG, [first, second], hyper, seeds=2, **options)
     assert both.curves.value.isel(eval=-1).values.tolist() == [1.0, 2.0]
     np.testing.assert_allclose(both.models, [[1.0] * 3, [2.0] * 3])
+
+
+def test_a_group_of_settings_is_swept_as_a_whole(
+    regression: Callable, small: Callable, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Labelled by what was changed; a run is read again, and others start from it."""
+    slow = small(FAVANO).delays.replace(rate_slow=0.2)
+    laws = [slow, slow.replace(runtime_law="runtime_exp")]
+    made = (FAVANO, regression(), small(FAVANO))
+    options: dict[str, Any] = {"budget": fedjax_sim.Ticks(3), "num_evals": 1, "layout": LAYOUT}
+    run = fedjax_sim.sweep(*made, settings={"delays": laws, "lr": [0.05, 0.2]}, **options)
+    assert "each of the 2 values of delays compiles" in capsys.readouterr().err
+    assert run.curves.loss.dims == ("delays", "lr", "seed", "eval")
+    assert "runtime_geom" in run.curves.delays.values[0]
+    by_name = fedjax_sim.sweep(
+        *made,
+        settings={"rate_slow": [0.2], "runtime_law": [law.runtime_law for law in laws]},
+        **options,
+    )
+    found = run.curves.loss.isel(lr=0)
+    np.testing.assert_array_equal(found, by_name.curves.loss.isel(rate_slow=0))
+    run.save(tmp_path / "run")
+    again = fedjax_sim.load(tmp_path / "run")
+    xr.testing.assert_identical(again.curves, run.curves)
+    assert [hyper.delays for hyper in again.hypers] == [laws[0], laws[0], laws[1], laws[1]]
+    later = fedjax_sim.sweep(
+        *made, settings={"delays": laws[1:], "lr": [0.2]}, start=again, **options
+    )
+    np.testing.assert_allclose(
+        later.curves.loss.values[0, 0, 0, 0], run.curves.loss.values[1, 1, 0, -1], rtol=1e-6
+    )
+    with pytest.raises(fedjax_sim.ConfigError, match="delays is 'uniform', but must be"):
+        fedjax_sim.sweep(*made, settings={"delays": ["uniform"]}, **options)
 
 
 def test_a_lane_that_diverges_is_reported_and_does_not_disturb_others(
