@@ -149,7 +149,12 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
 
         named = re.findall(r"[^\[\], ]+", "".join(re.findall(r"\[.*?\]", kind.words)))
         known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
-        raise ConfigError(name, value, kind.words + (f" with {', '.join(known)}" * bool(known)))
+        allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
+        if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
+            meant = [each for each, held in vars(value).items() if kind.accepts(held, lengths)]
+            module = value.__name__.rpartition(".")[2]
+            allowed += f" (did you mean {module}.{meant[0]}?)" if len(meant) == 1 else ""
+        raise ConfigError(name, value, allowed)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         from fedjax_sim.settings import check_known
 

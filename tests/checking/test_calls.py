@@ -1,6 +1,7 @@
 """The decorator `checked`: what each kind of annotation allows, and what it leaves as it is."""
 
 import inspect
+import math
 import pickle
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ import numpy.typing as npt
 import pytest
 from flax import linen, struct
 
+import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.checking import Count, Limit, OneOf, Probability, checked, shape
+from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import Arrivals
 from fedjax_sim.types import Array, Key
 
@@ -210,3 +213,11 @@ def test_long_values_are_cut() -> None:
     with pytest.raises(ConfigError) as caught:
         check(list(range(1000)))
     assert len(str(caught.value)) < 300
+
+
+def test_a_module_gets_what_it_has_of_the_kind() -> None:
+    """`fedavg` is a module, whose system is `fedavg.system`."""
+    with pytest.raises(ConfigError, match=r"but must be a System \(did you mean fedavg.system\?\)"):
+        fedjax_sim.sweep(fedavg, None, budget=fedjax_sim.Ticks(1))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="but must be a System.$"):
+        fedjax_sim.sweep(math, None, budget=fedjax_sim.Ticks(1))  # type: ignore[arg-type]
