@@ -219,5 +219,5 @@ def test_a_module_gets_what_it_has_of_the_kind() -> None:
     """`fedavg` is a module, whose system is `fedavg.system`."""
     with pytest.raises(ConfigError, match=r"but must be a System \(did you mean fedavg.system\?\)"):
         fedjax_sim.sweep(fedavg, None, budget=fedjax_sim.Ticks(1))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="but must be a System.$"):
+    with pytest.raises(ConfigError, match=r"but must be a System\.$"):
         fedjax_sim.sweep(math, None, budget=fedjax_sim.Ticks(1))  # type: ignore[arg-type]
