@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, Seed, Share, Whole, checked
 from fedjax_sim.partition.parts import (
+    ROUNDING,
     Partition,
     check_labels,
     check_most,
@@ -136,7 +137,7 @@ def label_groups(
                 )
             parts.append(examples[: group_size * size].reshape(group_size, size))
         rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
-    kept = [row[int(held_out * len(row)) :] for row in rows]
+    kept = [row[int(held_out * len(row) + ROUNDING) :] for row in rows]
     return gather_by_owner(
         np.concatenate(kept),
         np.repeat(np.arange(num_clients), [len(row) for row in kept]),

@@ -17,14 +17,12 @@ import numpy as np
 from fedjax_sim.checking import Count, Seed, checked
 from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
-from fedjax_sim.partition.parts import gather_by_owner, make_generator
+from fedjax_sim.partition.parts import ROUNDING, gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array
 
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
-ROUNDING = 1e-9
-"""What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
 
 
 @checked
