@@ -65,16 +65,17 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count
     )
 
 
-def make_generator(seed: int) -> np.random.Generator:
+def make_generator(seed: int, name: str = "partition") -> np.random.Generator:
     """Make the generator of a partition's random numbers, from a stream used for nothing else.
 
     Args:
       seed: Whole number of at least 0.
+      name: Name of the stream.
 
     Returns:
       The generator. Equal seeds give equal draws.
     """
-    return np.random.default_rng([int(seed), zlib.crc32(b"partition")])
+    return np.random.default_rng([int(seed), zlib.crc32(name.encode())])
 
 
 def check_labels(labels: np.ndarray) -> np.ndarray:

@@ -150,7 +150,7 @@ def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition,
     """
     if not 0 < share < 1:
         raise ConfigError("test", share, "data, or a share above 0 and below 1")
-    random = make_generator(seed)
+    random = make_generator(seed, "hold_out")
     owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for row, count in zip(np.asarray(partition.index), np.asarray(partition.counts), strict=True):
         mixed = random.permutation(row[:count])
