@@ -539,6 +539,21 @@ def test_timeline_needs_no_training(call, tmp_path, monkeypatch):
     np.testing.assert_allclose(groups(folder)["fedbuff"].influence.sum("client"), 1)
 
 
+@pytest.mark.filterwarnings("error")
+def test_schedules_may_have_no_report(call, tmp_path):
+    """As with a deadline that nobody meets."""
+    words = ("--preset", "paper", "--seeds", "2", "--time-budget", "20", "--out", "when")
+    out = call("timeline", "fedavg", *words, "--set", "deadline=1e-6")
+    assert "nan" not in out
+    facts = read_json(tmp_path / "when" / "summary.json")["systems"]["fedavg"]
+    assert (facts["staleness_mean"], facts["staleness_max"], facts["reports_per_tick"]) == (
+        None,
+        0,
+        0,
+    )
+    assert (tmp_path / "when" / "timeline.png").stat().st_size > 1000
+
+
 def test_groups_are_drawn_and_swept(call, tmp_path):
     """A delay may be one number per group. The schedule names groups, not clients."""
     words = (
