@@ -13,6 +13,7 @@ from fedjax_sim.partition.parts import (
     check_labels,
     check_most,
     cut_classes_until_enough,
+    draw_shares,
     gather_by_owner,
     make_generator,
     pack_equal_rows,
@@ -295,8 +296,8 @@ def pachinko(
     index = np.empty((num_clients, size), np.int32)
     left = np.array([len(each) for each in examples])
     for client in range(num_clients):
-        shares = rng.dirichlet(np.full(len(children), alpha))
-        within = [rng.dirichlet(np.full(len(each), beta)) for each in children]
+        shares = draw_shares(rng, len(children), alpha)
+        within = [draw_shares(rng, len(each), beta) for each in children]
         for place in range(size):
             group = _draw(rng, shares, np.bincount(coarse, weights=left) > 0)
             c = children[group][_draw(rng, within[group], left[children[group]] > 0)]

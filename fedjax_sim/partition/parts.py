@@ -140,10 +140,17 @@ def cut_classes(
     Returns:
       `i[C, owners]`, numbers of examples. Each row sums to the size of its class.
     """
-    cuts = np.cumsum(rng.dirichlet(np.full(num_owners, alpha), len(sizes)), axis=1) * sizes[:, None]
+    shares = np.stack([draw_shares(rng, num_owners, alpha) for _ in sizes])
+    cuts = np.cumsum(shares, axis=1) * sizes[:, None]
     cuts = np.minimum(cuts.astype(int), sizes[:, None])
     cuts[:, -1] = sizes
     return np.diff(cuts, axis=1, prepend=0)
+
+
+def draw_shares(rng: np.random.Generator, num: int, alpha: float) -> np.ndarray:
+    """Draw shares from a symmetric Dirichlet distribution of concentration alpha: `f64[num]`."""
+    # Sums of larger numbers would be infinite, and the shares nan.
+    return rng.dirichlet(np.full(num, min(alpha, 1e300)))
 
 
 def sort_by_label(labels: np.ndarray, examples: np.ndarray) -> np.ndarray:
