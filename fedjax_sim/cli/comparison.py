@@ -57,10 +57,12 @@ class Contender(NamedTuple):
             dict(zip(self.swept, values, strict=True))
             for values in itertools.product(*self.swept.values())
         ]
-        return [
-            (label_of(self.system.name, point), self.hyper.replace(**point))
-            for point in combinations
-        ]
+        labels = [label_of(self.system.name, point) for point in combinations]
+        if len(set(labels)) < len(labels):  # Numbers that differ in their last digits.
+            exact = [{name: str(value) for name, value in point.items()} for point in combinations]
+            labels = [label_of(self.system.name, point) for point in exact]
+        hypers = [self.hyper.replace(**point) for point in combinations]
+        return list(zip(labels, hypers, strict=True))
 
     def unused_settings(self) -> set[str]:
         """List the full names of settings that have no effect at any of the points."""

@@ -180,7 +180,8 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
     Returns:
       Who holds which test sequences, with the same clients.
     """
-    row_of = np.full(len(text.speakers), -1)
+    # One place more, for the number -1 of test sequences whose speaker has no training sequences.
+    row_of = np.full(len(text.speakers) + 1, -1)
     row_of[text.train_speakers[natural.index[:, 0]]] = np.arange(len(natural.counts))
     rows = np.flatnonzero(row_of[text.test_speakers] >= 0)
     return gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))

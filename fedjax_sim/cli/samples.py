@@ -21,7 +21,7 @@ def calibration_figures(
     """Draw reliability.png: accuracy against confidence of predictions averaged over samples.
 
     Averages are over the evaluations after the initial one and over seeds, of each setting alone.
-    The legend has their expected calibration error.
+    The legend has their expected calibration error. Failed lanes are left out.
 
     Args:
       runs: What `sweep` returned by system, with kept models.
@@ -38,9 +38,12 @@ def calibration_figures(
         if not (hasattr(problem, "predict") and hasattr(problem, "test_labels")):
             continue
         averages = average_predictions(problem, run.samples).probabilities
-        points = [point for point, _ in settings_of(run.curves)]
-        for point, average in zip(points, np.split(averages, len(points)), strict=True):
-            probabilities = jnp.asarray(average.mean(axis=0))
+        points = list(settings_of(run.curves))
+        for (point, lanes), average in zip(points, np.split(averages, len(points)), strict=True):
+            good = ~lanes["failed"].values
+            if not good.any():
+                continue
+            probabilities = jnp.asarray(average[good].mean(axis=0))
             scores = jax.tree.map(float, score_predictions(probabilities, problem.test_labels))
             label = f"{label_of(name, point)}, calibration error {scores['ece']:.3f}"
             found[label] = reliability(probabilities, problem.test_labels)

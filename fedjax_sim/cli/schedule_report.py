@@ -154,7 +154,7 @@ def cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
     """Tabulate the facts of all entries: titles of columns, and the cells of each row."""
 
     def cell(name: str, value: float | None) -> str:
-        if value is None:
+        if value is None or np.isnan(value):
             return "-"
         return f"{value:.0%}" if name in SHARES else f"{value:.4g}"
 
@@ -210,7 +210,7 @@ def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> 
     if is_fast is not None:
         fast = {
             "fast_clients": float(is_fast.mean()),
-            "fast_reports": float(is_fast[clients].mean()),
+            "fast_reports": float(is_fast[clients].mean()) if len(clients) else np.nan,
             "fast_steps": float(steps[is_fast[clients]].sum() / max(steps.sum(), 1)),
             "fast_influence": float(shares[is_fast].sum()),
         }
@@ -221,8 +221,8 @@ def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> 
         "local_steps": int(steps.sum()),
         "reports_per_tick": len(clients) / num_ticks,
         "steps_per_tick": float(steps.sum()) / num_ticks,
-        "staleness_mean": float(staleness.mean()),
-        "staleness_max": int(staleness.max()),
+        "staleness_mean": float(staleness.mean()) if len(clients) else np.nan,
+        "staleness_max": int(staleness.max(initial=0)),
         **fast,
         "jain_index": jain_index(shares),
         "entropy": entropy(shares),

@@ -129,9 +129,9 @@ def final_cells(
         for (point, lanes), final in zip(
             settings_of(data), entry.get("settings", [entry]), strict=True
         ):
-            cells = [label_of(system, point)]
+            cells, unknown = [label_of(system, point)], "diverged" if lanes["failed"].all() else "-"
             for name in shown:
-                cells.append(_mean_and_std(final["final"].get(name)))
+                cells.append(_mean_and_std(final["final"].get(name), unknown))
                 if name == "accuracy":
                     cells += _accuracy_cells(lanes, final["final"].get(name))
             cells += [f"{final['virtual_time']:.0f}", str(final["ticks"])]
@@ -176,12 +176,12 @@ def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
     return sentences
 
 
-def _mean_and_std(value: Mapping[str, float | None] | None) -> str:
+def _mean_and_std(value: Mapping[str, float | None] | None, unknown: str) -> str:
     if value is None:
         return "-"
     mean = value["mean"]
     if mean is None:
-        return "diverged"
+        return unknown
     digits = ".3f" if mean == 0 or 1e-3 <= abs(mean) < 1000 else ".3g"
     return f"{mean:{digits}} +- {value['std']:{digits}}"
 

@@ -401,7 +401,7 @@ def _received(timeline: Timeline, skip: Share) -> _Received:
     if time.ndim != 1 or clients.shape[:1] != time.shape or clients.ndim != 2:
         found = f"times {time.shape} and clients {clients.shape}"
         raise ConfigError("shapes of the timeline", found, "(T,) and (T, S), those of one lane")
-    skipped = int(skip * len(time))
+    skipped = int(skip * len(time) + 1e-9)  # 0.29 * 100 is below 29 in floating point.
     tick, slot = np.nonzero(clients[skipped:] != EMPTY)
     client, weight, version = (
         np.asarray(leaf)[skipped + tick, slot]

@@ -128,9 +128,9 @@ def _predictive(problem: Predictor, samples: Params) -> tuple[dict[str, Array], 
             return (summed, num), predictions.score_predictions(summed / num, problem.test_labels)
 
         first = jax.tree.map(lambda leaf: leaf[0], samples)
-        zeros = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(problem.predict, first)
-        )
+        one = jax.eval_shape(problem.predict, first)
+        # Long sums are kept in at least 32 bits.
+        zeros = jnp.zeros(one.shape, jnp.promote_types(one.dtype, "float32"))
         (summed, num), curves = jax.lax.scan(add, (zeros, jnp.zeros((), zeros.dtype)), samples)
         return curves, summed / num
 

@@ -43,9 +43,11 @@ def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
       labels: `i32[m]`, the right classes.
 
     Returns:
-      `f[]`, from 0 to 1.
+      `f[]`, from 0 to 1; nan if a probability is.
     """
-    return jnp.mean((jnp.argmax(probabilities, axis=-1) == labels).astype(probabilities.dtype))
+    is_right = (jnp.argmax(probabilities, axis=-1) == labels).astype(probabilities.dtype)
+    # The largest of numbers with a nan is the nan.
+    return jnp.mean(jnp.where(jnp.isnan(probabilities.max(axis=-1)), jnp.nan, is_right))
 
 
 @checked

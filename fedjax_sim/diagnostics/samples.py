@@ -7,11 +7,12 @@ dimension, so that chains of different settings are never pooled. Samples are th
 an `xarray.DataTree`. `tree.to_netcdf(path)` saves it, `xarray.open_datatree(path)` loads it, and
 `tree.sel(temperature=1.0)` chooses one setting.
 
-Parameters are named by their path in the model's pytree, joined by dots.
+Parameters are named by their path in the model's pytree, joined by dots, with "|" for "/".
 
 Dimension letters: `L` lanes, `V` evaluations of a lane, `m` examples, `K` classes.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -84,7 +85,7 @@ def to_arviz(
         draw=stats["draw"], fill_value=False
     )
     leaves = {}
-    for name, leaf in named_leaves(samples).items():
+    for name, leaf in named_leaves(samples, stats.coords).items():
         value = np.asarray(leaf).reshape(*lanes, *leaf.shape[1:])
         further = [f"{name}_dim_{i}" for i in range(leaf.ndim - 2)]
         leaves[name] = xr.DataArray(value, dims=(*settings, *SAMPLE, *further))
@@ -127,8 +128,8 @@ def predictive(
 
     Returns:
       `posterior_predictive` with the draws `y` of targets, of dimensions (settings..., chain, draw,
-      example), and for classes `probability`, with the further dimension class. With targets also
-      `log_likelihood` and `observed_data`, both `y`.
+      example), and for classes `probability`, with the further dimension class. Both are NaN for
+      samples that are not finite. With targets also `log_likelihood` and `observed_data`, both `y`.
 
     Raises:
       ConfigError: If the problem has neither function, or the run kept no models.
@@ -139,7 +140,8 @@ def predictive(
     if problem.probabilities is None and problem.simulate is None:
         raise ConfigError("problem", "without probabilities and simulate", "made with one of them")
     tree = run if isinstance(run, xr.DataTree) else to_arviz(run, burn_in=burn_in, thin=thin)
-    models, dims = _models(tree["posterior"].to_dataset(), problem)
+    posterior = tree["posterior"].to_dataset()
+    models, dims = _models(posterior, problem)
     key = jax.random.key(seed)
     found: dict[str, Any] = {}
     if problem.probabilities is not None:
@@ -160,7 +162,12 @@ def predictive(
 
         numbers = jnp.arange(int(np.prod(_sizes(dims))), dtype="int32")
         drawn = _over_samples(simulate, (models, numbers), dims, problem, inputs)
-    found["y"] = (np.asarray(drawn), ("example", *_further(drawn, len(dims) + 1)))
+    y, is_number = np.asarray(drawn), xr.apply_ufunc(np.isfinite, posterior)
+    exists = is_number.all([dim for dim in posterior.dims if dim not in dims]).to_array()
+    exists = exists.all("variable").transpose(*dims).values
+    if not exists.all():  # Whole numbers have no nan.
+        y = np.where(exists.reshape(exists.shape + (1,) * (y.ndim - len(dims))), y, np.nan)
+    found["y"] = (y, ("example", *_further(y, len(dims) + 1)))
     groups = {"posterior_predictive": _dataset(found, dims)}
     if targets is not None:
         examples = (inputs, jnp.asarray(targets))
@@ -171,13 +178,22 @@ def predictive(
     return xr.DataTree.from_dict(groups)
 
 
-def named_leaves(model: Params) -> dict[str, Any]:
-    """Name the leaves of a pytree by their paths, joined by dots; one array alone is `ONLY`."""
-    leaves = jax.tree_util.tree_flatten_with_path(model)[0]
-    return {
-        jax.tree_util.keystr(path, simple=True, separator=".") or ONLY: leaf
-        for path, leaf in leaves
-    }
+def named_leaves(model: Params, taken: Iterable[Any], alone: str = ONLY) -> dict[str, Any]:
+    """Name the leaves of a pytree by their paths, joined by dots, with "|" in place of "/".
+
+    netCDF would make groups of names with slashes. A name that is taken gets a number.
+
+    Args:
+      model: The pytree.
+      taken: Names that something else has, such as the dimensions of lanes.
+      alone: Name of one array alone.
+    """
+    named: dict[str, Any] = {}
+    others = set(map(str, taken))
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "|") or alone
+        named[f"{name} ({len(named)})" if name in {*named, *others} else name] = leaf
+    return named
 
 
 def _models(posterior: "xr.Dataset", problem: Any) -> tuple[Params, dict[str, Any]]:
@@ -186,7 +202,7 @@ def _models(posterior: "xr.Dataset", problem: Any) -> tuple[Params, dict[str, An
     Dimensions are coordinates by name, in order; R samples are those of all of them, flattened.
     """
     like = jax.eval_shape(problem.init, jax.random.key(0))
-    names = list(named_leaves(like))
+    names = list(named_leaves(like, posterior.coords))
     missing = sorted(set(names) - set(map(str, posterior)))
     if missing:
         raise ConfigError("samples", ", ".join(map(str, posterior)), "with " + ", ".join(missing))

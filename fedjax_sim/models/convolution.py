@@ -194,10 +194,7 @@ def winograd(
         return patches(lhs, rhs, window_strides, padding, **options)
     _, _, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
     _check_fit(lhs, rhs, pads, out)
-    padded = lax.pad(
-        lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)]
-    )
-    return convolve_3x3(padded, rhs, options.get("precision"))
+    return convolve_3x3(_padded(lhs, pads), rhs, options.get("precision"))
 
 
 CONVOLUTIONS: dict[str, Convolution] = {
@@ -213,7 +210,8 @@ def max_pool(x: Array, window: int = 2, *, stride: int | None = None, pad: int =
     """Take the maximum over square windows of images.
 
     The gradient of the library's pooling is slow inside a loop; this one is not. As with the
-    library's, NaN is passed on, and the gradient goes to the first of equal values.
+    library's, NaN is passed on. Of equal values the first column by column gets the gradient; the
+    library takes the first row by row.
 
     Args:
       x: Images `[..., H, W, C]`.
@@ -596,7 +594,7 @@ def _sum_of_shifts(geometry: _Geometry, x: Array, kernel: Array) -> Array:
     kind = jnp.result_type(x, kernel)
     wide = jnp.promote_types(kind, "float32")
     x, kernel = x.astype(wide), kernel.astype(wide)
-    padded, channels = jnp.pad(x, ((0, 0), *geometry.pads, (0, 0))), x.shape[-1]
+    padded, channels = _padded(x, geometry.pads), x.shape[-1]
     shifted = []
     for place in itertools.product(*map(range, geometry.window)):
         begin = [i * step for i, step in zip(place, geometry.dilation, strict=True)]
@@ -627,13 +625,19 @@ def _images_at_once(x: Array, kernel: Array, geometry: _Geometry) -> int:
     )
 
 
+def _padded(x: Array, pads: Pads) -> Array:
+    """Add zeros to the axes of space, or cut as many entries off where a number is negative."""
+    config = [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)]
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
 def _make_patches(x: Array, geometry: _Geometry) -> Array:
     """Cut images `[B, *space, C]` into patches `[B, *geometry.out, product of window * C]`.
 
     One axis of space is cut after the other, the last one first: this takes few slices, which copy
     long runs of memory.
     """
-    x = jnp.pad(x, ((0, 0), *geometry.pads, (0, 0)))
+    x = _padded(x, geometry.pads)
     for axis, size, step, stride, _, num in reversed(_axes(geometry)):
         if _fills_whole_strides(x, axis, size, step, stride):
             x = lax.slice_in_dim(x, 0, (num - 1) * stride + size, axis=axis).reshape(

@@ -8,10 +8,12 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, Seed, Share, Whole, checked
 from fedjax_sim.partition.parts import (
+    ROUNDING,
     Partition,
     check_labels,
     check_most,
     cut_classes_until_enough,
+    draw_shares,
     gather_by_owner,
     make_generator,
     pack_equal_rows,
@@ -136,7 +138,7 @@ def label_groups(
                 )
             parts.append(examples[: group_size * size].reshape(group_size, size))
         rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
-    kept = [row[int(held_out * len(row)) :] for row in rows]
+    kept = [row[int(held_out * len(row) + ROUNDING) :] for row in rows]
     return gather_by_owner(
         np.concatenate(kept),
         np.repeat(np.arange(num_clients), [len(row) for row in kept]),
@@ -294,8 +296,8 @@ def pachinko(
     index = np.empty((num_clients, size), np.int32)
     left = np.array([len(each) for each in examples])
     for client in range(num_clients):
-        shares = rng.dirichlet(np.full(len(children), alpha))
-        within = [rng.dirichlet(np.full(len(each), beta)) for each in children]
+        shares = draw_shares(rng, len(children), alpha)
+        within = [draw_shares(rng, len(each), beta) for each in children]
         for place in range(size):
             group = _draw(rng, shares, np.bincount(coarse, weights=left) > 0)
             c = children[group][_draw(rng, within[group], left[children[group]] > 0)]

@@ -13,6 +13,8 @@ from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.settings import ConfigError
 
 WHOLE = Limit(least=0, most=2**31 - 1, is_whole=True)
+ROUNDING = 1e-9
+"""What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
 DIRICHLET_TRIES = 1000
 """Draws of Dirichlet proportions before it is an error that an owner has too few examples."""
 
@@ -63,16 +65,17 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count
     )
 
 
-def make_generator(seed: int) -> np.random.Generator:
+def make_generator(seed: int, name: str = "partition") -> np.random.Generator:
     """Make the generator of a partition's random numbers, from a stream used for nothing else.
 
     Args:
       seed: Whole number of at least 0.
+      name: Name of the stream.
 
     Returns:
       The generator. Equal seeds give equal draws.
     """
-    return np.random.default_rng([int(seed), zlib.crc32(b"partition")])
+    return np.random.default_rng([int(seed), zlib.crc32(name.encode())])
 
 
 def check_labels(labels: np.ndarray) -> np.ndarray:
@@ -137,10 +140,17 @@ def cut_classes(
     Returns:
       `i[C, owners]`, numbers of examples. Each row sums to the size of its class.
     """
-    cuts = np.cumsum(rng.dirichlet(np.full(num_owners, alpha), len(sizes)), axis=1) * sizes[:, None]
+    shares = np.stack([draw_shares(rng, num_owners, alpha) for _ in sizes])
+    cuts = np.cumsum(shares, axis=1) * sizes[:, None]
     cuts = np.minimum(cuts.astype(int), sizes[:, None])
     cuts[:, -1] = sizes
     return np.diff(cuts, axis=1, prepend=0)
+
+
+def draw_shares(rng: np.random.Generator, num: int, alpha: float) -> np.ndarray:
+    """Draw shares from a symmetric Dirichlet distribution of concentration alpha: `f64[num]`."""
+    # Sums of larger numbers would be infinite, and the shares nan.
+    return rng.dirichlet(np.full(num, min(alpha, 1e300)))
 
 
 def sort_by_label(labels: np.ndarray, examples: np.ndarray) -> np.ndarray:

@@ -206,10 +206,10 @@ def assign_examples(
             raise ConfigError("per_client", True, allowed)
         return made
     check_tests(partitions, tests)
-    poorest = min(int(each.counts.min()) for each in tests)
-    if poorest == 0:
+    poorest = min(tests, key=lambda each: int(each.counts.min())).counts
+    if poorest.min() == 0:
         if problem.per_client:
-            at = int(np.argmin(tests[0].counts))
+            at = int(np.argmin(poorest))
             name = problem.client_ids[at] if problem.client_ids is not None else at
             allowed = "at least 1 with per_client; a client with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)

@@ -16,15 +16,13 @@ import numpy as np
 from fedjax_sim.checking import Count, Seed, checked
 from fedjax_sim.lifecycle import free_on_host, write_bytes
 from fedjax_sim.partition import Partition
-from fedjax_sim.partition.parts import gather_by_owner, make_generator
+from fedjax_sim.partition.parts import ROUNDING, gather_by_owner, make_generator
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import as_array
 from fedjax_sim.types import Array
 
 LOOKED_AT = 10**8
 """Bytes from which on an array is compared with the memory that is free."""
-ROUNDING = 1e-9
-"""What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
 
 
 @checked
@@ -152,7 +150,7 @@ def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition,
     """
     if not 0 < share < 1:
         raise ConfigError("test", share, "data, or a share above 0 and below 1")
-    random = make_generator(seed)
+    random = make_generator(seed, "hold_out")
     owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for row, count in zip(np.asarray(partition.index), np.asarray(partition.counts), strict=True):
         mixed = random.permutation(row[:count])

@@ -26,7 +26,8 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
-COUNTS = Limit(least=1, most=2**31 - 1, is_whole=True)
+MOST = 2**31 - 1
+COUNTS = Limit(least=1, most=MOST, is_whole=True)
 COVARIANCE = ((5.0, -2.0), (-2.0, 1.0))
 """Covariance of the data in FA-LD's simulation (arXiv 2112.05120, Sec. 5.1)."""
 
@@ -178,8 +179,9 @@ class GaussianClients(ClientLosses):
         Args:
           hessians: H_c: one number, one per client `[N]`, one matrix `[P, P]` or one matrix per
             client `[N, P, P]`. Numbers multiply the identity.
-          centers: `[N, P]`, b_c. Its dtype is that of the problem.
-          counts: n_c: one whole number, or one per client `[N]`.
+          centers: `[N, P]`, b_c. Its dtype is that of the problem, or float32 or float64 for whole
+            numbers.
+          counts: n_c: one whole number, or one per client `[N]`, with a sum of less than 2^31.
           noise: Factors of the covariances of the gradient noise, in the same forms as `hessians`.
           start: Initial model: one number for all coordinates, or `[P]`.
           per_client: Whether every client's loss is measured too.
@@ -196,7 +198,7 @@ class GaussianClients(ClientLosses):
             if np.shape(value) not in ((), (num,), (dim, dim), (num, dim, dim)):
                 allowed = f"(), ({num},), ({dim}, {dim}) or ({num}, {dim}, {dim}), as of centers"
                 raise ConfigError(f"shape of {name}", np.shape(value), allowed)
-        centers = jnp.asarray(centers)
+        centers = jnp.asarray(centers) * 1.0  # Whole numbers would cut the others to their type.
 
         def matrices(x: npt.ArrayLike) -> Array:
             x = np.asarray(x, float)
@@ -206,7 +208,10 @@ class GaussianClients(ClientLosses):
         hessians = matrices(hessians)
         if not np.allclose(hessians, np.swapaxes(hessians, 1, 2), rtol=1e-4, atol=1e-8):
             raise ConfigError("hessians", "matrices that differ from their transposes", "symmetric")
-        counts = jnp.broadcast_to(jnp.asarray(counts, "int32"), (num,))
+        counts = np.broadcast_to(np.asarray(counts, "int64"), (num,))
+        if (total := int(counts.sum())) > MOST:
+            raise ConfigError("sum of counts", total, f"at most {MOST}")
+        counts = jnp.asarray(counts, "int32")
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), (dim,))
         return cls(hessians, centers, matrices(noise), counts, start, per_client=per_client)
 

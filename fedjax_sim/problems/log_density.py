@@ -239,7 +239,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
         data = (problem.inputs, problem.labels.astype("int32"))
 
         def logits(params: Params, inputs: Array) -> Array:
-            return jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params])
+            return in_32_bits(jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params]))
 
     elif isinstance(problem, Classification):
         data = problem.data
@@ -258,7 +258,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
         return jax.nn.log_softmax(logits(params, inputs))[label]
 
     def log_prior(params: Params) -> Array:
-        return -precision / 2 * optax.tree.norm(params, squared=True)
+        return -precision / 2 * optax.tree.norm(in_32_bits(params), squared=True)
 
     return LogDensity(
         data,

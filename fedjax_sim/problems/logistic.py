@@ -149,7 +149,8 @@ class Logistic:
 
     def _penalty(self, params: Array) -> Array:
         """Compute the prior's part of one example's loss."""
-        return self.prior_precision / (2 * self.counts.sum()) * jnp.sum(jnp.square(params))
+        per_example = in_32_bits(self.prior_precision) / (2 * self.counts.sum())
+        return per_example * jnp.sum(jnp.square(in_32_bits(params)))
 
 
 @checked

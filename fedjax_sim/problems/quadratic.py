@@ -54,7 +54,8 @@ class Quadratic(ClientLosses):
         """Build from arrays or plain numbers.
 
         Args:
-          centers: `[N, P]`, the minimum of each client's loss. Its dtype is that of the problem.
+          centers: `[N, P]`, the minimum of each client's loss. Its dtype is that of the problem, or
+            float32 or float64 for whole numbers.
           curvature: One number for all clients, or one per client `[N]`, at least 0.
           noise: Standard deviation of the gradient noise, at least 0.
           start: Initial model: one number for all coordinates, or `[P]`.
@@ -66,7 +67,7 @@ class Quadratic(ClientLosses):
         Raises:
           ConfigError: If an argument is not allowed, or does not fit the shape of `centers`.
         """
-        centers = jnp.asarray(centers)
+        centers = jnp.asarray(centers) * 1.0  # Whole numbers would cut the others to their type.
         curvature = jnp.broadcast_to(jnp.asarray(curvature, centers.dtype), centers.shape[:1])
         start = jnp.broadcast_to(jnp.asarray(start, centers.dtype), centers.shape[1:])
         return cls(

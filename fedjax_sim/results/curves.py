@@ -154,10 +154,12 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
         if name in parts[0].facts:
             data[name] = per_lane([part.facts[name] for part in parts])
     # Facts of each evaluation, such as time and ticks, and the labels of the dimensions.
+    facts = [
+        {name: values for name, values in part.facts.items() if values.ndim > 1} for part in parts
+    ]
     coords: dict[str, Any] = {
-        name: per_eval([part.facts[name] for part in parts])
-        for name, values in parts[0].facts.items()
-        if values.ndim > 1
+        name: per_eval([_known(each, name, each["ticks"].shape) for each in facts])
+        for name in dict.fromkeys(name for each in facts for name in each)
     }
     labels = {
         name: [label_of_value(value) for value in values]

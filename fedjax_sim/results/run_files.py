@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import numpy as np
 
+from fedjax_sim.diagnostics.samples import named_leaves
 from fedjax_sim.lifecycle import (
     InputError,
     check_seal,
@@ -342,7 +343,7 @@ def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:
     systems = {
         name: {
             "hypers": [writer.plain(hyper) for hyper in run.hypers],
-            "model": writer.plain(_names_of(run.models)),
+            "model": writer.plain(_names_of(run)),
         }
         for name, run in runs.items()
     }
@@ -383,15 +384,11 @@ def _read_earlier_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, 
         raise ConfigError("folder", str(folder), allowed) from None
 
 
-def _names_of(model: Any) -> Any:
+def _names_of(run: Kept) -> Any:
     """Name each array of a model by its place: the model's containers with names in them."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(model)
-    names: dict[str, None] = {}
-    for path, _ in paths:
-        # HDF5 would make groups of names with slashes.
-        name = jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "|") or "model"
-        names[name if name not in names else f"{name} ({len(names)})"] = None
-    return jax.tree.unflatten(structure, list(names))
+    taken = {*run.curves.coords, *run.curves.dims}
+    names = list(named_leaves(run.models, taken, alone="model"))
+    return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 
 def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
@@ -400,7 +397,7 @@ def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
 
     sizes = [run.curves.sizes[dim] for dim in _lane_dims(run.curves)]
     dims, data = (*_lane_dims(run.curves), *more_dims), {}
-    names = jax.tree.leaves(_names_of(run.models))
+    names = jax.tree.leaves(_names_of(run))
     for name, leaf in zip(names, jax.tree.leaves(tree), strict=True):
         values, dtype = storable(np.asarray(leaf))
         values = values.reshape(*sizes, *values.shape[1:]) if sizes else values
@@ -425,13 +422,13 @@ def _coordinates(data: "xr.Dataset", dims: tuple[str, ...]) -> dict[str, Any]:
 
 def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
     """Put models together: leaves `[L, ...]`, without L for one lane."""
-    num_dims = curves["failed"].ndim
+    num_dims, num_lanes = curves["failed"].ndim, curves["failed"].size
 
     def leaf_of(name: str) -> np.ndarray:
         values = data[name].values
         if TYPE in data[name].attrs:
             values = values.view(data[name].attrs[TYPE])
-        return values.reshape(-1, *values.shape[num_dims:]) if num_dims else values
+        return values.reshape(num_lanes, *values.shape[num_dims:]) if num_dims else values
 
     return jax.tree.map(leaf_of, names)
 

@@ -194,18 +194,13 @@ def lane_labels(curves: "xr.Dataset") -> list[dict[str, Any]]:
     Args:
       curves: The curves of a sweep, of some of its lanes, or of one lane.
     """
-    dims = [str(dim) for dim in curves["failed"].dims]
-    if dims == ["lane"]:
-        names = [str(name) for name, each in curves.coords.items() if each.dims == ("lane",)]
-        names.remove("lane")
-        columns = (curves[name].values.tolist() for name in names)
-        rows: Any = zip(*columns, strict=True)
-    elif dims:
-        names = dims
-        rows = itertools.product(*(curves[dim].values.tolist() for dim in dims))
+    names = [str(dim) for dim in curves["failed"].dims]
+    if names in (["lane"], []):
+        of_lanes = {str(name) for name, each in curves.coords.items() if each.dims == (*names,)}
+        names = [str(name) for name in curves.coords if name in of_lanes - {"lane", "ended"}]
+        rows: Any = zip(*(np.ravel(curves[name]).tolist() for name in names), strict=True)
     else:
-        names = [str(name) for name, each in curves.coords.items() if not each.dims]
-        rows = [[curves[name].values.item() for name in names]]
+        rows = itertools.product(*(curves[dim].values.tolist() for dim in names))
     names = [name.removesuffix("_setting") for name in names]
     return [dict(zip(names, row, strict=True)) for row in rows]
 

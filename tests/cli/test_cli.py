@@ -541,6 +541,29 @@ def test_timeline_needs_no_training(call, tmp_path, monkeypatch):
     np.testing.assert_allclose(groups(folder)["fedbuff"].influence.sum("client"), 1)
 
 
+def test_points_that_differ_in_their_last_digits_have_labels_of_their_own():
+    """Schedules are kept by label; seven digits are too many for the usual one."""
+    settings = {"server_wait": ["1000000", "1000001"], "lr": ["0.5"]}
+    [favano] = comparison.resolve_contenders(["favano"], settings, defaults_of("digits", None))
+    labels = [label for label, _ in favano.points()]
+    assert labels == ["favano server_wait=1000000.0", "favano server_wait=1000001.0"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_schedules_may_have_no_report(call, tmp_path):
+    """As with a deadline that nobody meets."""
+    words = ("--preset", "paper", "--seeds", "2", "--time-budget", "20", "--out", "when")
+    out = call("timeline", "fedavg", *words, "--set", "deadline=1e-6")
+    assert "nan" not in out
+    facts = read_json(tmp_path / "when" / "summary.json")["systems"]["fedavg"]
+    assert (facts["staleness_mean"], facts["staleness_max"], facts["reports_per_tick"]) == (
+        None,
+        0,
+        0,
+    )
+    assert (tmp_path / "when" / "timeline.png").stat().st_size > 1000
+
+
 def test_groups_are_drawn_and_swept(call, tmp_path):
     """A delay may be one number per group. The schedule names groups, not clients."""
     words = (

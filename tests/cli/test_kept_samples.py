@@ -1,22 +1,63 @@
 """`fedjax-sim run --keep-samples`: samples for ArviZ, and a picture of calibration."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import arviz_stats as az
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
 
 import fedjax_sim
+from fedjax_sim import datasets, models, partition, problems
 from fedjax_sim.cli.commands import main
-from fedjax_sim.diagnostics import to_arviz
+from fedjax_sim.cli.samples import calibration_figures
+from fedjax_sim.diagnostics import average_predictions, reliability, to_arviz
+from fedjax_sim.reporting import plots
 
 WORDS = "run langevin --model logistic --preset paper --seeds 2 --time-budget 40 --evals 10 --set"
 WORDS += " num_clients=3 --set local_steps=2 --set batch_size=8 --set step_size=1e-6"
 WORDS += " --set temperature=1,4"
+
+
+def test_failed_lanes_are_left_out_of_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nan of one seed would be in the means of its setting; a setting may have no other seed."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(plots, "reliability_figure", found.update)
+    data = datasets.load("digits")
+    split = partition.iid(data.train_labels, num_clients=4, seed=0)
+    problem = problems.make_classification(models.LogisticRegression(10), data, split)
+    fedavg = fedjax_sim.SYSTEMS["fedavg"]
+    hyper = fedavg.Hyper(num_clients=4, num_selected=2, local_steps=1)
+    run = fedjax_sim.sweep(
+        fedavg,
+        problem,
+        hyper,
+        seeds=2,
+        settings={"lr": [0.1, 0.2]},
+        budget=fedjax_sim.Ticks(2),
+        num_evals=2,
+        keep=fedjax_sim.Keep(models=True),
+    )
+    alone = run.lane(lr=0.1, seed=1)
+    expected = average_predictions(
+        problem, jax.tree.map(lambda leaf: leaf[None], alone.samples)
+    ).probabilities[0]
+    samples = jax.tree.map(np.array, run.samples)
+    for leaf in jax.tree.leaves(samples):
+        leaf[[0, 2, 3], 2] = np.nan
+    failed = run.curves["failed"].copy(data=[[True, False], [True, True]])
+    run = dataclasses.replace(run, samples=samples, curves=run.curves.assign(failed=failed))
+    calibration_figures({"fedavg": run}, {"fedavg": [problem]})
+    (label,) = found
+    assert label.startswith("fedavg lr=0.1, calibration error 0.")
+    by_hand = reliability(jnp.asarray(expected), problem.test_labels)
+    np.testing.assert_allclose(found[label].accuracy, by_hand.accuracy, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -75,6 +75,10 @@ def test_a_leading_share_of_ticks_is_skipped() -> None:
     np.testing.assert_allclose(mean, [2 / 3, 2, np.nan])
     np.testing.assert_array_equal(largest, [2, 2, np.nan])
     np.testing.assert_allclose(share_without(SMALL, GROUPS, skip=0.5), [0, 1 / 2])
+    # 0.29 * 100 is below 29 in floating point.
+    ticks = np.arange(100)[:, None]
+    long = timeline(ticks[:, 0], np.where(ticks < 29, 2, 0), ticks, np.ones((100, 1)))
+    np.testing.assert_array_equal(update_share(long, 3, skip=0.29), [1, 0, 0])
 
 
 def test_the_report_has_all_measures() -> None:

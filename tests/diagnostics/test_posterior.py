@@ -48,6 +48,20 @@ def test_predictions_are_averaged_sample_by_sample() -> None:
     np.testing.assert_allclose(whole.probabilities, each[:, 1:].mean(axis=1), rtol=1e-5)
 
 
+def test_probabilities_of_few_bits_are_summed_in_32() -> None:
+    """In bfloat16 a count of samples ends at 256."""
+
+    @struct.dataclass
+    class Few(LogitsAsModel):
+        def predict(self, params: Any) -> jax.Array:
+            return super().predict(params).astype("bfloat16")
+
+    logits = np.zeros((1, 1001, 4), "float32")
+    found = posterior.average_predictions(Few(jnp.array([1, 0])), {"logits": logits})
+    np.testing.assert_array_equal(found.probabilities, np.full((1, 2, 2), 0.5))
+    np.testing.assert_allclose(found.curves["nll"], np.log(2), rtol=1e-6)
+
+
 def test_chains_that_agree_and_chains_that_do_not() -> None:
     """Effective sample sizes equal their exact values, and R-hat tells chains that disagree.
 

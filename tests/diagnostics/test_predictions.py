@@ -58,6 +58,13 @@ def test_calibration_by_hand(predicted: tuple[np.ndarray, np.ndarray]) -> None:
     assert halves.accuracy.tolist() == [1.0, 1.0]
 
 
+def test_models_that_diverged_have_no_score() -> None:
+    """The largest of nan probabilities is the first, which is no prediction of class 0."""
+    labels = jnp.array([0, 0, 1])
+    scores = predictions.score_predictions(jnp.full((3, 2), jnp.nan), labels)
+    assert all(np.isnan(score) for score in scores.values())
+
+
 def test_a_certain_mistake_has_a_large_but_finite_loss() -> None:
     assert 80 < predictions.negative_log_likelihood(jnp.array([[1.0, 0.0]]), jnp.array([1])) < 90
     assert predictions.brier_score(jnp.array([[1.0, 0.0]]), jnp.array([1])) == 2

@@ -185,6 +185,23 @@ def test_one_lane_and_lanes_of_different_lengths(run: Any, problem: LogDensity) 
     curves = run.curves.assign_coords(ticks=(run.curves["ticks"].dims, ticks))
     cut = to_arviz(dataclasses.replace(run, curves=curves), burn_in=0)["posterior"]["w"]
     assert np.isnan(cut[1, 0, 200:]).all() and np.isnan(cut).sum() == 2 * 101
+    # Samples that do not exist draw no class.
+    cut_run = dataclasses.replace(run, curves=curves)
+    drawn = predictive(cut_run, make(probabilities=probabilities), X, burn_in=190)
+    drawn = drawn["posterior_predictive"]["y"]
+    assert np.isnan(drawn[1, 0, 10:]).all() and np.isnan(drawn).sum() == 101 * len(X)
+    assert set(np.unique(drawn[1, 1])) == {0, 1}
+
+
+def test_names_with_slashes_and_equal_names(run: Any) -> None:
+    """Such as haiku's; every array has a name of its own."""
+    w, b = run.samples["w"], run.samples["b"]["value"]
+    other = {"mlp/~/linear_0": {"w": w}, "b.w": b, "b": {"w": b + 1}, "draw": b}
+    found = to_arviz(dataclasses.replace(run, samples=other), burn_in=0)["posterior"]
+    assert {*found.data_vars} == {"mlp|~|linear_0.w", "b.w", "b.w (1)", "draw (2)"}
+    np.testing.assert_array_equal(found["mlp|~|linear_0.w"].values.reshape(w.shape), w)
+    np.testing.assert_array_equal(found["b.w"].values.reshape(b.shape), b + 1)
+    np.testing.assert_array_equal(found["b.w (1)"].values.reshape(b.shape), b)
 
 
 def test_what_is_refused(run: Any, tree: xr.DataTree) -> None:

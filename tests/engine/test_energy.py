@@ -88,6 +88,19 @@ def test_a_run_goes_on_with_more_energy(
         sweep(used[4], tmp_path / "a", resume=True)
 
 
+@pytest.mark.parametrize("tables", [(TABLE, None), (None, TABLE)])
+def test_lanes_of_tables_without_energy_have_none(
+    tables: tuple[Any, ...], regression: Callable, small: Callable
+) -> None:
+    """They are another program than those whose energy counts, whichever comes first."""
+    inputs = given("fedavg", regression, small)
+    run = fedjax_sim.sweep(*inputs, settings={"client_table": tables}, budget=Ticks(3), num_evals=3)
+    counted = run.curves.energy.values[:, 0]
+    for table, found, timeline in zip(tables, counted, run.timelines, strict=True):
+        expected = np.full(4, np.nan) if table is None else [0, *used_by(timeline)]
+        np.testing.assert_allclose(found, expected)
+
+
 def test_what_is_refused(regression: Callable, small: Callable) -> None:
     def refuses(match: str, name: str, budget: Energy, **changes: Any) -> None:
         with pytest.raises(ConfigError, match=match):

@@ -120,6 +120,13 @@ def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:
     compare(*normal(shape, kernel_shape), strides, padding, rhs_dilation=dilation)
 
 
+@pytest.mark.parametrize(("channels", "features", "groups"), [(3, 3, 1), (3, 16, 1), (4, 4, 4)])
+def test_negative_padding_cuts_the_image(channels: int, features: int, groups: int) -> None:
+    x, kernel = normal((2, 8, 7, channels), (3, 2, channels // groups, features))
+    options = {"feature_group_count": groups}
+    compare(x, kernel, (1, 2), ((-1, 2), (1, -2)), **options)
+
+
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(case=cases(most_dilated=1, features=(1, 3, 16), beyond=1))
@@ -390,6 +397,10 @@ def test_pooling_passes_nan_on_and_gives_the_gradient_to_the_first_of_equals() -
     x = jnp.asarray([[1.0, 1.0, 2.0, 0.0], [1.0, 0.0, 0.0, 2.0]])[..., None]
     slope = jax.jit(jax.grad(lambda x: convolution.max_pool(x).sum()))(x)
     np.testing.assert_array_equal(slope[..., 0], [[1, 0, 1, 0], [0, 0, 0, 0]])
+    # The first column by column.
+    x = jnp.asarray([[0.0, 1.0], [1.0, 0.0]])[..., None]
+    slope = jax.jit(jax.grad(lambda x: convolution.max_pool(x).sum()))(x)
+    np.testing.assert_array_equal(slope[..., 0], [[0, 0], [1, 0]])
     with_nan = np.where(np.eye(4), np.nan, 0.0).astype("float32").reshape(4, 2, 2, 1)
     pooled = np.asarray(jax.jit(convolution.max_pool)(with_nan))
     assert pooled.shape == (4, 1, 1, 1) and np.isnan(pooled).all()

@@ -175,6 +175,10 @@ def test_label_groups_are_those_of_fedstaleweight():
     assert all(
         set(few) < set(all_) for few, all_ in zip(members(kept), members(whole), strict=True)
     )
+    # 0.29 * 200 is below 58 in floating point.
+    two = {"num_clients": 2, "slow_fraction": 0.5, "slow_labels": 1, "seed": 0}
+    kept = partition.label_groups(labels_of([200, 200]), held_out=0.29, **two)
+    assert kept.counts.tolist() == [142, 142]
 
 
 @pytest.mark.parametrize(

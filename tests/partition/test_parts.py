@@ -26,6 +26,18 @@ def test_dirichlet_shares_have_their_mean_and_variance():
     assert np.abs(squares.mean(axis=0) - variance).max() < 5 * squares.std() / np.sqrt(draws)
 
 
+def test_shares_of_a_huge_concentration_are_equal():
+    """Sums of the largest numbers are infinite."""
+    labels = labels_of([100] * 4)
+    for alpha in (1e300, 1.7e308):
+        clients = partition.dirichlet(labels, num_clients=4, alpha=alpha, seed=0)
+        assert np.ptp(clients.counts) <= 4 * 2
+        given = {"superclasses": (0, 0, 1, 1), "alpha": alpha, "beta": alpha}
+        clients = partition.pachinko(labels, num_clients=2, seed=0, **given)
+        held = partition.label_histogram(clients, labels, 4)[0]
+        assert (np.abs(held - 50) < 5 * np.sqrt(200 / 4)).all()
+
+
 def test_histogram_counts_and_leaves_padding_out():
     part = partition.Partition(
         np.array([[0, 2, 3], [1, 0, 0]], np.int32), np.array([3, 1], np.int32)

@@ -49,7 +49,13 @@ def test_epsilon_against_rounds(regression: Callable, small: Callable) -> None:
     summary = results.summary({"fedavg": curves})
     titles, rows = final_cells({"fedavg": curves}, summary)
     assert all(len(row) == len(titles) for row in rows)
-    assert "final epsilon" in titles
+    # The lanes without privacy have no epsilon, and did not diverge.
+    at = titles.index("final epsilon")
+    assert rows[0][at].endswith(" +- 0.000") and rows[1][at] == "-"
+    failed = curves.failed.copy(data=[[False, False], [True, True]])
+    curves = curves.assign(failed=failed, collapsed_at=failed.astype(int) - 1)
+    summary = results.summary({"fedavg": curves})
+    assert final_cells({"fedavg": curves}, summary)[1][1][at] == "diverged"
 
 
 def test_a_run_longer_than_its_target_is_refused(regression: Callable, small: Callable) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_sim import ConfigError, datasets
 from fedjax_sim.models import LogisticRegression
-from fedjax_sim.partition import Partition
+from fedjax_sim.partition import Partition, iid
 from fedjax_sim.problems import (
     GaussianClients,
     Quadratic,
@@ -69,6 +69,15 @@ def test_a_share_is_held_out_of_each_client() -> None:
     split = Partition(np.arange(200).reshape(2, 100), np.array([100, 1]))
     train, test = hold_out(split, 0.29, 0)
     assert (test.counts.tolist(), train.counts.tolist()) == ([29, 0], [71, 1])
+
+
+def test_who_holds_an_example_and_whether_it_is_held_out_are_independent() -> None:
+    """The same seed serves both; the permutations of one stream would be equal."""
+    whole = Partition(np.arange(100)[None], np.array([100]))
+    for seed in range(3):
+        first = iid(np.zeros(100, int), num_clients=1, seed=seed).index[0, :20]
+        _, test = hold_out(whole, 0.2, seed)
+        assert set(first) != set(test.index[0])
 
 
 def test_partitions_are_padded_to_one_width() -> None:

@@ -1,6 +1,7 @@
 """The loss of every client, of problems whose clients have no test examples."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
+from fedjax_sim import ConfigError
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import GaussianClients, Quadratic, from_logdensity, latent
 
@@ -42,6 +44,27 @@ def test_gaussian_clients() -> None:
     by_hand = np.array([1, 2, 4]) / 2 * np.square(np.asarray(AT) - CENTERS).sum(axis=1) / 6
     np.testing.assert_allclose(found["client_loss[client]"], by_hand, rtol=1e-6)
     np.testing.assert_allclose(found["loss"], counts @ by_hand / 6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [Quadratic.of, partial(GaussianClients.of, 0.5)])
+def test_centers_of_whole_numbers_are_like_real_ones(make: Callable) -> None:
+    """Their type is not that of the other numbers, which it would cut."""
+    given = {"curvature": 0.5} if make == Quadratic.of else {}
+    ours, floats = (
+        make(np.array([[0, 1], [2, 4]], kind), start=0.5, **given) for kind in (int, "float32")
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, floats)
+    assert {leaf.dtype for leaf in jax.tree.leaves(ours)} <= {
+        np.dtype("float32"),
+        np.dtype("int32"),
+    }
+    np.testing.assert_array_equal(ours.start, [0.5, 0.5])
+
+
+def test_examples_of_all_clients_fit_32_bits() -> None:
+    """Their sum is a divisor, and would be negative."""
+    with pytest.raises(ConfigError, match="sum of counts is 3000000000, but must be at most"):
+        GaussianClients.of(1.0, CENTERS, counts=10**9)
 
 
 @pytest.mark.slow

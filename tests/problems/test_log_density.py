@@ -147,6 +147,21 @@ def test_classifications_are_log_densities() -> None:
         log_density_of(ours)
 
 
+def test_parameters_of_few_bits_have_priors_and_likelihoods_of_32() -> None:
+    """In bfloat16, sums of their squares would lose their ends."""
+    data = Dataset(X, Y.astype(int), X, Y.astype(int), num_classes=2, name="made")
+    split = Partition(np.arange(NUM)[None], np.array([NUM]))
+    usual = make_logistic(data, split, prior_precision=4.0, dtype="bfloat16")
+    w = jnp.array([1.7, -3.1, 0.33], "bfloat16")
+    squares = np.square(np.asarray(w, float)).sum()
+    np.testing.assert_allclose(log_density_of(usual).log_prior(w), -2 * squares, rtol=1e-6)
+    logits = np.asarray(usual.inputs @ w, float)
+    losses = np.logaddexp(0, logits) - Y * logits
+    energy = losses.sum() + 2 * squares
+    np.testing.assert_allclose(usual.energy(w), energy, rtol=1e-5)
+    np.testing.assert_allclose(log_density_of(usual).log_density(w), -energy, rtol=1e-5)
+
+
 def test_examples_that_no_client_holds_do_not_count() -> None:
     """An example that two clients hold counts twice, as in the mean of their losses."""
 

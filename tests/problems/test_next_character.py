@@ -130,6 +130,18 @@ def test_speakers_are_measured_on_their_test_sequences(play: datasets.Text) -> N
         np.testing.assert_allclose(losses[client], by_hand, rtol=1e-5)
 
 
+def test_sequences_of_speakers_without_training_sequences_are_nobodys(
+    play: datasets.Text,
+) -> None:
+    """As most test users of Stack Overflow; -1 is not the last speaker."""
+    speakers = play.test_speakers.copy()
+    speakers[::2] = -1
+    own = own_sequences(play._replace(test_speakers=speakers), speakers_of(play))
+    for client, count in enumerate(own.counts):
+        expected = np.flatnonzero(speakers == client)
+        np.testing.assert_array_equal(own.index[client, :count], expected)
+
+
 @pytest.mark.parametrize(("num", "clients"), [(2, 2), (0, 2), (1, 1)])
 def test_speakers_tests_fit_the_partitions(play: datasets.Text, num: int, clients: int) -> None:
     """One partition of the tests for all, or one for each, of the same speakers."""

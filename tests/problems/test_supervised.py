@@ -267,6 +267,14 @@ def test_clients_whose_models_diverged_have_an_infinite_loss() -> None:
     assert np.isinf(problem.evaluate_clients(lambda client: params)["loss"]).all()
 
 
+def test_the_client_without_test_examples_is_named() -> None:
+    """It may have some in the partition of another seed."""
+    even = partition.Partition(np.arange(10).reshape(2, 5), np.array([5, 5]))
+    uneven = partition.Partition(np.stack([np.arange(9), np.full(9, 9)]), np.array([9, 1]))
+    with pytest.raises(ConfigError, match="number of test examples of client 1 is 0, but must be"):
+        make(clients=None, split=[even, uneven], per_client=True)
+
+
 CLASSES = (INPUTS, np.arange(10) % 3)
 LATE = np.arange(10) % 5
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -23,6 +23,7 @@ from fedjax_sim.lifecycle import InputError, digest_of, read_json, seal_json
 from fedjax_sim.reporting.results import load
 from fedjax_sim.results.records import to_json
 from fedjax_sim.results.run_files import SETTINGS
+from fedjax_sim.results.runs import lane_labels
 from fedjax_sim.results.summaries import summary
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
@@ -163,6 +164,34 @@ def test_a_lane_is_what_simulate_returns(run: fedjax_sim.Run) -> None:
             of_run.model(place)
     for model in (one.model(0), run.model(3)):
         np.testing.assert_array_equal(model["layer/w"].rest[0], one.models["layer/w"].rest[0])
+
+
+def test_arrays_without_entries_and_with_names_of_settings(
+    run: fedjax_sim.Run, tmp_path: Path
+) -> None:
+    """Such as a layer of no units, and a parameter that is called as a swept setting is."""
+    random = np.random.default_rng(0)
+    models = {name: random.normal(size=(8, 2)) for name in ("eval", "lr", "seed", "time")}
+    models |= {"empty": np.zeros((8, 0, 3), "int32"), "w": random.normal(size=8)}
+    samples = jax.tree.map(lambda leaf: np.stack([leaf] * 3, axis=1), models)
+    whole = dataclasses.replace(run, models=models, samples=samples)
+    for each in (whole, whole.lane(num_selected=4, lr=0.02, seed=2)):
+        each.save(tmp_path)
+        assert_equal_runs(fedjax_sim.load(tmp_path), each)
+
+
+def test_why_a_lane_ended_is_not_its_label(regression: Callable, small: Callable) -> None:
+    """It is a coordinate of the lanes of live clocks, as their labels are."""
+    oort = fedjax_sim.SYSTEMS["oort"]
+    inputs = oort, regression(), small(oort)
+    budget = fedjax_sim.Ticks(2)
+    whole = fedjax_sim.sweep(*inputs, seeds=2, budget=budget, num_evals=1)
+    part = fedjax_sim.sweep(*inputs, seeds=2, budget=budget, num_evals=1, lanes=[1])
+    assert "ended" in part.curves.coords
+    for run in (whole.lane(seed=1), part):
+        assert lane_labels(run.curves) == [{"seed": 1}]
+    with pytest.raises(ConfigError, match="label of a lane is 'ended', but must be one of seed"):
+        whole.lane(seed=1).lane(ended="ticks")
 
 
 def test_a_table_has_a_row_for_each_lane_and_evaluation(run: fedjax_sim.Run) -> None:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from fedjax_sim.checking import AtLeast0, Count, checked
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.problems.latent.mixtures import (
     component_logits,
     expected_statistics,
@@ -58,7 +58,7 @@ class BernoulliMixture:
     """
 
     components: Count = struct.field(pytree_node=False)
-    smoothing: AtLeast0 = 1e-3
+    smoothing: Above0 = 1e-3
 
     def with_data(self, examples: Array, weight: Array) -> Self:
         """Check the shapes of the examples `f[B, D]` and return the model as it is."""

@@ -226,7 +226,7 @@ def make_estimation(
       The problem.
 
     Raises:
-      ConfigError: If `weighting`, the data or the partition is not allowed.
+      ConfigError: If `weighting`, a number of the model, the data or the partition is not allowed.
     """
     options: dict[str, Any] = {"weighting": weighting, "start": start, "per_client": per_client}
     return make_estimations(model, data, [partition], **options)[0]
@@ -261,8 +261,14 @@ def make_estimations(
       One problem per partition, in the same order.
 
     Raises:
-      ConfigError: If `weighting`, the data or a partition is not allowed.
+      ConfigError: If `weighting`, a number of the model, the data or a partition is not allowed.
     """
+    fields: Any = dataclasses.fields(model) if dataclasses.is_dataclass(model) else ()
+    for field in fields:
+        for limit in getattr(field.type, "__metadata__", ()):
+            value = getattr(model, field.name)
+            if isinstance(limit, Limit) and not limit.holds(value):
+                raise ConfigError(field.name, value, f"a finite number {limit}")
     examples, num = read_arrays("data", data)
     dtype = jax.tree.leaves(examples)[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 32:

@@ -26,7 +26,7 @@ import numpy as np
 from flax import struct
 from jax.scipy.linalg import cho_solve
 
-from fedjax_sim.checking import AtLeast0, Count, checked
+from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.types import Array, Key, Leaf
 
 
@@ -55,7 +55,7 @@ class FactorAnalysis:
     """
 
     factors: Count = struct.field(pytree_node=False)
-    floor: AtLeast0 = struct.field(pytree_node=False, default=1e-6)
+    floor: Above0 = struct.field(pytree_node=False, default=1e-6)
     mean: Leaf = None
     variance: Leaf = None
 

@@ -338,13 +338,13 @@ def make_matrices(
       ConfigError: If the lists have different lengths, a number is out of range, or a value is not
         finite.
     """
-    places = np.stack([np.asarray(each) for each in (client, row, column)])
+    places = [np.asarray(each, int) for each in (client, row, column)]
     values = np.asarray(value, float)
     for name, place, size in zip(("client", "row", "column"), places, shape, strict=True):
         if place.shape != values.shape or place.min(initial=0) < 0 or place.max(initial=0) >= size:
             raise ConfigError(
                 f"{name} of the visits",
-                f"{place.size} numbers from {place.min()} to {place.max()}",
+                f"{place.size} numbers from {place.min(initial=0)} to {place.max(initial=0)}",
                 f"{values.size} numbers from 0 to {size - 1}, one for each value",
             )
     if not np.isfinite(values).all():

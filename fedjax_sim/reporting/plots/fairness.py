@@ -51,7 +51,8 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
             clip_on=False,
         )
     num = max(len(clients.share) for clients in systems.values())
-    most = 1.08 * max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
+    largest = max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
+    most = 1.08 * largest or 1.0  # Nobody may have reported.
     reference: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
     axes.plot([0, most], [0, most], label="as much as it sends", linestyle=":", **reference)
     axes.axhline(1 / num, label="every client the same", linestyle="--", **reference)

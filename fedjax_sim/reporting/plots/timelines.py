@@ -186,8 +186,12 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
     tick, slot = np.nonzero(row.timeline.clients != EMPTY)
     client = np.asarray(row.timeline.clients)[tick, slot]
     staleness = tick - np.asarray(row.timeline.version)[tick, slot]
-    size = max(1, -(-(int(staleness.max(initial=0)) + 1) // MOST_STALENESS_BARS))
-    edges = np.arange(0, staleness.max(initial=0) + size + 1, size) - 0.5
+    if not len(client):
+        axes.set_axis_off()
+        axes.set_title("no reports")
+        return
+    size = max(1, -(-(int(staleness.max()) + 1) // MOST_STALENESS_BARS))
+    edges = np.arange(0, staleness.max() + size + 1, size) - 0.5
     kinds: list[tuple[str, Any, str]] = [
         (f"all {row.senders}", np.full(len(client), True), COLORS[0])
     ]

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -449,6 +450,9 @@ def test_visits_are_gathered_into_matrices() -> None:
     np.testing.assert_array_equal(made.seen, [[[0, 1, 0], [0, 0, 1]], [[1, 0, 0], [0, 0, 0]]])
     with pytest.raises(ConfigError, match="row of the visits"):
         latent.make_matrices([0], [2], [0], [1.0], (2, 2, 3))
+    with pytest.raises(ConfigError, match="client of the visits is '2 numbers from 0 to 1', but"):
+        latent.make_matrices([0, 1], [1], [0], [1.0], (2, 2, 3))
+    assert not latent.make_matrices([], [], [], [], (2, 2, 3)).seen.any()
 
 
 def test_the_noisy_mean_in_closed_form() -> None:
@@ -520,6 +524,15 @@ def test_whole_numbers_and_bools_are_data_like_floats(dtype: type) -> None:
             "partition.index is 119",
         ),
         (lambda: problem_of("known covariance", weighting="size"), "weighting is 'size'"),
+        *(
+            (partial(latent.make_estimation, model, np.ones((120, 2)), EVERYTHING), words)
+            for model, words in (
+                (latent.BernoulliMixture(2, smoothing=0.0), "smoothing is 0.0, but must .* above"),
+                (latent.NoisyMean(ridge=-1.0), "ridge is -1.0, but must be .* of at least 0"),
+                (latent.MissingValues((9, 6), 2, ridge=np.nan), "ridge is nan"),
+            )
+        ),
+        (lambda: latent.FactorAnalysis(2, floor=0.0), "floor is 0.0, but must be .* above 0"),
     ],
 )
 def test_bad_input_is_refused(make: Callable[[], Any], words: str) -> None:
