@@ -71,6 +71,8 @@ def test_a_csv_file_is_read(tmp_path: Path) -> None:
         "client,start\n0,1\n",
         "client,start,finish\n0,1\n",
         "client,start,finish\n0,one,2\n",
+        "client,start,finish\n0,0,5,1\n",
+        "client,start,start,finish\n0,0,1,2\n",
         "a,b,c\n0,1,2\n",
         "client,start,finish\n",
     ],
