@@ -107,7 +107,7 @@ class ClientTable:
     def __init__(
         self,
         rate: npt.ArrayLike | None = None,
-        spread: npt.ArrayLike = 0.0,
+        spread: Any = 0.0,
         *,
         names: Sequence[str] = (),
         up: npt.ArrayLike | None = None,
@@ -327,7 +327,7 @@ def read_rows(
         if header.count(column) > 1:
             raise ConfigError(f"{name} column {column}", "there twice", "there once")
     for number, row in enumerate(rows, start=1):
-        further = row.get(None, [])  # type: ignore[call-overload]
+        further = row.get(None, [])
         if any(cell.strip() for cell in further):
             cells = f"of {len(header) + len(further)} cells"
             raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
