@@ -40,6 +40,7 @@ from fedjax_sim.server import Reports, report_messages
 from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines.delays.devices import close
 from fedjax_sim.timelines.live import (
     Asked,
     Choosing,
@@ -149,8 +150,11 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         shrunk = jnp.maximum(jnp.floor(settings.shrink * steps), 1)
         fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)
         # Without a report the loss is unknown: the next round with one decides.
-        is_due = ~now.is_before(due) & ~jnp.isnan(loss)
-        passed = jnp.floor(now.since(due) / settings.adapt_every) + 1
+        # Rounds that exactly fill an interval do so whatever the last bits of their times.
+        late = now.since(due) / settings.adapt_every
+        late += close(late)
+        is_due = (late >= 0) & ~jnp.isnan(loss)
+        passed = jnp.floor(late) + 1
         return Memory(
             jnp.where(is_due, fewer, steps).astype("int32"),
             first_loss,

@@ -71,7 +71,7 @@ from fedjax_sim.timelines.live import (
 )
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
 from fedjax_sim.timelines.presets import FAVANO, preset
-from fedjax_sim.timelines.rounds.synchronous import check_clients
+from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
 from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     EMPTY,
@@ -188,11 +188,10 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         ends = jnp.minimum(is_enough, taken.max())
         acts = work.ends.take((taken == ends).argmax())
         limit = jnp.where(hyper.deadline > 0, hyper.deadline, jnp.inf).astype(taken.dtype)
-        is_late = limit < ends
-        length = jnp.minimum(ends, limit)
+        is_late = ~are_in_time(ends, limit)
         acts = now.later(jnp.where(is_late, limit, 0)).where(is_late, acts)
+        is_in = (arrival <= ends) & are_in_time(arrival, limit)
         # Who was not picked in the last round comes first, and then who arrived first.
-        is_in = arrival <= length
         order = jnp.lexsort((arrival, ~is_fresh, ~is_in))
         is_picked = is_in & jnp.zeros(num, bool).at[order[:quota]].set(True)
         slots = jnp.argsort(arrival, stable=True).astype("int32")
@@ -208,7 +207,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             tick=carried.tick + 1,
             has_reported=is_in,
             was_picked=is_picked,
-            has_crashed=lost & (taken <= length),
+            has_crashed=lost & (taken <= ends) & are_in_time(taken, limit),
         )
         return after, received
 

@@ -36,6 +36,11 @@ NAN, INF = np.nan, np.inf
         ([4, 8, 12, 16], 12, True, 3),
         ([4, 8, 12], 13, True, None),
         ([4, 8, 12], 3, True, 1),
+        # A round that would begin at the budget's end does not, whatever the last bit: ten times
+        # 0.1 is less than 1.
+        (np.cumsum(np.full(12, 0.1)), 1.0, True, 10),
+        (np.cumsum(np.full(12, 0.1)), 0.3, True, 3),
+        (np.cumsum(np.full(12, 0.1)), 0.3, False, 3),
         # A periodic server acts within the budget, including its end.
         ([7, 14, 21], 14, False, 2),
         ([7, 14, 21], 13.9, False, 1),

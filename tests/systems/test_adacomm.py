@@ -97,6 +97,14 @@ def test_a_loop_of_the_paper_gives_the_same_rounds(changes: dict[str, Any]) -> N
     np.testing.assert_array_equal(found.needed, found.steps.sum(axis=1) + hyper.num_selected)
 
 
+def test_rounds_that_exactly_fill_an_interval() -> None:
+    """Ten times 0.7 is less than 7 in floats of 32 bits."""
+    rates = ClientTable([2 / 0.7] * CLIENTS)
+    own = {"local_steps": 2, "adapt_every": 7.0, "server_interact": 0.0, "client_table": rates}
+    found = trace(adacomm.system, PROBLEM, settings(**own), ticks=12)
+    assert found.steps[:, 0].tolist() == [2] * 10 + [1] * 2
+
+
 def test_if_the_number_never_changes_it_is_fedavg() -> None:
     """Everyone takes part, in rounds as long as those of the planned clock."""
     hyper = settings(adapt_every=1e6)

@@ -167,6 +167,16 @@ def test_all_models_are_counted_that_the_server_hands_out() -> None:
         has |= dict.fromkeys(who, t)
 
 
+def test_who_takes_exactly_until_the_deadline_is_in_time() -> None:
+    """Nine times 0.1 is more than 0.9 in floats of 32 bits."""
+    changes = {"num_clients": 4, "num_selected": 4, "local_steps": 9, "deadline": 0.9}
+    law = {"runtime_law": "runtime_constant", "rate_fast": 10.0, "rate_spread": 0.0}
+    hyper = safa.Hyper(batch_size=1, **changes, **law)
+    problem = fedjax_sim.problems.Quadratic.of(np.arange(4.0)[:, None])
+    run = fedjax_sim.simulate(safa.system, problem, hyper, budget=Ticks(3), num_evals=1)
+    assert (run.timelines[0].clients >= 0).all()
+
+
 @pytest.mark.slow
 def test_with_everyone_picked_it_is_fedavg() -> None:
     """C = 1 without crashes: rounds, times and models of FedAvg."""

@@ -230,8 +230,9 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False)
     """
     begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
     with np.errstate(invalid="ignore"):
-        # A tick that acts at the budget's end belongs to it, whatever the last bit of its time.
-        is_early = begins < budget if overshoot else begins <= budget * (1 + 1e-12)
+        # A tick that acts at the budget's end belongs to it, and one that begins there does not,
+        # whatever the last bits of its time.
+        is_early = begins < budget * (1 - 1e-12) if overshoot else begins <= budget * (1 + 1e-12)
         inside = is_early & ~np.isposinf(time)
     unknown = np.isnan(time) | np.isnan(begins)
     count = int(np.argmin(inside)) if not inside.all() else len(time)

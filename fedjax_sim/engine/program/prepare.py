@@ -253,12 +253,13 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
       ConfigError: If the budget is one of energy and messages of lanes have different bits.
     """
     time = budget.time_budget if isinstance(budget, Time) else np.inf
-    # As in `ticks_in_budget`, a tick at the very end belongs to it.
-    time = time if system.overshoot else time * (1 + 1e-12)
+    # As in `ticks_in_budget`, a tick at the very end belongs to it, and one that begins there does
+    # not. How long a tick takes, and what it takes, are floats of the program.
+    rounding = 8 * float(jnp.finfo(jnp.result_type(float)).eps)
+    time *= 1 - max(rounding, 1e-12) if system.overshoot else 1 + max(rounding, 1e-12)
     energy, message = np.inf, 0.0
     if isinstance(budget, Energy):
-        # What a tick takes is added up in floats of the program.
-        energy = budget.energy_budget * (1 + 8 * float(jnp.finfo(jnp.result_type(float)).eps))
+        energy = budget.energy_budget * (1 + rounding)
         model = shapes_of_model(problem)
         different, _ = distinct_objects(hypers)
         bits = {sum(system.messages.bits(model, hyper)) for hyper in different}

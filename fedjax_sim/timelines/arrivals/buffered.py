@@ -493,26 +493,24 @@ def _recorded(hyper: Arrivals, num_ticks: int) -> Timeline:
     started.
     """
     trace, size = hyper.recorded, hyper.buffer_size
-    known = trace.client.size // size
+    known, tick = trace.client.size // size, np.arange(trace.client.size) // size
+    acts = trace.finish[: known * size][size - 1 :: size]
+    version = np.minimum(np.searchsorted(acts, trace.start, side="right"), tick)
+    made = tick + 1
+    order = np.argsort(trace.client, kind="stable")
+    row, following = order[:-1], order[1:]
+    is_same = trace.client[row] == trace.client[following]
+    holds = made.copy()
+    holds[row[is_same]] = np.minimum(made[row], version[following])[is_same]
 
     def padded(x: np.ndarray) -> Array:
-        rows = jnp.asarray(x[: known * size]).reshape(known, size)[:num_ticks]
-        return jnp.concatenate([rows, jnp.repeat(rows[-1:], max(num_ticks - known, 0), axis=0)])
+        rows = x[: known * size].reshape(known, size)[:num_ticks]
+        rows = np.concatenate([rows, np.repeat(rows[-1:], num_ticks - len(rows), axis=0)])
+        return jnp.asarray(rows.astype(np.int32))
 
-    time = jnp.where(jnp.arange(num_ticks) < known, padded(trace.finish)[:, -1], jnp.inf)
-    start = padded(trace.start)
-    version = jnp.minimum(
-        jnp.searchsorted(time, start, side="right"), jnp.arange(num_ticks)[:, None]
-    )
-    clients = padded(trace.client)
-    made = jnp.broadcast_to(jnp.arange(1, num_ticks + 1)[:, None], clients.shape)
-    order = jnp.argsort(clients.ravel(), stable=True)
-    same = jnp.append(clients.ravel()[order][1:] == clients.ravel()[order][:-1], False) & (
-        jnp.roll(order, -1) < known * size
-    )
-    following = jnp.where(same, jnp.roll(version.ravel()[order], -1), num_ticks)
-    following = jnp.zeros_like(following).at[order].set(following).reshape(clients.shape)
-    return _timeline(time, clients, version, jnp.minimum(made, following), hyper)
+    time = np.append(acts, np.full(num_ticks, np.inf))[:num_ticks]
+    leaves = padded(trace.client), padded(version), padded(holds)
+    return _timeline(jnp.asarray(time), *leaves, hyper)
 
 
 def _timeline(

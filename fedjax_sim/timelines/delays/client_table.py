@@ -56,6 +56,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError, check_file
@@ -105,17 +106,17 @@ class ClientTable:
 
     def __init__(
         self,
-        rate: Any = None,
+        rate: npt.ArrayLike | None = None,
         spread: Any = 0.0,
         *,
         names: Sequence[str] = (),
-        up: Any = None,
-        down: Any = None,
-        drop_rate: Any = None,
-        energy_step: Any = None,
-        energy_byte: Any = None,
+        up: npt.ArrayLike | None = None,
+        down: npt.ArrayLike | None = None,
+        drop_rate: npt.ArrayLike | None = None,
+        energy_step: npt.ArrayLike | None = None,
+        energy_byte: npt.ArrayLike | None = None,
         available: Sequence[Windows] | None = None,
-        period: Any = None,
+        period: npt.ArrayLike | None = None,
     ):
         """Check and keep the columns. At least one of them gives the number of clients.
 
@@ -154,7 +155,7 @@ class ClientTable:
                 raise _bad_cell("client", row, name, "a name, different from the others")
             known.add(name)
         self.rate = self._column("rate", rate, "a finite number above 0", _is_positive)
-        spreads = np.asarray(spread, float)
+        spreads = np.asarray(spread)
         if spreads.shape not in ((), shape):
             words = "one number, or one per client, from 0"
             raise ConfigError("client_table spread", f"of {spreads.size} numbers", words)
@@ -218,7 +219,10 @@ class ClientTable:
         """Check a column of numbers."""
         if values is None:
             return None
-        column = np.array(values, float)
+        try:
+            column = np.array(values, float)
+        except (TypeError, ValueError):
+            raise ConfigError(f"client_table {name}", values, "numbers") from None
         bad = np.flatnonzero(~accepts(column))
         if bad.size:
             raise _bad_cell(name, int(bad[0]), float(column[bad[0]]), allowed)
@@ -227,9 +231,11 @@ class ClientTable:
     def _windows(self, available: Sequence[Windows], period: Any) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
         latest = max((end for windows in available for _, end in windows), default=1.0)
-        periods = np.broadcast_to(
-            np.asarray(latest if period is None else period, float), (self.size,)
-        ).copy()
+        given = np.asarray(latest if period is None else period, float)
+        if given.shape not in ((), (self.size,)):
+            words = "one number, or one per client, above 0"
+            raise ConfigError("client_table period", f"of {given.size} numbers", words)
+        periods = np.broadcast_to(given, (self.size,)).copy()
         periods[np.isnan(periods)] = latest
         self._column("period", periods, "a finite number above 0", _is_positive)
         all_windows = []
@@ -260,15 +266,8 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
-    check_file("client_table", path)
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            header = set(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error):
-        raise ConfigError("client_table", str(path), "the name of a readable CSV file") from None
-    if not header & {"client", *_NUMBERS, "available"}:
+    rows, header = read_rows("client_table", path, {"client", *_NUMBERS, "available"})
+    if not header:
         allowed = "a CSV file with a header, of which some columns are client, available, "
         raise ConfigError("client_table", str(path), allowed + ", ".join(_NUMBERS))
 
@@ -299,6 +298,40 @@ def read_client_table(path: str | Path) -> ClientTable:
         available=available,
         period=numbers("period"),
     )
+
+
+def read_rows(
+    name: str, path: str | Path, columns: set[str]
+) -> tuple[list[dict[str, str | None]], set[str]]:
+    """Read a CSV file with a header.
+
+    Args:
+      name: What the file is, in errors.
+      columns: Names of the columns that have a meaning.
+
+    Returns:
+      The rows, as texts by column, and which of the columns there are.
+
+    Raises:
+      ConfigError: If the file cannot be read, has such a column twice, or has a row of more cells
+        than its header, as with decimal commas.
+    """
+    check_file(name, path)
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows, header = list(reader), list(reader.fieldnames or ())
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise ConfigError(name, str(path), "the name of a readable CSV file") from None
+    for column in columns:
+        if header.count(column) > 1:
+            raise ConfigError(f"{name} column {column}", "there twice", "there once")
+    for number, row in enumerate(rows, start=1):
+        further = row.get(None, [])
+        if any(cell.strip() for cell in further):
+            cells = f"of {len(header) + len(further)} cells"
+            raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
+    return rows, columns & {*header}
 
 
 _NUMBERS = {

@@ -171,7 +171,7 @@ def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Arr
     place = _place(windows, client, at)
     wanted = place.worked + busy
     total = windows.total[client]
-    cycles = jnp.maximum(jnp.ceil(wanted / total - _close(busy)) - 1, 0)
+    cycles = jnp.maximum(jnp.ceil(wanted / total - close(busy)) - 1, 0)
     left = wanted - cycles * total
     last = _search(windows, client, lambda j: windows.worked[j] + _length(windows, j), left, total)
     # Breaks before each window are added up, instead of times within windows, so that work within
@@ -328,7 +328,7 @@ def _phase(windows: Windows, client: Array, time: Array) -> Array:
     return (time + windows.phase[client]) % windows.period[client]
 
 
-def _close(like: Array) -> float:
+def close(like: Array) -> float:
     """Return `CLOSE`, or for floats of 32 bits what their rounding asks for."""
     return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
 
@@ -341,7 +341,9 @@ def _place(windows: Windows, client: Array, at: Array) -> _Place:
     window = jnp.where(is_over, first, found)
     begin = windows.begin[window]
     wait = jnp.where(is_over, period - at + begin, jnp.maximum(begin - at, 0))
-    wait = jnp.where(windows.total[client] < period, wait, 0)
+    # Who is a rounding before a window is in it.
+    waits = (windows.total[client] < period) & (wait > close(at) * period)
+    wait = jnp.where(waits, wait, 0)
     within = jnp.where(is_over, 0, jnp.maximum(at - begin, 0))
     return _Place(wait, window, windows.worked[window] + within)
 
@@ -360,7 +362,7 @@ def _search(
     If there is none, this is the number after the client's last window.
     """
     low, high = windows.first[client], windows.end_of[client]
-    slack = _close(wanted) * scale
+    slack = close(wanted) * scale
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds

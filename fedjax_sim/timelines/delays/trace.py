@@ -4,7 +4,6 @@ Dimension letters: `N` clients, `R` rows of a trace.
 """
 
 import contextlib
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -13,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import Limit, checked
-from fedjax_sim.settings import ConfigError, check_file
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.timelines.delays.client_table import read_rows
 
 
 @checked
@@ -170,21 +170,15 @@ def read_trace(path: str | Path) -> Trace:
     Raises:
       ConfigError: If the file cannot be read, or holds values that are not allowed.
     """
-    check_file("trace", path)
-    try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            header = set(reader.fieldnames or ())
-    except (OSError, UnicodeDecodeError, csv.Error):
-        raise ConfigError("trace", str(path), "the name of a readable CSV file") from None
-    if not rows or not header >= {"client", "start", "finish"}:
+    columns = {"client", "start", "finish"}
+    rows, header = read_rows("trace", path, columns)
+    if not rows or header < columns:
         allowed = "a CSV file with rows, and with columns client, start and finish"
         raise ConfigError("trace", str(path), allowed)
 
     def number(name: str, row: int) -> float:
         try:
-            return float(rows[row][name])
+            return float(rows[row][name])  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise ConfigError(
                 f"trace {name} in row {row + 1}", rows[row][name], "a number"

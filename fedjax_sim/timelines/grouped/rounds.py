@@ -32,7 +32,7 @@ import numpy as np
 from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.delays import Speeds, draw_runtimes
-from fedjax_sim.timelines.delays.devices import draw_devices, finish_work
+from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
 from fedjax_sim.timelines.grouped.groups import (
     AGGREGATIONS,
     Groups,
@@ -185,15 +185,17 @@ def group_work(
     least = jnp.asarray(groups.clock.min_iterations, int)
 
     def one_round(number: Array, sync_time: Array, start: Array | None = None) -> Any:
-        marks = parts * sync_time
+        # Iterations that exactly fill the sync time do so whatever the last bits of their sum.
+        slack = close(sync_time) * sync_time
+        goal, marks = sync_time - slack, parts * sync_time + slack
 
         def is_short(progress: Progress) -> Array:
             iteration, busy, _, _ = progress
-            return (iteration < least) | jnp.any(busy < sync_time)
+            return (iteration < least) | jnp.any(busy < goal)
 
         def iterate(progress: Progress) -> Progress:
             iteration, busy, steps, by_mark = progress
-            continues = (iteration < least) | (busy < sync_time)
+            continues = (iteration < least) | (busy < goal)
             begin = None if start is None else start + busy
             taken = iteration_times(key, groups, number, iteration, begin)
             busy = jnp.where(continues, busy + taken, busy)

@@ -33,6 +33,7 @@ from fedjax_sim.timelines.live.devices import (
 )
 from fedjax_sim.timelines.rounds.synchronous import (
     CohortClock,
+    are_in_time,
     arrivals_in,
     check_clients,
     draw_standard_times,
@@ -135,6 +136,8 @@ class Round(NamedTuple):
       memory: What the choice remembers.
       taken: `f[S]`, how long after the beginning of the last round each of its reports was in.
       drawn: The clients' speeds and hours.
+      turns: `i32[N]`, how often each client was asked before, which is its next row of a trace;
+        None without a trace.
     """
 
     now: Instant
@@ -142,6 +145,7 @@ class Round(NamedTuple):
     memory: Any
     taken: Array
     drawn: Drawn
+    turns: Array | None = None
 
 
 class Choosing(NamedTuple):
@@ -258,7 +262,8 @@ def live_rounds(
     def init(key: Key) -> Round:
         drawn = draw_clients(key, hyper)
         nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
-        return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn)
+        turns = None if hyper.delays.trace is None else jnp.zeros(hyper.num_clients, "int32")
+        return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn, turns)
 
     def next_round(
         key: Key, carried: Round, state: Any, drawn: tuple[Any, Any] | None = None
@@ -274,8 +279,10 @@ def live_rounds(
             # Of more no times are drawn: a number that no lane allows.
             steps = jnp.where(steps > most, EMPTY, steps)
         who = jnp.maximum(clients, 0)
-        if standard is None:
-            work = running_time(devices, who, number)
+        turns = carried.turns
+        if turns is not None:
+            work = running_time(devices, who, turns[who])
+            turns = turns.at[who].add(is_asked.astype("int32"))
         else:
             is_even = asked.steps is None
             if len(who) > len(standard) or is_even != (most_steps is None):
@@ -297,7 +304,7 @@ def live_rounds(
             clients, share, steps, arrival = jax.tree.map(
                 lambda leaf: leaf[first_ones], (clients, share, steps, arrival)
             )
-        is_in = jnp.isfinite(arrival) & (arrival <= limit)
+        is_in = are_in_time(arrival, limit)
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
             clients=jnp.where(is_in, clients, EMPTY),
@@ -319,8 +326,8 @@ def live_rounds(
         received = received._replace(time=time)
         taken = jnp.where(is_in, arrival, 0)
         memory = carried.memory if asked.memory is None else asked.memory
-        later = carried._replace(now=received.time, number=number + 1, memory=memory, taken=taken)
-        return later, received
+        changes = {"number": number + 1, "memory": memory, "taken": taken, "turns": turns}
+        return carried._replace(now=received.time, **changes), received
 
     def after(key: Key, carried: Round, event: Event, state: Any, seen: Any) -> Round:
         shown = Shown(carried, event, carried.taken, state, seen)

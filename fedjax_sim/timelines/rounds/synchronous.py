@@ -19,7 +19,7 @@ from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struc
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays import Speeds, draw_client_speeds
-from fedjax_sim.timelines.delays.devices import draw_devices, is_lost, times_in_rounds
+from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
 from fedjax_sim.timelines.delays.laws import draw_standard, scaled_runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
@@ -142,7 +142,7 @@ def assemble_rounds(
         clients, share, steps, arrival = (
             jnp.take_along_axis(leaf, first, axis=1) for leaf in (clients, share, steps, arrival)
         )
-    is_in = jnp.isfinite(arrival) & (arrival <= limit)
+    is_in = are_in_time(arrival, limit)
     version = jnp.broadcast_to(tick, clients.shape)
     return Timeline(
         time=time,
@@ -165,6 +165,16 @@ def arrivals_in(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
     return jnp.where(is_asked & ~is_lost_here, taken, jnp.inf)
 
 
+def are_in_time(arrival: Array, limit: Array) -> Array:
+    """Tell which reports are in by a deadline, whatever the last bits of their times.
+
+    Args:
+      arrival: As `arrivals_in` returns it.
+      limit: Longest time to wait, `f64[]`, infinite for no limit.
+    """
+    return jnp.isfinite(arrival) & (arrival <= limit * (1 + close(arrival)))
+
+
 def round_length(
     taken: Array, is_asked: Array, is_lost_here: Array, *, num_used: int, limit: Array
 ) -> Array:
@@ -181,7 +191,7 @@ def round_length(
     first = arrivals_in(taken, is_asked, is_lost_here)
     if first.shape[-1] > num_used:
         first = jnp.sort(first)[..., :num_used]
-    is_in = jnp.isfinite(first) & (first <= limit)
+    is_in = are_in_time(first, limit)
     last = jnp.where(is_in, first, 0).max(axis=-1)
     is_whole = is_in.sum(axis=-1) >= jnp.minimum(is_asked.sum(axis=-1), num_used)
     # A loss is known when the report should have come.

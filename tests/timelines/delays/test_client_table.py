@@ -116,6 +116,8 @@ CELLS = {
     "period of 0": ("available,period\n0-5,0\n", "period in row 1 is 0.0"),
     "nothing known": ("speed\n1\n", "a CSV file with a header, of which some columns are client"),
     "no rows": ("rate\n", "without clients"),
+    "a decimal comma": ("drop_rate,rate\n0,05,0.5\n", "row 1 is 'of 3 cells', but must be of 2"),
+    "a column twice": ("rate,rate\n1,2\n", "column rate is 'there twice', but must be there once"),
 }
 
 
@@ -205,6 +207,9 @@ def test_columns_that_do_not_fit_together() -> None:
         ({}, "columns of no values"),
         ({"rate": [1.0, 2.0], "up": [1.0]}, "one value per client in every column"),
         ({"rate": [1.0], "period": 3.0}, "left out without windows"),
+        ({"available": [[(0, 1)]], "period": [1, 2]}, "period is 'of 2 numbers'"),
+        ({"rate": ["fast"]}, "rate is .'fast'., but must be numbers"),
+        ({"rate": [1.0], "spread": ["wide"]}, "spread is .*wide.*, but must be numbers"),
     ):
         with pytest.raises(ConfigError, match=words):
             ClientTable(**columns)

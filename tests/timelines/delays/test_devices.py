@@ -194,6 +194,23 @@ def test_contacts(draw: Callable) -> None:
     assert (schedule.clients < 0).mean() > 0.3
 
 
+def test_hours_that_begin_at_a_contact(draw: Callable) -> None:
+    """43 times 0.1 is less than 4.3 in floats, where the fifth window begins."""
+    table = ClientTable([10.0] * 2, available=[[(0.3, 0.8)], [(0.0, 0.5), (0.7, 1.0)]], period=1.0)
+    hyper = Contacts(
+        num_clients=2,
+        num_selected=2,
+        client_table=table,
+        server_wait=0.1,
+        server_interact=0.0,
+        runtime_law="runtime_constant",
+    )
+    found = draw(schedule_contacts, hyper, num_ticks=300)[0].clients[0]
+    tenth = np.arange(1, 301) % 10
+    np.testing.assert_array_equal((found == 0).any(axis=1), (tenth >= 3) & (tenth < 8))
+    np.testing.assert_array_equal((found == 1).any(axis=1), (tenth < 5) | (tenth >= 7))
+
+
 def test_arrivals_of_clients_that_wait(draw: Callable) -> None:
     """A client does a lost update again, from the same model."""
     hyper = clients_of(

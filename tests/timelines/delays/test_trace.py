@@ -71,6 +71,8 @@ def test_a_csv_file_is_read(tmp_path: Path) -> None:
         "client,start\n0,1\n",
         "client,start,finish\n0,1\n",
         "client,start,finish\n0,one,2\n",
+        "client,start,finish\n0,0,5,1\n",
+        "client,start,start,finish\n0,0,1,2\n",
         "a,b,c\n0,1,2\n",
         "client,start,finish\n",
     ],
@@ -230,11 +232,14 @@ def test_arrivals_are_buffered_in_order_of_finish(draw: Callable) -> None:
         made.append(clock)
         # A client holds the tick's model afterwards, unless its next row started from an older one.
         for slot, i in enumerate(schedule.clients[0, t]):
-            later = np.flatnonzero(trace.client[4 * t + slot + 1 : 88] == i)
+            later = np.flatnonzero(trace.client[4 * t + slot + 1 :] == i)
             started = trace.start[4 * t + slot + 1 + later[0]] if later.size else np.inf
             assert schedule.holds[0, t, slot] == (
                 t + 1 if started >= clock else sum(time <= started for time in made)
             )
+    short = draw(schedule_arrivals, hyper, num_ticks=7)
+    for few, many in zip(jax.tree.leaves(short), jax.tree.leaves(schedule), strict=True):
+        np.testing.assert_array_equal(few, many[:, :7])
     # 90 rows fill 22 buffers; later ticks never happen.
     assert np.isposinf(schedule.time[0, 22:]).all()
     assert schedule.version.max() > 0

@@ -452,6 +452,21 @@ def test_groups_isolated_until_the_end(draw: Callable) -> None:
 
 # Two and three clients behind one server each, and a slow client that does not take part.
 ASSOCIATION = (1, 0, 1, -1, 0, 1)
+
+
+@pytest.mark.parametrize(("shift", "sync_time"), [(0.1, 0.3), (0.1, 1.0), (0.7, 4.2), (0.01, 5.0)])
+def test_iterations_that_exactly_fill_the_sync_time(
+    draw: Callable, shift: float, sync_time: float
+) -> None:
+    """t_i = S / c of Eq. 7 without random parts; ten times 0.1 is less than 1 in floats."""
+    none = dict.fromkeys(("shift_per_client", "mean", "mean_per_client"), 0.0)
+    num = round(sync_time / shift)
+    hyper = Groups(num_clients=2, sync_time=sync_time, shift=shift, ticks_per_round=num, **none)
+    schedule = draw(schedule_group_rounds, hyper, num_ticks=2 * num)
+    assert (schedule.steps == 1).all()
+    np.testing.assert_allclose(schedule.time[0], shift * np.arange(1, 2 * num + 1), rtol=1e-9)
+
+
 OF_CLIENTS = {
     "num_clients": 6,
     "association": ASSOCIATION,

@@ -97,6 +97,20 @@ def test_deadlines_of_0_with_which_something_happens(
     assert run.curves.ended == "ticks" and run.curves.time[-1] == 6 * float(takes)
 
 
+@pytest.mark.parametrize(("rate", "steps"), [(10.0, 3), (10.0, 7), (3.0, 7), (1 / 0.7, 1)])
+def test_times_that_are_exactly_those_of_deadlines_and_budgets(
+    rate: float, steps: int, simulate: Callable
+) -> None:
+    """Whatever the last bit of a float of 32: reports are in, and no eleventh round begins."""
+    length = steps / rate
+    own = {"rate_fast": rate, "local_steps": steps, "deadline": length}
+    budget = fedjax_sim.Time(10 * length, most_ticks=20)
+    run = simulate(rounds_of(sizes=Sizes(4, steps)), budget, **own)
+    assert run.curves.ended == "budget"
+    assert run.timelines[0].clients.tolist() == [[0, 1, 2, 3]] * 10
+    np.testing.assert_allclose(run.curves.time[-1], 10 * length, rtol=1e-6)
+
+
 @pytest.mark.parametrize("most", [None, 5, 9])
 def test_work_of_more_steps_than_were_announced(most: int | None, simulate: Callable) -> None:
     """One client at a time works nine steps."""

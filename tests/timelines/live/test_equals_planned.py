@@ -13,12 +13,16 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim.systems import fedasync, fedavg, fedbuff, gen_async
+from fedjax_sim.timelines import Trace
 from fedjax_sim.timelines.live import replayed
 from fedjax_sim.types import System
 from tests.conftest import slow_but
 from tests.timelines.live.conftest import planned_as_live
 
 TICKS = 40
+# Client i has 1 + i % 4 rows, of different lengths.
+ROWS = [(i, 20.0 * j, 20.0 * j + 3 * i + 5 * j + 1) for i in range(7) for j in range(1 + i % 4)]
+RECORDED = Trace(*np.transpose(ROWS))
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rounds": ("fedavg", {"rate_spread": 0.75}),
     "rounds with losses, reserves and a deadline": (
@@ -29,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "fedavg",
         {"off_time": 50.0, "on_time": 70.0, "runtime_law": "runtime_exp"},
     ),
+    "rounds of a trace": ("fedavg", {"trace": RECORDED, "server_interact": 0.0}),
     "tasks": ("fedbuff", {"rate_spread": 0.75, "rule": "polynomial"}),
     "tasks that arrive together": ("fedbuff", {"runtime_law": "runtime_constant"}),
     "tasks with losses": ("fedbuff", {"drop_rate": 0.25}),
@@ -42,11 +47,11 @@ def settings_of(case: str, small: Callable) -> Any:
     """Return the settings of a case."""
     name, changes = CASES[case]
     own = {"restart": "replaced", "concurrency": 5, "buffer_size": 3} if name == "fedbuff" else {}
-    law = {"runtime_law": "runtime_exp"}
+    law = {} if "trace" in changes else {"runtime_law": "runtime_exp"}
     return small(SYSTEMS[name], **(own | law | changes))
 
 
-@pytest.mark.parametrize("case", slow_but([list(CASES)[i] for i in (1, 3)], CASES))
+@pytest.mark.parametrize("case", slow_but([list(CASES)[i] for i in (1, 3, 4)], CASES))
 def test_schedules_and_models_are_equal(
     case: str, live: dict[str, System], regression: Callable, small: Callable
 ) -> None:

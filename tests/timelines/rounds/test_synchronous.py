@@ -152,6 +152,25 @@ def test_first_ticks_do_not_depend_on_how_many_are_asked_for(draw: Callable) -> 
     assert short.time.dtype == np.float64
 
 
+@pytest.mark.parametrize(("rate", "steps"), [(10.0, 3), (10.0, 9), (3.0, 7), (7.0, 100)])
+def test_who_takes_exactly_until_the_deadline_is_in_time(
+    draw: Callable, rate: float, steps: int
+) -> None:
+    """Three times 0.1 is more than 0.3 in floats."""
+    hyper = CohortRounds(
+        num_clients=3,
+        num_selected=3,
+        local_steps=steps,
+        rate_fast=rate,
+        rate_spread=0.0,
+        runtime_law="runtime_constant",
+        deadline=steps / rate,
+    )
+    schedule = draw(schedule_cohort_rounds, hyper, num_ticks=3)
+    assert (schedule.clients >= 0).all()
+    np.testing.assert_allclose(schedule.time[0], steps / rate * np.arange(1, 4), rtol=1e-12)
+
+
 WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
 
 
