@@ -291,8 +291,12 @@ class Wire:
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)[0], memo
-        # A client that sends nothing keeps its estimate.
-        senders = jnp.where(event.steps > 0, event.clients, EMPTY)
+        # A client without a step sends nothing, unless it is malicious. It keeps its estimate, and
+        # counts as one without progress.
+        sends, is_attacker = event.steps > 0, self.combination.attackers(key, event)
+        if is_attacker is not None:
+            sends = sends | is_attacker
+        senders = jnp.where(sends, event.clients, EMPTY)
 
         def exchange(estimates: Params, slots: Any) -> tuple[Params, Params]:
             """Decode some slots' models, and write their estimates."""
@@ -300,6 +304,10 @@ class Wire:
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
+            is_sent = (senders != EMPTY).astype("int32")
+            reports = jax.tree.map(
+                lambda x, y: jnp.where(expand(is_sent, x) > 0, y, x), models[0], reports
+            )
             believed = self.combination.believed(here, sent)
             senders = jnp.where(believed == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports

@@ -297,7 +297,7 @@ def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tup
     rounds, slots = np.nonzero(timeline.clients != EMPTY)
     message = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
     up[rounds, timeline.clients[rounds, slots]] = message
-    return up, downlink_of_slots(hyper, handed_out(hyper, timeline), model)
+    return up, downlink_of_slots(hyper, timeline, model, handed_out(hyper, timeline))
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
