@@ -11,6 +11,7 @@ import fedjax_sim
 from fedjax_sim import Ticks
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.server.attacks import FreeRider, NotFinite
 from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg, safa
@@ -167,6 +168,19 @@ def test_all_models_are_counted_that_the_server_hands_out() -> None:
         assert curves.downlink_bits[t + 1] - curves.downlink_bits[t] == bits
         has |= dict.fromkeys(who, number)
         number += bool(reporting[t])
+
+
+def test_what_is_not_finite_does_not_enter_the_cache() -> None:
+    """The entry of a client that sends nan stays, in the first round the initial model."""
+    problem, models = problem_of(NUM), []
+    for changes in ({}, {"attack": NotFinite()}, {"attack": FreeRider()}):
+        chosen: dict[str, Any] = changes and {**changes, "attackers": (2, 5)}
+        run = ran(safa.system, problem, settings(num_selected=NUM, lag_tolerance=9, **chosen))
+        models.append(np.asarray(run.samples))
+    honest, spoilt, idle = models
+    assert np.isfinite(spoilt).all()
+    np.testing.assert_allclose(spoilt[1], idle[1], rtol=1e-6)
+    assert np.abs(spoilt[1:] - honest[1:]).max(axis=-1).min() > 1e-3
 
 
 @pytest.mark.slow
