@@ -519,11 +519,15 @@ class Wire:
         Args:
           local: As in `average`; a sum is of progress.
           total: As in `average`.
-          scale: `f[S]`, by which the server multiplies each client's progress, as in `sum`.
+          scale: `f[S]`, by which the server multiplies each client's progress, as in `sum`; None
+            with privacy.
 
         Returns:
           The sum, leaves `[...]`, with noise if that is set, and what both sides remember. In an
           empty tick these are 0 and the state's.
+
+        Raises:
+          ConfigError: If messages are scaled with privacy, or a step has changed the event.
         """
         if total is not None:
             return local, state.memo
@@ -532,6 +536,9 @@ class Wire:
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return self.sum(key, event, updates, scale=scale), memo
+        if scale is not None:
+            allowed = "none where the server scales messages: they are clipped as they come"
+            raise ConfigError("privacy", self.privacy.name, allowed)
         if isinstance(self.privacy, CorrelatedNoise):
             return self.noisy_sum(key, event, updates, memo)
         if not self.combination.is_honest:

@@ -18,6 +18,7 @@ from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import RoundState, Wire
 from fedjax_sim.server.report_counts import count_downlink
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression, slow_but
 
@@ -311,6 +312,19 @@ def test_what_one_client_can_change() -> None:
     for other, most in ((sums[1], 1), (sums[2], 2)):
         change = float(jnp.linalg.norm(sums[0] - other))
         assert change == pytest.approx(most * 0.5 / COHORT, rel=1e-5)
+
+
+@pytest.mark.parametrize("privacy", ["fixed:noise=1", "correlated:noise=1"])
+def test_scaled_messages_have_no_privacy(privacy: str) -> None:
+    """A scale was left out without a word."""
+    hyper = fedavg.paper(sampling="with_replacement", privacy=parse_privacy(privacy))
+    wire = Wire(Quadratic.of(np.zeros((6, DIM))), hyper, Plan())
+    event = event_of(jnp.int32(0), [0, 2], weight=0.5)
+    state = RoundState(jnp.zeros(DIM), memo=wire.first(jnp.zeros(DIM)))
+    call = (jax.random.key(0), event, state, jnp.ones((2, DIM)))
+    wire.progress(*call)
+    with pytest.raises(ConfigError, match="none where the server scales messages"):
+        wire.progress(*call, scale=jnp.ones(2))
 
 
 # Bits and memory
