@@ -541,17 +541,10 @@ class Wire:
             raise ConfigError("privacy", self.privacy.name, allowed)
         if isinstance(self.privacy, CorrelatedNoise):
             return self.noisy_sum(key, event, updates, memo)
-        if not self.combination.is_honest:
-            updates, _ = finite(updates, event.clients != EMPTY)
-        self._done |= {"privacy"}
-        updates = jax.tree.map(wide_of, updates)
-        if not event.facts.keeps("clients", "weight"):
-            allowed = "none where a step changes who takes part or with which weight"
-            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         cohort = self.hyper.num_selected
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         bound = memo.bound if is_adaptive else self.hyper.bound
-        clipped, is_short = clip_updates(updates, bound)
+        clipped, is_short = self._clipped(event, updates, bound)
         exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.privacy.update_noise(cohort) * bound / cohort
@@ -578,13 +571,7 @@ class Wire:
         """
         if not isinstance(self.privacy, CorrelatedNoise):
             return self.sum(key, event, updates), memo
-        if not event.facts.keeps("clients", "weight"):
-            allowed = "none where a step changes who takes part or with which weight"
-            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
-        self._done |= {"privacy"}
-        models = updates
-        updates, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
-        exact = weighted_sum(event.weight, clip_updates(updates, self.privacy.clip)[0])
+        exact = weighted_sum(event.weight, self._clipped(event, updates, self.privacy.clip)[0])
         deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
         noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
         noise = gaussian_like(noise_key, exact, deviation)
@@ -600,7 +587,19 @@ class Wire:
             )
         noisy = jax.tree.map(jnp.add, exact, noise)
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
-        return _as(models, noisy), memo._replace(noises=noises)
+        return _as(updates, noisy), memo._replace(noises=noises)
+
+    def _clipped(self, event: Event, updates: Params, bound: Any) -> tuple[Params, Array]:
+        """Clip updates of the schedule's clients in at least 32 bits, as `clip_updates` does.
+
+        What is not finite counts as 0, because no norm bounds it.
+        """
+        if not event.facts.keeps("clients", "weight"):
+            allowed = "none where a step changes who takes part or with which weight"
+            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
+        self._done |= {"privacy"}
+        known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
+        return clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.

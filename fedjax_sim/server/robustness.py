@@ -10,11 +10,12 @@ The order of what happens to a message, and why:
    sees through it.
 3. The message is compressed and decoded (`fedjax_sim.server.reports`): an attacker too can only
    send what the code can carry.
-4. With privacy the server bounds the norm of what it decodes. No attacker can skip that.
+4. With privacy the server bounds the norm of what it decodes, and what is not finite counts as 0.
+   No attacker can skip that.
 5. A message that is not finite is left out, if there is an attacker or another rule than the mean.
    Rules that assume a number of malicious clients assume so many fewer of the others; if too few
-   are left for the rule, the tick counts as one without progress. With the mean and nobody
-   malicious messages are not looked at, and a run that diverges fails.
+   are left for the rule, the tick counts as one without progress. With the mean, nobody
+   malicious and no privacy messages are not looked at, and a run that diverges fails.
 6. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
    sum of the tick's weights times the centre. It may compare them with an update that the server
    has made itself (`fedjax_sim.server.own_updates`).

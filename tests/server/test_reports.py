@@ -309,7 +309,9 @@ def test_what_one_client_can_change() -> None:
         return wire.progress(jax.random.key(1), event, RoundState(jnp.zeros(DIM)), updates)[0]
 
     sums = total(event, updates), total(fewer, updates), total(event, updates.at[3].multiply(-1))
-    for other, most in ((sums[1], 1), (sums[2], 2)):
+    # What has no norm counts as 0, and changes no more than its absence.
+    spoilt = total(event, updates.at[3, 0].set(jnp.nan))
+    for other, most in ((sums[1], 1), (sums[2], 2), (spoilt, 1)):
         change = float(jnp.linalg.norm(sums[0] - other))
         assert change == pytest.approx(most * 0.5 / COHORT, rel=1e-5)
 
