@@ -76,30 +76,29 @@ def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
     return downlink_of_slots(hyper, timeline, sent).sum(axis=1)
 
 
-def downlink_of_slots(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
+def downlink_of_slots(
+    hyper: Any, timeline: Timeline, sent: Params, received: Timeline | None = None
+) -> Leaf:
     """Count the bits that the server sends to the client of each slot, `i64[T, S]`.
 
     Args:
       timeline: As for `count_downlink`.
       sent: As for `count_downlink`.
+      received: The schedule of those who receive the model, if they are not those who report.
     """
-    whole = full_precision_bits(sent)
+    whole, received = full_precision_bits(sent), timeline if received is None else received
     if isinstance(hyper.messages.downlink, Identity):
-        return (timeline.clients != EMPTY).astype(np.int64) * whole
+        return (received.clients != EMPTY).astype(np.int64) * whole
     change = count_message_bits(hyper.messages.downlink, sent)
-    return _count_changes(timeline, change=change, whole=whole)
-
-
-def _count_changes(timeline: Timeline, *, change: int, whole: int) -> Leaf:
-    """Count the bits sent down to each slot, given those of a change and of the model."""
-    is_there = timeline.clients != EMPTY
-    clients, versions = timeline.clients[is_there], timeline.version[is_there].astype(np.int64)
+    is_there = received.clients != EMPTY
+    # A tick without a report changes nothing, and nothing is sent of it.
+    number = np.append(0, np.cumsum((timeline.clients != EMPTY).any(axis=1)))
+    clients, versions = received.clients[is_there], number[received.version[is_there]]
     order = np.argsort(clients, kind="stable")
     is_first = np.diff(clients[order], prepend=-1) != 0
     # Where a step has changed who takes part, a client may be given an older model.
     missed = np.maximum(np.diff(versions[order], prepend=0), 0)
-    per_slot = np.zeros(is_there.shape, np.int64)
-    received = np.empty(clients.size, np.int64)
-    received[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
-    per_slot[is_there] = received
+    per_slot, each = np.zeros(is_there.shape, np.int64), np.empty(clients.size, np.int64)
+    each[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
+    per_slot[is_there] = each
     return per_slot

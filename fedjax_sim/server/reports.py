@@ -291,8 +291,12 @@ class Wire:
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)[0], memo
-        # A client that sends nothing keeps its estimate.
-        senders = jnp.where(event.steps > 0, event.clients, EMPTY)
+        # A client without a step sends nothing, unless it is malicious. It keeps its estimate, and
+        # counts as one without progress.
+        sends, is_attacker = event.steps > 0, self.combination.attackers(key, event)
+        if is_attacker is not None:
+            sends = sends | is_attacker
+        senders = jnp.where(sends, event.clients, EMPTY)
 
         def exchange(estimates: Params, slots: Any) -> tuple[Params, Params]:
             """Decode some slots' models, and write their estimates."""
@@ -300,6 +304,10 @@ class Wire:
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
+            is_sent = (senders != EMPTY).astype("int32")
+            reports = jax.tree.map(
+                lambda x, y: jnp.where(expand(is_sent, x) > 0, y, x), models[0], reports
+            )
             believed = self.combination.believed(here, sent)
             senders = jnp.where(believed == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports
@@ -511,11 +519,15 @@ class Wire:
         Args:
           local: As in `average`; a sum is of progress.
           total: As in `average`.
-          scale: `f[S]`, by which the server multiplies each client's progress, as in `sum`.
+          scale: `f[S]`, by which the server multiplies each client's progress, as in `sum`; None
+            with privacy.
 
         Returns:
           The sum, leaves `[...]`, with noise if that is set, and what both sides remember. In an
           empty tick these are 0 and the state's.
+
+        Raises:
+          ConfigError: If messages are scaled with privacy, or a step has changed the event.
         """
         if total is not None:
             return local, state.memo
@@ -524,19 +536,15 @@ class Wire:
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
             return self.sum(key, event, updates, scale=scale), memo
+        if scale is not None:
+            allowed = "none where the server scales messages: they are clipped as they come"
+            raise ConfigError("privacy", self.privacy.name, allowed)
         if isinstance(self.privacy, CorrelatedNoise):
             return self.noisy_sum(key, event, updates, memo)
-        if not self.combination.is_honest:
-            updates, _ = finite(updates, event.clients != EMPTY)
-        self._done |= {"privacy"}
-        updates = jax.tree.map(wide_of, updates)
-        if not event.facts.keeps("clients", "weight"):
-            allowed = "none where a step changes who takes part or with which weight"
-            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         cohort = self.hyper.num_selected
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         bound = memo.bound if is_adaptive else self.hyper.bound
-        clipped, is_short = clip_updates(updates, bound)
+        clipped, is_short = self._clipped(event, updates, bound)
         exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.privacy.update_noise(cohort) * bound / cohort
@@ -563,13 +571,7 @@ class Wire:
         """
         if not isinstance(self.privacy, CorrelatedNoise):
             return self.sum(key, event, updates), memo
-        if not event.facts.keeps("clients", "weight"):
-            allowed = "none where a step changes who takes part or with which weight"
-            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
-        self._done |= {"privacy"}
-        models = updates
-        updates, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
-        exact = weighted_sum(event.weight, clip_updates(updates, self.privacy.clip)[0])
+        exact = weighted_sum(event.weight, self._clipped(event, updates, self.privacy.clip)[0])
         deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
         noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
         noise = gaussian_like(noise_key, exact, deviation)
@@ -585,7 +587,19 @@ class Wire:
             )
         noisy = jax.tree.map(jnp.add, exact, noise)
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
-        return _as(models, noisy), memo._replace(noises=noises)
+        return _as(updates, noisy), memo._replace(noises=noises)
+
+    def _clipped(self, event: Event, updates: Params, bound: Any) -> tuple[Params, Array]:
+        """Clip updates of the schedule's clients in at least 32 bits, as `clip_updates` does.
+
+        What is not finite counts as 0, because no norm bounds it.
+        """
+        if not event.facts.keeps("clients", "weight"):
+            allowed = "none where a step changes who takes part or with which weight"
+            raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
+        self._done |= {"privacy"}
+        known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
+        return clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.

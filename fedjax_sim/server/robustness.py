@@ -10,11 +10,12 @@ The order of what happens to a message, and why:
    sees through it.
 3. The message is compressed and decoded (`fedjax_sim.server.reports`): an attacker too can only
    send what the code can carry.
-4. With privacy the server bounds the norm of what it decodes. No attacker can skip that.
+4. With privacy the server bounds the norm of what it decodes, and what is not finite counts as 0.
+   No attacker can skip that.
 5. A message that is not finite is left out, if there is an attacker or another rule than the mean.
    Rules that assume a number of malicious clients assume so many fewer of the others; if too few
-   are left for the rule, the server stays where it is. With the mean and nobody malicious messages
-   are not looked at, and a run that diverges fails.
+   are left for the rule, the tick counts as one without progress. With the mean, nobody
+   malicious and no privacy messages are not looked at, and a run that diverges fails.
 6. A rule makes a centre of the messages (`fedjax_sim.server.rules`), and the server moves by the
    sum of the tick's weights times the centre. It may compare them with an update that the server
    has made itself (`fedjax_sim.server.own_updates`).
@@ -219,7 +220,7 @@ class Combination:
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
         rule_key = jax.random.fold_in(stream(key, "rule"), event.tick)
         # Who sends nan is known to be malicious, and so fewer of the others are. If these are too
-        # few for the rule, the server stays where it is.
+        # few for the rule, there is no progress.
         dropped = (event.clients != EMPTY).sum() - is_heard.sum()
         rule = self.rule.knowing(dropped)
         centre = checked_centre(rule, rule_key, messages, share, is_heard)

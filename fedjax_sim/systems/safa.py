@@ -250,7 +250,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
-        is_picked = event.weight > 0
+        is_picked, believed = event.weight > 0, wire.combination.believed(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
         cache = jax.tree.map(
@@ -258,9 +258,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             state.cache,
             state.server,
         )
-        cache = write_clients(cache, jnp.where(is_picked, event.clients, EMPTY), reports)
+        cache = write_clients(cache, jnp.where(is_picked, believed, EMPTY), reports)
         server = weighted_sum(share, cache)
-        cache = write_clients(cache, jnp.where(is_picked, EMPTY, event.clients), reports)
+        cache = write_clients(cache, jnp.where(is_picked, EMPTY, believed), reports)
         reporting = jnp.where(event.clients == EMPTY, hyper.num_clients, event.clients)
         base = state.base + syncs * hyper.lag_tolerance
         base = base.at[reporting].set(event.tick + 1, mode="drop")
@@ -297,7 +297,7 @@ def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tup
     rounds, slots = np.nonzero(timeline.clients != EMPTY)
     message = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
     up[rounds, timeline.clients[rounds, slots]] = message
-    return up, downlink_of_slots(hyper, handed_out(hyper, timeline), model)
+    return up, downlink_of_slots(hyper, timeline, model, handed_out(hyper, timeline))
 
 
 def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:

@@ -17,7 +17,8 @@ from fedjax_sim.engine.shares import listed
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import RoundState, Wire
-from fedjax_sim.server.report_counts import _count_changes
+from fedjax_sim.server.report_counts import count_downlink
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression, slow_but
 
@@ -161,13 +162,16 @@ def test_two_messages_of_one_client_in_a_tick() -> None:
     wire = Wire(Quadratic.of(np.zeros((3, 2))), hyper, Plan(), can_repeat=True)
     event = event_of(jnp.int32(0), [1, 1, -1, 2], weight=0.25)
     event = event._replace(steps=jnp.array([1, 1, 0, 0], "int32"))
-    local = jnp.array([[3.0, 1.0], [2.0, 5.0], [9.0, 9.0], [9.0, 9.0]])
+    local = jnp.array([[3.0, 1.0], [2.0, 5.0], [9.0, 9.0], [1.0, 1.0]])
     starts = jnp.ones((4, 2))
     memo = wire.first(jnp.zeros(2))
+    memo = memo._replace(estimates=memo.estimates.at[2].set(jnp.array([7.0, 5.0])))
     reports, memo = jax.jit(wire.receive)(jax.random.key(0), event, memo, starts, local)
     # (2, 0): the largest entry of (2, 0). Then (2, 4): the largest of (1, 4) - (2, 0) added.
     np.testing.assert_allclose(reports[:2], 1 + np.array([[2.0, 0], [2, 4]]))
-    np.testing.assert_allclose(memo.estimates, [[0, 0], [2, 4], [0, 0]])
+    np.testing.assert_allclose(memo.estimates, [[0, 0], [2, 4], [7, 5]])
+    # The estimate of a client that sends nothing is not taken for progress.
+    np.testing.assert_array_equal(reports[3], starts[3])
 
 
 def test_nothing_switched_on_changes_no_bit(regression: Callable) -> None:
@@ -305,9 +309,24 @@ def test_what_one_client_can_change() -> None:
         return wire.progress(jax.random.key(1), event, RoundState(jnp.zeros(DIM)), updates)[0]
 
     sums = total(event, updates), total(fewer, updates), total(event, updates.at[3].multiply(-1))
-    for other, most in ((sums[1], 1), (sums[2], 2)):
+    # What has no norm counts as 0, and changes no more than its absence.
+    spoilt = total(event, updates.at[3, 0].set(jnp.nan))
+    for other, most in ((sums[1], 1), (sums[2], 2), (spoilt, 1)):
         change = float(jnp.linalg.norm(sums[0] - other))
         assert change == pytest.approx(most * 0.5 / COHORT, rel=1e-5)
+
+
+@pytest.mark.parametrize("privacy", ["fixed:noise=1", "correlated:noise=1"])
+def test_scaled_messages_have_no_privacy(privacy: str) -> None:
+    """A scale was left out without a word."""
+    hyper = fedavg.paper(sampling="with_replacement", privacy=parse_privacy(privacy))
+    wire = Wire(Quadratic.of(np.zeros((6, DIM))), hyper, Plan())
+    event = event_of(jnp.int32(0), [0, 2], weight=0.5)
+    state = RoundState(jnp.zeros(DIM), memo=wire.first(jnp.zeros(DIM)))
+    call = (jax.random.key(0), event, state, jnp.ones((2, DIM)))
+    wire.progress(*call)
+    with pytest.raises(ConfigError, match="none where the server scales messages"):
+        wire.progress(*call, scale=jnp.ones(2))
 
 
 # Bits and memory
@@ -317,11 +336,12 @@ def slow_count(timeline: Timeline, change: int, whole: int) -> list[int]:
     """Count downlink bits slot by slot."""
     known: dict[int, int] = {}
     totals = []
+    happened = (timeline.clients >= 0).any(axis=1)
     for clients, versions in zip(timeline.clients, timeline.version, strict=True):
         total = 0
         for client, version in zip(clients.tolist(), versions.tolist(), strict=True):
             if client >= 0:
-                missed = version - known[client] if client in known else whole
+                missed = happened[known[client] : version].sum() if client in known else whole
                 total += min(missed * change, whole)
                 known[client] = version
         totals.append(total)
@@ -329,18 +349,20 @@ def slow_count(timeline: Timeline, change: int, whole: int) -> list[int]:
 
 
 def test_clients_get_the_changes_that_they_missed() -> None:
-    """Or the whole model, if that is shorter or they have none. Some slots are empty."""
+    """Or the whole model, if that is shorter or they have none. Some slots and ticks are empty."""
     random = np.random.default_rng(0)
     clients = random.integers(-1, 9, (40, 3)).astype("int32")
+    clients[random.integers(0, 40, 8)] = -1
     versions = np.zeros_like(clients)
     for client in range(9):
         visits = np.nonzero(clients == client)
         # The versions of a client's starts never fall, and may repeat within a tick.
         versions[visits] = np.sort(random.integers(0, 40, len(visits[0])))
     timeline = Timeline(clients, clients, clients, versions, clients, clients)
-    counted = _count_changes(timeline, change=10, whole=45).sum(axis=1)
-    assert counted.tolist() == slow_count(timeline, 10, 45)
-    assert 0 < counted.min() < 45
+    hyper = fedavg.paper(downlink=parse_compressor("top_k:kept=1"))
+    counted = count_downlink(hyper, timeline, jnp.zeros(5))
+    assert counted.tolist() == slow_count(timeline, 32 + 3, 32 * 5)
+    assert 0 < counted[counted > 0].min() < 160
 
 
 @struct.dataclass

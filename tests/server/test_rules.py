@@ -36,7 +36,7 @@ from fedjax_sim.server.rules.distances import squared_distances
 from fedjax_sim.settings import ConfigError, check
 from tests.conftest import slow_but
 
-S, SHAPES = 11, {"kernel": (2, 3), "bias": (4,), "scale": ()}
+S, SHAPES = 11, {"kernel": (2, 3), "bias": (4,), "scale": (), "nothing": (0, 2)}
 P = 11
 KEY = jax.random.key(3)
 TEXTS = [

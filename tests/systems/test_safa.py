@@ -11,6 +11,7 @@ import fedjax_sim
 from fedjax_sim import Ticks
 from fedjax_sim.compression import parse_compressor
 from fedjax_sim.compression.messages import count_message_bits
+from fedjax_sim.server.attacks import FreeRider, NotFinite
 from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg, safa
@@ -161,10 +162,25 @@ def test_all_models_are_counted_that_the_server_hands_out() -> None:
     curves = ran(safa.system, problem, hyper.replace(downlink=SIGN)).curves
     has, change = dict.fromkeys(range(NUM), -9), count_message_bits(SIGN, jnp.zeros(3))
     assert 2 * change < 96
+    number = 0  # of changes: a round without a report makes none
     for t, who in enumerate(receive):
-        bits = sum(min((t - has[k]) * change, 96) for k in who)
+        bits = sum(min((number - has[k]) * change, 96) for k in who)
         assert curves.downlink_bits[t + 1] - curves.downlink_bits[t] == bits
-        has |= dict.fromkeys(who, t)
+        has |= dict.fromkeys(who, number)
+        number += bool(reporting[t])
+
+
+def test_what_is_not_finite_does_not_enter_the_cache() -> None:
+    """The entry of a client that sends nan stays, in the first round the initial model."""
+    problem, models = problem_of(NUM), []
+    for changes in ({}, {"attack": NotFinite()}, {"attack": FreeRider()}):
+        chosen: dict[str, Any] = changes and {**changes, "attackers": (2, 5)}
+        run = ran(safa.system, problem, settings(num_selected=NUM, lag_tolerance=9, **chosen))
+        models.append(np.asarray(run.samples))
+    honest, spoilt, idle = models
+    assert np.isfinite(spoilt).all()
+    np.testing.assert_allclose(spoilt[1], idle[1], rtol=1e-6)
+    assert np.abs(spoilt[1:] - honest[1:]).max(axis=-1).min() > 1e-3
 
 
 def test_who_takes_exactly_until_the_deadline_is_in_time() -> None:

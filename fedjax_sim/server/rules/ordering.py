@@ -33,6 +33,8 @@ def by_coordinate(find: Callable[[Array], Array], leaf: Array) -> Array:
     num, shape = leaf.shape[0], leaf.shape[1:]
     flat = leaf.reshape(num, -1)
     size = flat.shape[1]
+    if not size:
+        return flat[0].reshape(shape)
 
     def found_in(block: Array) -> Array:
         return find(wide_of(block)).astype(leaf.dtype)
