@@ -14,10 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Event, Plan, datasets, models, problems
+from fedjax_sim import Event, Plan, datasets, models, partition, problems
+from fedjax_sim.events import Facts
+from fedjax_sim.problems import latent
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano, fedavg
 from tests.clients.test_gradient_steps import event_of
@@ -25,6 +28,7 @@ from tests.clients.test_gradient_steps import event_of
 ROOMS = (
     *("clients", "compression", "datasets", "diagnostics", "models", "partition", "privacy"),
     *("problems", "server", "server.attacks", "server.rules", "settings", "timelines"),
+    "timelines.live",
 )
 MAIN = (
     *("Bound", "Checkpoints", "Keep", "Layout", "Part", "Run", "Timeline", "Watch", "bind"),
@@ -102,13 +106,16 @@ def prelude() -> dict[str, Any]:
     problem = problems.Quadratic.of(random.normal(size=(8, 3)))
     hyper = fedavg.Hyper(num_clients=8, num_selected=4, batch_size=1, local_steps=2)
     run = fedjax_sim.sweep(fedavg.system, problem, hyper, seeds=1, budget=fedjax_sim.Ticks(4))
-    event: Event = event_of([0, 3], [2, 1], [0, 0])
+    event: Event = event_of([0, 3], [2, 1], [0, 0]).within(weight=jnp.full(2, 0.5), facts=Facts())
+    seen = latent.Seen(np.arange(6, dtype="float32")[:, None], np.ones(6, "float32"))
+    halves = partition.Partition(np.arange(6, dtype="int32").reshape(2, 3), np.array([3, 3]))
+    noisy_mean = latent.make_estimation(latent.NoisyMean(), seen, halves)
     names = {"np": np, "jax": jax, "jnp": jnp, "fedjax_sim": fedjax_sim, "data": data}
     names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "fedavg": fedavg}
     names |= {"favano": favano, "models": models, "problems": problems}
-    names |= {"optax": optax, "partial": partial, "stream": stream}
+    names |= {"pd": pd, "optax": optax, "partial": partial, "stream": stream, "latent": noisy_mean}
     names |= {"inputs": np.ones((6, 2)), "targets": np.ones((6, 1)), "names": list("aabbcc")}
-    return names | {"plan": Plan(), "key": jax.random.key(0), "model": jnp.zeros(3)}
+    return names | {"Plan": Plan, "plan": Plan(), "key": jax.random.key(0), "model": jnp.zeros(3)}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -116,8 +123,11 @@ def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> 
     names: dict[str, Any] = {}
     for room in ("compression", "diagnostics", "models", "partition", "privacy", "problems"):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
+    names |= vars(importlib.import_module("fedjax_sim.timelines.live"))
     for room in ("datasets", "timelines", "server", "server.attacks", "server.rules", "clients"):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
+    own = max((room for room in ROOMS if name.startswith(f"{room}.")), key=len, default="server")
+    names |= vars(importlib.import_module(f"fedjax_sim.{own}"))
     names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.settings}
     exec(compile(EXAMPLES[name], name, "exec"), names)
 
