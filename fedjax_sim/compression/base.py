@@ -132,7 +132,12 @@ class Compressor:
 
 @struct
 class Identity(Compressor):
-    """No compression. Omega is 0. A message takes one float per entry."""
+    """No compression. Omega is 0. A message takes one float per entry.
+
+    It is the default of every system.
+
+        assert Identity().bits(10) == 10 * 32
+    """
 
     name: str = fixed("identity")
 

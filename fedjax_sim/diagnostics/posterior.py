@@ -67,6 +67,9 @@ class Mixing(NamedTuple):
 def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Params:
     """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
 
+        samples = np.arange(10).reshape(1, 10)  # of one chain
+        assert thin_samples(samples, burn_in=2, thin=3).tolist() == [[2, 5, 8]]
+
     Args:
       samples: A pytree of leaves `[L, V, ...]`.
       burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.

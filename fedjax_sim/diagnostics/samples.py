@@ -37,6 +37,9 @@ def to_arviz(
 ) -> "xr.DataTree":
     """Return the samples of a run as ArviZ's groups.
 
+        tree = to_arviz(run, burn_in=1)  # of a run with keep=Keep(models=True)
+        assert tree["posterior"]["w"].shape == run.samples[:, 1:].shape
+
     Args:
       run: What `sweep` or `simulate` returned with `keep=Keep(models=True)`.
       problem: A problem with `log_likelihoods`, such as those of

@@ -31,10 +31,6 @@ class WeightedArrivals(Arrivals):
 def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals, with weights from their clients' staleness.
 
-        hyper = WeightedArrivals(num_clients=8, buffer_size=3)
-        schedule = schedule_stale_arrivals(key, hyper, 5)
-        assert jnp.allclose(schedule.weight.sum(axis=1), 1.0)  # of each buffer
-
     Args:
       num_ticks: Number of ticks, T.
 

@@ -304,9 +304,8 @@ def finite(messages: Params, is_present: Array) -> tuple[Params, Array]:
 def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
-        combination = combination_of(fedavg.Hyper(aggregator=NormBound(bound=1.0)), 8)
-        centre = combination.sum(key, event, jnp.array([[0.5], [90.0]]))
-        assert centre == (0.5 + 1.0) / 2  # the second message is shortened to 1
+        assert combination_of(fedavg.Hyper(), 8).is_plain  # the mean of honest messages
+        assert combination_of(fedavg.Hyper(aggregator=Median()), 8).rule == Median()
 
     Args:
       hyper: Settings of a system.

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from flax import nnx
 
 import fedjax_sim
 from fedjax_sim import Event, Plan, datasets, models, partition, problems
@@ -105,13 +106,19 @@ def prelude() -> dict[str, Any]:
     data = datasets.Dataset(images[:50], labels[:50], images[50:], labels[50:], 10, "random")
     problem = problems.Quadratic.of(random.normal(size=(8, 3)))
     hyper = fedavg.Hyper(num_clients=8, num_selected=4, batch_size=1, local_steps=2)
-    run = fedjax_sim.sweep(fedavg.system, problem, hyper, seeds=1, budget=fedjax_sim.Ticks(4))
+    budget, keep = fedjax_sim.Ticks(4), fedjax_sim.Keep(models=True)
+    run = fedjax_sim.sweep(fedavg.system, problem, hyper, seeds=1, budget=budget, keep=keep)
+    # Clients 0 and 1 report at time 1, and client 0 at time 3, both times from the first model.
+    clients, zeros = np.array([[0, 1], [0, -1]]), np.zeros((2, 2), "int32")
+    weight = np.array([[0.5, 0.5], [1.0, 0.0]])
+    timeline = fedjax_sim.Timeline(np.array([1.0, 3.0]), clients, zeros, zeros, weight, zeros)
     event: Event = event_of([0, 3], [2, 1], [0, 0]).within(weight=jnp.full(2, 0.5), facts=Facts())
     seen = latent.Seen(np.arange(6, dtype="float32")[:, None], np.ones(6, "float32"))
     halves = partition.Partition(np.arange(6, dtype="int32").reshape(2, 3), np.array([3, 3]))
     noisy_mean = latent.make_estimation(latent.NoisyMean(), seen, halves)
     names = {"np": np, "jax": jax, "jnp": jnp, "fedjax_sim": fedjax_sim, "data": data}
     names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "fedavg": fedavg}
+    names |= {"timeline": timeline, "nnx": nnx}
     names |= {"favano": favano, "models": models, "problems": problems}
     names |= {"pd": pd, "optax": optax, "partial": partial, "stream": stream, "latent": noisy_mean}
     names |= {"inputs": np.ones((6, 2)), "targets": np.ones((6, 1)), "names": list("aabbcc")}

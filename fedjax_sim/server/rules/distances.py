@@ -111,10 +111,8 @@ class Bulyan(Nearest):
     of the theta - 2 f values closest to the median of the selected; of equally close values, the
     smaller is taken.
 
-        messages = jnp.array([[1.0], [2.0], [2.0], [2.0], [2.0], [2.0], [90.0]])
-        weight, is_present = jnp.full(7, 1 / 7), jnp.ones(7, bool)
-        centre = Bulyan(assumed=1).centre(key, messages, weight, is_present)
-        assert centre == 2.0  # the three values closest to the median of five
+        assert Bulyan(assumed=2).least_present() == 4 * 2 + 3
+        hyper = fedavg.Hyper(num_selected=20, aggregator=Bulyan(assumed=2))
     """
 
     name: str = fixed("bulyan")
