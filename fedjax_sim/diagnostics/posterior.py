@@ -101,6 +101,10 @@ def average_predictions(
 ) -> Predictive:
     """Average the predictions of each lane's samples, and score the average after each sample.
 
+        samples = np.zeros((1, 3, 17), "float32")  # one chain of a logistic regression, all w = 0
+        found = average_predictions(logistic, samples, burn_in=1)
+        assert (found.probabilities == 1 / 2).all() and found.curves["accuracy"].shape == (1, 2)
+
     Args:
       problem: The problem whose test set is predicted.
       samples: A pytree of leaves `[L, V, ...]`.

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+import xarray as xr
 from flax import nnx
 
 import fedjax_sim
@@ -116,9 +117,14 @@ def prelude() -> dict[str, Any]:
     seen = latent.Seen(np.arange(6, dtype="float32")[:, None], np.ones(6, "float32"))
     halves = partition.Partition(np.arange(6, dtype="int32").reshape(2, 3), np.array([3, 3]))
     noisy_mean = latent.make_estimation(latent.NoisyMean(), seen, halves)
+    two = data._replace(train_labels=labels[:50] % 2, test_labels=labels[50:] % 2, num_classes=2)
+    logistic = problems.make_logistic(two, partition.iid(two.train_labels, num_clients=5, seed=0))
+    # Two samples of one chain, w = 0.
+    chains = {"w": (("chain", "draw", "w_dim_0"), np.zeros((1, 2, 17)))}
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset(chains, {"chain": [0], "draw": [1, 2]})})
     names = {"np": np, "jax": jax, "jnp": jnp, "fedjax_sim": fedjax_sim, "data": data}
     names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "fedavg": fedavg}
-    names |= {"timeline": timeline, "nnx": nnx}
+    names |= {"timeline": timeline, "nnx": nnx, "logistic": logistic, "tree": tree}
     names |= {"favano": favano, "models": models, "problems": problems}
     names |= {"pd": pd, "optax": optax, "partial": partial, "stream": stream, "latent": noisy_mean}
     names |= {"inputs": np.ones((6, 2)), "targets": np.ones((6, 1)), "names": list("aabbcc")}
