@@ -33,17 +33,30 @@ ROOMS = (
     "timelines.live",
 )
 MAIN = (
-    *("Bound", "Checkpoints", "Keep", "Layout", "Part", "Run", "Timeline", "Watch", "bind"),
-    *("bind_together", "load", "simulate", "sweep", "clients.local_training"),
-    *("compression.parse_compressor", "diagnostics.fairness_report", "models.MLP"),
-    *("partition.dirichlet", "partition.iid", "privacy.parse_privacy"),
-    *("problems.make_classification", "server.weighted_sum", "settings.struct"),
-    *("clients.ClientTraining", "datasets.from_arrays", "datasets.from_text", "datasets.load"),
-    *("datasets.make_synthetic", "server.ClientMessages", "server.mean_of"),
-    *("server.staleness_weights", "server.rules.Median", "server.rules.Rule"),
-    *("server.rules.parse_rule", "timelines.ClientDelays", "timelines.ClientTable"),
-    *("timelines.Trace", "timelines.schedule_arrivals", "timelines.schedule_cohort_rounds"),
-    *("timelines.schedule_contacts", "timelines.schedule_group_rounds"),
+    *("Algorithm", "Bound", "Checkpoints", "Event", "Keep", "Layout", "Part", "Run", "System"),
+    *("Timeline", "Watch", "bind", "bind_together", "load", "simulate", "sweep"),
+    *("clients.ClientTraining", "clients.batch_gradient", "clients.batch_loss"),
+    *("clients.lasting_training", "clients.local_steps", "clients.local_training"),
+    *("clients.whole_gradient", "compression.Compressor"),
+    *("compression.parse_compressor", "datasets.from_arrays", "datasets.from_text"),
+    *("datasets.load", "datasets.make_synthetic", "diagnostics.fairness_report"),
+    *("diagnostics.predictive", "diagnostics.to_arviz"),
+    *("models.MLP", "models.from_nnx", "partition.dirichlet"),
+    *("partition.iid", "partition.natural", "privacy.CorrelatedNoise"),
+    *("privacy.epsilon_after", "privacy.parse_privacy"),
+    *("problems.Metric", "problems.Quadratic", "problems.from_dataframe"),
+    *("problems.from_logdensity", "problems.make_classification", "server.ClientMessages"),
+    *("server.Reports", "server.Wire", "server.exchange", "server.expand"),
+    *("server.keep_if_empty", "server.mean_of", "server.next_version", "server.report_messages"),
+    *("server.scaled_progress", "server.stale_models", "server.staleness_weights"),
+    *("server.weighted_sum", "server.attacks.Adversary", "server.attacks.Attack"),
+    *("server.rules.Median", "server.rules.Rule", "server.rules.parse_rule"),
+    *("settings.struct", "timelines.Arrivals", "timelines.ClientDelays", "timelines.ClientTable"),
+    *("timelines.CohortRounds", "timelines.Contacts", "timelines.Groups", "timelines.Trace"),
+    *("timelines.cohort_system", "timelines.read_client_table"),
+    *("timelines.schedule_arrivals", "timelines.schedule_cohort_rounds"),
+    *("timelines.schedule_contacts", "timelines.schedule_group_rounds", "timelines.live.Clock"),
+    *("timelines.live.live_rounds", "timelines.live.live_tasks", "timelines.live.with_clock"),
 )
 """What a stranger meets first, which has an example."""
 
@@ -122,25 +135,22 @@ def prelude() -> dict[str, Any]:
     # Two samples of one chain, w = 0.
     chains = {"w": (("chain", "draw", "w_dim_0"), np.zeros((1, 2, 17)))}
     tree = xr.DataTree.from_dict({"posterior": xr.Dataset(chains, {"chain": [0], "draw": [1, 2]})})
-    names = {"np": np, "jax": jax, "jnp": jnp, "fedjax_sim": fedjax_sim, "data": data}
-    names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "fedavg": fedavg}
-    names |= {"timeline": timeline, "nnx": nnx, "logistic": logistic, "tree": tree}
-    names |= {"favano": favano, "models": models, "problems": problems}
-    names |= {"pd": pd, "optax": optax, "partial": partial, "stream": stream, "latent": noisy_mean}
+    names = {"np": np, "jax": jax, "jnp": jnp, "optax": optax, "pd": pd, "nnx": nnx}
+    names |= {"fedjax_sim": fedjax_sim, "fedavg": fedavg, "favano": favano, "models": models}
+    names |= {"problems": problems, "partial": partial, "stream": stream, "data": data}
+    names |= {"Plan": Plan, "System": fedjax_sim.System, "Algorithm": fedjax_sim.Algorithm}
+    names |= {"problem": problem, "hyper": hyper, "run": run, "event": event, "plan": Plan()}
+    names |= {"latent": noisy_mean, "logistic": logistic, "tree": tree, "timeline": timeline}
     names |= {"inputs": np.ones((6, 2)), "targets": np.ones((6, 1)), "names": list("aabbcc")}
-    return names | {"Plan": Plan, "plan": Plan(), "key": jax.random.key(0), "model": jnp.zeros(3)}
+    return names | {"key": jax.random.key(0), "model": jnp.zeros(3)}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> None:
+    own = [room for room in ROOMS if name.startswith(f"{room}.")]  # Its names come last.
     names: dict[str, Any] = {}
-    for room in ("compression", "diagnostics", "models", "partition", "privacy", "problems"):
+    for room in (*ROOMS, *own):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
-    names |= vars(importlib.import_module("fedjax_sim.timelines.live"))
-    for room in ("datasets", "timelines", "server", "server.attacks", "server.rules", "clients"):
-        names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
-    own = max((room for room in ROOMS if name.startswith(f"{room}.")), key=len, default="server")
-    names |= vars(importlib.import_module(f"fedjax_sim.{own}"))
     names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.settings}
     exec(compile(EXAMPLES[name], name, "exec"), names)
 

@@ -118,7 +118,14 @@ class Grouping(Checked):
 
 @struct
 class IterationDelays(Checked):
-    """Settings of the delay of a local iteration of a group, with `delays_of = "group"`."""
+    """Settings of the delay of a local iteration of a group, with `delays_of = "group"`.
+
+    It is a constant time plus an exponential one, see `Groups`.
+
+        law = IterationDelays(shift_per_client=0.1, shift=1.0, mean_per_client=0.0, mean=0.5)
+        groups = Groups(num_clients=8, num_groups=2, iteration=law)
+        assert np.allclose(groups.mean_iteration(), 4 * 0.1 + 1.0 + 0.5)  # groups of four
+    """
 
     shift_per_client: float = real(
         0.01,
@@ -250,7 +257,7 @@ class Groups(Clients):
     `timelines.ClientDelays` takes. Exchanges take no time.
 
         hyper = Groups(num_clients=8, num_groups=2, sync_time=5.0, client_steps=4)
-        slow_group = Groups(num_groups=2, iteration={"shift": (0.5, 5.0)})
+        slow_group = Groups(num_clients=8, num_groups=2, shift=(0.5, 5.0))
     """
 
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
