@@ -64,9 +64,9 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     """Continue from start through end, `weight` times as far: start + weight (end - start).
 
-        start, end = jnp.zeros((2, 3)), jnp.ones((2, 3))
+        start, end = jnp.full((2, 3), 1.0), jnp.full((2, 3), 5.0)
         moved = scaled_progress(start, end, jnp.array([0.5, 2.0]))
-        assert moved[:, 0].tolist() == [0.5, 2.0]  # half of the way, and twice the way
+        assert moved[:, 0].tolist() == [1 + 0.5 * 4, 1 + 2 * 4]
 
     Args:
       start: Leaves `[S, ...]`.

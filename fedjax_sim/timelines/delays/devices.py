@@ -265,9 +265,9 @@ def is_lost(devices: Devices, client: Array, update: Array) -> Array:
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
     """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
 
-        shares = loss_shares(Clients(num_clients=4, drop_rate=0.5))
-        is_lost = draw_losses(key, shares, jnp.arange(4), jnp.zeros(4, "int32"))
-        assert is_lost.shape == (4,)
+        shares = jnp.array([0.0, 1.0])  # of client 0 nothing is lost, of client 1 all
+        is_lost = draw_losses(key, shares, jnp.arange(2), jnp.zeros(2, "int32"))
+        assert is_lost.tolist() == [False, True]
 
     Args:
       shares: Shares of lost updates, from `loss_shares`.
