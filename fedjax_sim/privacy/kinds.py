@@ -97,7 +97,8 @@ class FixedClipping(Clipping):
 
     It is a value of the setting `privacy`.
 
-        hyper = fedavg.Hyper(privacy=FixedClipping(clip=0.5, noise=1.0, delta=1e-5))
+        private = FixedClipping(clip=0.5, noise=1.0, delta=1e-5)
+        hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
     """
 
     name: str = fixed("fixed")
@@ -115,7 +116,7 @@ class AdaptiveClipping(Clipping):
     the noise on the number of updates that need no clipping (Theorem 1).
 
         median_norm = AdaptiveClipping(clip=0.1, quantile=0.5, noise=1.0)
-        hyper = fedavg.Hyper(num_selected=20, privacy=median_norm)
+        hyper = fedavg.Hyper(num_selected=20, privacy=median_norm, sampling="reshuffled")
     """
 
     name: str = fixed("adaptive")
@@ -207,7 +208,8 @@ PRIVACY: Named[type[Privacy]] = Named.of(
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 
-        private = fedavg.Hyper(privacy=parse_privacy("fixed:clip=0.1:noise=1"))
+        private = parse_privacy("fixed:clip=0.1:noise=1")
+        hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
 
     Args:
       text: A kind, followed by values for its fields.

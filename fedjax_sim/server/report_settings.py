@@ -267,7 +267,8 @@ class PrivateReports(ScheduledReports):
 
     They are inherited by the settings of FedAvg, for example.
 
-        hyper = fedavg.Hyper(privacy=parse_privacy("fixed:clip=0.5:noise=1"))
+        private = parse_privacy("fixed:clip=0.5:noise=1")
+        hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
         assert hyper.bound == 0.5
     """
 

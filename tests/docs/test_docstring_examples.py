@@ -23,6 +23,7 @@ import fedjax_sim
 from fedjax_sim import Event, Plan, datasets, models, partition, problems
 from fedjax_sim.events import Facts
 from fedjax_sim.problems import latent
+from fedjax_sim.settings import Checked, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano, fedavg
 from tests.clients.test_gradient_steps import event_of
@@ -152,7 +153,11 @@ def test_an_example_runs(name: str, prelude: dict[str, Any], tmp_path: Path) -> 
     for room in (*ROOMS, *own):
         names |= vars(importlib.import_module(f"fedjax_sim.{room}"))
     names |= prelude | {"folder": tmp_path, "settings": fedjax_sim.settings}
+    before = set(map(id, names.values()))
     exec(compile(EXAMPLES[name], name, "exec"), names)
+    for value in names.values():
+        if isinstance(value, Checked) and id(value) not in before:
+            check(value)  # A run would do so.
 
 
 @pytest.mark.parametrize("name", MAIN)
