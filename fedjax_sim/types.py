@@ -296,6 +296,19 @@ class Algorithm(NamedTuple, Generic[StateT, InfoT]):
     from it by `fold_in` of tick, slot, client or step. A tick whose slots are all empty must change
     nothing but the scratch row of a store, because short lanes are padded with such ticks.
 
+        def algorithm(problem, hyper, plan):
+            train = local_training(problem, hyper, plan)
+
+            def step(key, server, event):
+                models, work = train(key, event, start=server)
+                return mean_of(event, server, models), work
+
+            return Algorithm(problem.init, step, lambda server: server)
+
+        bound = algorithm(problem, hyper, plan)
+        server, work = bound.step(key, bound.init(key), event)
+        assert work.needed == 2 + 1  # local steps of the two clients of this tick
+
     Attributes:
       init: From a key to the initial state.
       step: From key, state and event to the next state and the tick's `Info`, whose fields are
@@ -665,6 +678,9 @@ class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
 
     The first four fields are required; the rest have defaults that suit a system whose clients
     send and receive whole models.
+
+        fields = ("mine", fedavg.Hyper, schedule_cohort_rounds, fedavg.algorithm)
+        system = System(*fields, summary="FedAvg, made anew.", messages=report_messages())
 
     Attributes:
       name: Name on the command line and in results.

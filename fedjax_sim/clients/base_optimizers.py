@@ -24,6 +24,11 @@ class BaseOptimizer(LocalTraining):
     """Settings of local training with a base optimizer, by default SGD with momentum.
 
     Momentum has the paper's form, U = V = beta s + (1 - beta) g.
+
+        hyper = BaseOptimizer(lr=1.0, momentum=0.9)
+        base = hyper.local_optimizer()
+        update, _ = base.update(jnp.array([4.0]), base.init(jnp.array([0.0])))
+        assert jnp.allclose(update, -(1 - 0.9) * 4.0)
     """
 
     momentum: float = real(
@@ -53,6 +58,11 @@ def frozen_training(
     problem: Losses, hyper: BaseOptimizer, plan: Plan
 ) -> Callable[[Key, Event, Params, Any], tuple[Params, Work]]:
     """Bind local training: y <- y - lr U(g, s), as often as the event says.
+
+        hyper = BaseOptimizer(lr=0.5, momentum=0.0, batch_size=1)
+        statistics = hyper.local_optimizer().init(model)
+        models, _ = frozen_training(problem, hyper, plan)(key, event, model, statistics)
+        assert jnp.allclose(models[1], 0.5 * problem.centers[3])  # one step of client 3
 
     Returns:
       A function from the lane's learning key, the tick, the model that all slots start from and

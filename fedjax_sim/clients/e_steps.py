@@ -19,7 +19,13 @@ from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
 
 @struct
 class Expectation:
-    """Settings of the clients' E-steps."""
+    """Settings of the clients' E-steps.
+
+    They are inherited by the settings of systems of expectation maximisation.
+
+        whole_passes = Expectation(batches="full", batch_size=100)  # 100 examples at a time
+        hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(batches="without_replacement", batch_size=20)
+    """
 
     batch_size: int = count(
         32, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
@@ -38,6 +44,9 @@ ExpectationT = TypeVar("ExpectationT", bound=Expectation)
 @checked
 def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> ExpectationT:
     """Return the settings unchanged, if they fit the problem.
+
+        hyper = Expectation(batches="without_replacement", batch_size=3)
+        assert check_batch_size(hyper, latent) is hyper  # its clients have three examples each
 
     Args:
       problem: What is learnt; None if only a schedule is wanted.
@@ -86,6 +95,11 @@ class Expect(Protocol):
 @checked
 def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
     """Bind the clients' E-steps.
+
+        expect = local_expectation(latent, Expectation(batches="full"), plan)
+        both = event.within(clients=jnp.arange(2))
+        means, _ = expect(key, both, jnp.zeros(1), is_full=True, works=jnp.ones(2, bool))
+        assert jnp.allclose(means, latent.client_statistics(jnp.zeros(1)))
 
     Returns:
       A function from key, event and natural parameters to the slots' mean expected statistics,

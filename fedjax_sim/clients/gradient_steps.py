@@ -40,6 +40,9 @@ ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop,
 class Training(NamedTuple):
     """One client's training in one slot.
 
+        slope = lambda model, q: model - 1.0  # of (w - 1)^2 / 2
+        training = Training(slope, optax.sgd(0.5))  # for `local_steps`
+
     Attributes:
       gradient: The gradient that each step follows.
       optimizer: The optimizer; its state starts afresh.
@@ -65,6 +68,11 @@ class Total(NamedTuple):
     """A sum over the slots that is wanted in place of each one's model.
 
     It is added up slot by slot, so that the models of a tick need not be in memory together.
+
+        train = local_training(problem, hyper, plan)
+        mean, _ = train(key, event, start=model, total=Total(event.weight))  # one model, not two
+        models, _ = train(key, event, start=model)
+        assert jnp.allclose(mean, (models[0] + models[1]) / 2)
 
     Attributes:
       weights: `f[S]`.
@@ -229,6 +237,12 @@ def local_steps(
     """Run every slot's local steps, `event.steps` of them.
 
     `start`, `starts`, `extras` and `total` are those of `Train`.
+
+        def training(start, client, offset):
+            return Training(lambda model, q: model - 1.0, optax.sgd(0.5))
+
+        models, work = local_steps(plan, event, training, start=model)
+        assert models[:, 0].tolist() == [1 - 0.5**2, 1 - 0.5]  # two steps from 0 towards 1, and one
 
     Args:
       training: From a slot's start, client `i32[]`, offset `i32[]` and extras to its training.

@@ -38,6 +38,11 @@ def add_langevin_noise(
     The updates must already be -eta times a gradient: `optax.chain(optax.sgd(eta),
     add_langevin_noise(key, eta, 1.0))` is SGLD (Welling and Teh 2011).
 
+        sgld = optax.chain(optax.sgd(0.01), add_langevin_noise(key, 0.01, 1.0))
+        cold = optax.chain(optax.sgd(0.01), add_langevin_noise(key, 0.01, 0.0))
+        update, _ = cold.update(jnp.array([2.0]), cold.init(jnp.array([0.0])))
+        assert jnp.allclose(update, -0.01 * 2.0)  # with temperature 0 there is no noise
+
     Args:
       key: Equal keys and step numbers give equal noise, so several transformations may share noise.
       step_size: eta, or a function from the step's number to eta.
@@ -73,6 +78,11 @@ def add_momentum(
     v <- (1 - a) v + move, theta <- theta + v (Chen, Fox and Guestrin 2014, arXiv 1402.4102, eq. 15,
     without its estimate of the gradients' noise). Only the gradient of the model is read.
 
+        sghmc = add_momentum(optax.sgd(0.1), 0.25)
+        pair = (jnp.array([0.0]), jnp.array([4.0]))  # model and velocity
+        update, _ = sghmc.update((jnp.array([10.0]),) * 2, sghmc.init(pair), pair)
+        assert optax.apply_updates(pair, update)[1] == (1 - 0.25) * 4.0 - 0.1 * 10.0
+
     Args:
       moves: Steps -eta grad + sqrt(2 a eta tau) xi of a model.
       friction: a, above 0 and at most 1; with 1 the model moves by `moves` alone.
@@ -98,6 +108,9 @@ def add_momentum(
 def of_pair(gradient: BatchGradient) -> BatchGradient:
     """Turn the gradient of a model into one of a pair (model, velocity), for `add_momentum`.
 
+        slope = of_pair(lambda model, q: 2 * model)
+        assert slope((jnp.array([3.0]), jnp.array([0.0])), 0)[0] == 2 * 3.0
+
     Args:
       gradient: The gradient at a model, of a step by its number.
 
@@ -115,6 +128,10 @@ def of_pair(gradient: BatchGradient) -> BatchGradient:
 @checked
 def precondition(moves: optax.GradientTransformation, root: Params) -> optax.GradientTransformation:
     """Precondition Langevin steps: -eta D grad + sqrt(2 eta tau D) xi for a diagonal D.
+
+        moves = precondition(optax.sgd(0.5), jnp.array([2.0, 1.0]))  # D is 4 and 1
+        update, _ = moves.update(jnp.ones(2), moves.init(jnp.zeros(2)))
+        assert update.tolist() == [-0.5 * 4, -0.5 * 1]
 
     Args:
       moves: Steps -eta grad + sqrt(2 eta tau) xi.
@@ -138,6 +155,10 @@ def without_gradients(
     moves: optax.GradientTransformation, start: Params, num_steps: Array | int
 ) -> Params:
     """Return the model that a client without data reaches: noise and momentum alone move it.
+
+        moves = optax.chain(optax.sgd(0.1), add_langevin_noise(key, 0.1, 1.0))
+        assert without_gradients(moves, model, 5).shape == model.shape
+        assert (without_gradients(optax.sgd(0.1), model, 5) == model).all()
 
     Args:
       moves: Langevin steps.

@@ -87,6 +87,9 @@ def batch_gradient(
 
     A clipped example has a loss and a key of its own.
 
+        gradient = batch_gradient(problem, hyper, key, jnp.int32(2), jnp.int32(0))
+        assert jnp.allclose(gradient(model, jnp.int32(0)), model - problem.centers[2])
+
     Args:
       client: `i32[]`, the client's number.
       offset: `i32[]`, local steps that the client has done before.
@@ -128,6 +131,10 @@ def batch_loss(
     is_alone: bool = False,
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.
+
+        loss = batch_loss(problem, hyper, key, jnp.int32(2), jnp.int32(0))
+        away = model - problem.centers[2]
+        assert jnp.allclose(loss(model, jnp.int32(0)), (away**2).sum() / 2)  # of its first step
 
     Args:
       hyper: The settings; `batch_size` and `sampling` are used.

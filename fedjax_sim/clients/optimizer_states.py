@@ -22,7 +22,13 @@ from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
 
 @struct
 class LastingTraining(LocalTraining):
-    """Settings of clients' local training, whose optimizers may remember."""
+    """Settings of clients' local training, whose optimizers may remember.
+
+    They are inherited by the settings of systems whose clients keep momentum, for example.
+
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        hyper = LastingTraining(lr=0.01, training=kept)
+    """
 
     training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING)
 
@@ -60,6 +66,10 @@ class LastingTrain(Protocol):
 def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Any:
     """Make the initial states of all clients' optimizers.
 
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        states = first_optimizers(problem, LastingTraining(training=kept), model)
+        assert states[0].mu.shape == (8, 3)  # of eight clients
+
     Args:
       model: A model, leaves `[...]`.
 
@@ -83,6 +93,13 @@ def lasting_training(
     """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
 
     `direction` and `proximal` are those of `local_training`.
+
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        hyper = LastingTraining(batch_size=1, training=kept)
+        states = first_optimizers(problem, hyper, model)
+        train = lasting_training(problem, hyper, plan)
+        models, states, work = train(key, event, states, start=model)
+        assert states[0].count[jnp.array([0, 3, 7])].tolist() == [2, 1, 0]  # steps of these clients
 
     Returns:
       A function like that of `local_training`, which also takes and returns the states of all

@@ -15,7 +15,15 @@ from fedjax_sim.types import Array, Params
 
 @struct
 class PersonalLeaves(Checked):
-    """Settings that say which leaves of the model are personal."""
+    """Settings that say which leaves of the model are personal.
+
+    They are inherited by the settings of systems with personal models.
+
+        model = {"params": {"Dense_0": {"bias": jnp.zeros(4)}, "Dense_1": {"bias": jnp.zeros(2)}}}
+        shared, personal = PersonalLeaves().split(model)  # the last dense layer is personal
+        assert personal["params"]["Dense_1"]["bias"].shape == (2,)
+        assert shared["params"]["Dense_1"]["bias"] is None
+    """
 
     personal: Any = static(
         "",
@@ -85,6 +93,11 @@ def _last_dense(paths: Sequence[str]) -> str:
 @checked
 def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[str, Array]:
     """Report the problem's metrics of each client's own model.
+
+        people = supervised(MLP((4,), 1), squared_error, (inputs, targets), clients=names)
+        zeros = jax.tree.map(jnp.zeros_like, people.init(key))
+        metrics = personal_metrics(people, lambda client: zeros)
+        assert metrics["personal_loss"] == (0 - 1) ** 2  # all targets are 1
 
     Args:
       model_of: From the number of a client, `i32[]`, to its model.

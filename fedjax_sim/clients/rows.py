@@ -14,6 +14,9 @@ from fedjax_sim.types import Array, Params
 def read_rows(models: Params, rows: Array) -> Params:
     """Gather models: leaves `[S, ...]`. models: leaves `[R, ...]`; rows: `i32[S]`.
 
+        versions = jnp.array([[1.0], [2.0], [3.0]])
+        assert read_rows(versions, jnp.array([2, 0])).ravel().tolist() == [3.0, 1.0]
+
     Returns:
       Leaves `[S, ...]`.
     """

@@ -41,6 +41,10 @@ def losses_of(
 ) -> tuple[SeenLosses, Array]:
     """Compute losses of the mini-batches with which clients would begin.
 
+        losses, _ = losses_of(problem, hyper, plan, key, event.clients, event.offset, model=model)
+        away = model - problem.centers[3]
+        assert jnp.allclose(losses.mean[1], (away**2).sum() / 2)  # of client 3
+
     Args:
       problem: What is learnt.
       hyper: Settings of local training.
@@ -74,6 +78,10 @@ def seeing_losses(
     starts: Callable[[Any, Event], Params] | None = None,
 ) -> Callable[[Any, Any, Plan], Algorithm]:
     """Return the same algorithm, whose steps tell a live clock what clients' losses were.
+
+        algorithm = seeing_losses(fedavg.system.algorithm)(problem, hyper, plan)
+        _, work = algorithm.step(key, algorithm.init(key), event)
+        assert work.seen.mean.shape == (2,)  # of each slot
 
     Args:
       algorithm: An algorithm of gradient steps whose steps return `Work`.

@@ -20,6 +20,13 @@ from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
 class WholeGradients(Checked):
     """Settings of a system that may need gradients of all of a client's examples.
 
+        @settings.struct
+        class Hyper(LocalTraining, WholeGradients):
+            "Settings of a system that may need whole gradients."
+            gradient: str = settings.choice("exact", ("minibatch", "exact"), "Which gradients.")
+
+        assert Hyper().completed(problem) == Hyper()
+
     Attributes:
       gradient_setting: Name of the setting that asks for them with "exact".
     """
@@ -48,6 +55,8 @@ class WholeGradients(Checked):
 def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
     """Check that a problem can compute exact gradients.
 
+        check_exact(problem, "gradient", "exact", "minibatch")  # `Quadratic` has `client_loss`
+
     Args:
       problem: The problem; None for a schedule alone.
       field: The setting that asks for them.
@@ -67,6 +76,9 @@ def whole_gradient(
     problem: Any, key: Key, client: Array, first: Array, *, most_steps: Whole | None
 ) -> BatchGradient:
     """Return the gradient of the loss of all of a client's examples, for local steps.
+
+        gradient = whole_gradient(problem, key, jnp.int32(2), jnp.int32(0), most_steps=None)
+        assert jnp.allclose(gradient(model, jnp.int32(0)), model - problem.centers[2])
 
     Args:
       problem: What is learnt; it must have `client_loss`.
@@ -98,6 +110,10 @@ class GradientsAt(Protocol):
 @checked
 def gradients_at(problem: Any, hyper: Any, plan: Plan, *, is_exact: bool) -> GradientsAt:
     """Bind gradients of clients' losses.
+
+        gradients, work = gradients_at(problem, hyper, plan, is_exact=True)(key, event, model)
+        assert jnp.allclose(gradients[1], model - problem.centers[3])
+        assert work.needed == 2  # one example of each client
 
     Args:
       problem: What is learnt; with exact gradients it must have `client_loss`.

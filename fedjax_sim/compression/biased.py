@@ -55,6 +55,10 @@ class TopK(Biased):
     k / D, attained if all magnitudes are equal.
 
     Bits: for each entry kept a float and ceil(log2(D)) bits for its place.
+
+        sent = TopK(kept=1).apply(key, jnp.array([1.0, -5.0, 3.0]))
+        assert sent.tolist() == [0.0, -5.0, 0.0]
+        hyper = fedavg.Hyper(compression=TopK(kept=10), error_feedback=True)
     """
 
     name: str = fixed("top_k")
@@ -93,6 +97,9 @@ class ScaledSign(Biased):
     1 / B, attained by a vector with a single entry that is not 0.
 
     Bits: a float per block, and one bit per entry.
+
+        sent = ScaledSign().apply(key, jnp.array([1.0, -5.0, 3.0]))
+        assert sent.tolist() == [3.0, -3.0, 3.0]  # (1 + 5 + 3) / 3
     """
 
     name: str = fixed("sign")

@@ -128,6 +128,10 @@ class Dithering(Grid):
     """Random dithering (Sec. 2; Alistarh et al. 2017, arXiv 1610.02132).
 
     `Grid` gives the formulas. By default the whole vector is one block.
+
+        sent = Dithering(levels=4).apply(key, jnp.array([3.0, 4.0]))
+        levels = sent / (5 / 4)  # a quarter of the norm is the distance of two levels
+        assert jnp.allclose(levels, jnp.round(levels))
     """
 
     name: str = fixed("dithering")
@@ -153,6 +157,9 @@ class BlockQuantization(Grid):
     and for p = inf with blocks of 9.
 
     Bits: a float per block, and two bits per entry.
+
+        sent = BlockQuantization(norm=2.0, block=4).apply(key, jnp.array([3.0, -4.0]))
+        assert set(jnp.abs(sent).tolist()) <= {0.0, 5.0}  # the norm of the block
     """
 
     name: str = fixed("block")
@@ -171,6 +178,10 @@ class StochasticRounding(Grid):
 
     The largest magnitude of a block becomes 2^(width - 1) - 1. This is `Grid` with
     2^(width - 1) - 1 levels and r = inf. Bits: a float per block, and `width` bits per entry.
+
+        on_the_grid = jnp.array([3.0, -1.0, 0.0])
+        sent = StochasticRounding(width=3).apply(key, on_the_grid)  # levels up to 2^2 - 1
+        assert (sent == on_the_grid).all()
     """
 
     name: str = fixed("rounding")

@@ -32,6 +32,9 @@ class Luq(Compressor):
 
     Bits: a float per message, and ceil(log2(2 top + 3)) bits per entry, to tell apart 0 and top + 1
     powers of either sign.
+
+        powers = jnp.array([4.0, -2.0, 1.0])
+        assert (Luq(top=6).apply(key, powers) == powers).all()
     """
 
     name: str = fixed("luq")
@@ -72,6 +75,9 @@ def luq(
     With M = max |g| and a = M / 2^top, the levels are 0 and +-a 2^k for k = 0, ..., top. A value
     between two levels of its sign becomes one of them; a value below a in magnitude becomes 0 or
     +-a. More bits reach smaller values but add no levels in between, so the error does not vanish.
+
+        powers = jnp.array([[4.0, -2.0], [1.0, 0.5]])
+        assert (luq(key, powers, bits=4) == powers).all()
 
     Args:
       key: Key of the draws.

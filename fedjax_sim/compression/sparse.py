@@ -20,6 +20,9 @@ class RandSparsification(Compressor):
 
     Named in Sec. 2 of Dieuleveut et al., FedEM, arXiv 2111.02083. Omega is 1 / kappa - 1, with
     equality for every vector. Bits: a float per entry kept, of which there are D kappa on average.
+
+        sent = RandSparsification(keep=0.5).apply(key, jnp.array([1.0, 1.0, 1.0]))
+        assert set(sent.tolist()) <= {0.0, 1 / 0.5}
     """
 
     name: str = fixed("sparsification")
@@ -47,6 +50,9 @@ class RandK(Compressor):
 
     Vectors with at most k entries are kept whole (Wangni et al. 2018, Stich et al. 2018). Omega is
     D / k - 1, with equality for every vector. Bits: a float per entry kept.
+
+        sent = RandK(kept=1).apply(key, jnp.array([1.0, 1.0, 1.0]))
+        assert sorted(sent.tolist()) == [0.0, 0.0, 3 / 1]
     """
 
     name: str = fixed("rand_k")

@@ -112,6 +112,9 @@ def fairness_report(
 def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Average each client's weight over ticks, where the weights of its slots in a tick add up.
 
+        # Clients 0 and 1 report with weight 1/2, then client 0 alone with weight 1.
+        assert influence(timeline, 3).tolist() == [(1 / 2 + 1) / 2, (1 / 2) / 2, 0]
+
     Args:
       timeline: Schedule of one lane.
       num_clients: N.
@@ -131,6 +134,9 @@ def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 
 
     Time runs from the last skipped tick, or from 0 if none is skipped, to the last tick.
 
+        # Clients 0 and 1 report with weight 1/2, then client 0 alone at time 3 with weight 1.
+        assert influence_per_time(timeline, 3).tolist() == [(1 / 2 + 1) / 3, (1 / 2) / 3, 0]
+
     Args:
       timeline: Schedule of one lane.
       num_clients: N.
@@ -147,6 +153,9 @@ def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 
 def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> np.ndarray:
     """Compute each client's share of all updates received.
 
+        # Clients 0 and 1 report, then client 0 alone.
+        assert update_share(timeline, 3).tolist() == [2 / 3, 1 / 3, 0]
+
     Args:
       timeline: Schedule of one lane.
       num_clients: N.
@@ -162,6 +171,9 @@ def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -
 @checked
 def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     """Find when each client first changes the server's model, by an update with a weight above 0.
+
+        # Clients 0 and 1 report at time 1, and client 0 at time 3.
+        assert time_to_first(timeline, 3).tolist() == [1.0, 1.0, np.inf]
 
     Args:
       timeline: Schedule of one lane.
@@ -182,6 +194,10 @@ def client_staleness(
     timeline: Timeline, num_clients: Count, *, skip: Share = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute the mean and the largest staleness of each client's updates.
+
+        # Clients 0 and 1 report, then client 0 once more from the first model.
+        mean, largest = client_staleness(timeline, 3)
+        assert mean[:2].tolist() == [(0 + 1) / 2, 0] and largest[:2].tolist() == [1, 0]
 
     Args:
       timeline: Schedule of one lane.
@@ -206,6 +222,9 @@ def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> n
 
     In such ticks no choice of weights can help the group.
 
+        # Clients 0 and 1 report, then client 0 alone; clients 1 and 2 are a group.
+        assert share_without(timeline, np.array([0, 1, 1])).tolist() == [0, 1 / 2]
+
     Args:
       timeline: Schedule of one lane.
       groups: `i32[N]`, label of each client's group, from 0.
@@ -223,6 +242,8 @@ def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> n
 @checked
 def group_sums(values: np.ndarray, groups: Groups) -> np.ndarray:
     """Add up the values of each group's clients.
+
+        assert group_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).tolist() == [1 + 2, 4]
 
     Args:
       values: `f64[N]`, one per client.
@@ -255,6 +276,8 @@ def jain_index(values: np.ndarray) -> float:
 def entropy(values: np.ndarray) -> float:
     """Compute the entropy of values taken as shares of their sum.
 
+        assert np.isclose(entropy(np.ones(4)), np.log(4))
+
     Args:
       values: `f64[N]`, at least 0.
 
@@ -272,6 +295,9 @@ def entropy(values: np.ndarray) -> float:
 def evenness(values: np.ndarray) -> float:
     """Compute the entropy of values relative to its largest value, log N.
 
+        assert np.isclose(evenness(np.ones(4)), 1.0)
+        assert evenness(np.array([1.0, 0.0, 0.0, 0.0])) == 0.0
+
     Args:
       values: `f64[N]`, at least 0.
 
@@ -287,6 +313,8 @@ def deviation(
     target: Annotated[np.ndarray, shape("N")] | None = None,
 ) -> float:
     """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
+
+        assert deviation(np.array([0.75, 0.25])) == (0.75 - 0.5) + (0.5 - 0.25)
 
     Args:
       influence: `f64[N]`, influence of each client.
@@ -309,6 +337,9 @@ def group_accuracy(
     label_shares: Annotated[np.ndarray, shape("G K"), Limit(least=0, most=1)],
 ) -> np.ndarray:
     """Compute a model's expected accuracy for groups of clients with different label shares.
+
+        per_class, shares = np.array([0.8, 0.4]), np.array([[1.0, 0.0], [0.5, 0.5]])
+        assert np.allclose(group_accuracy(per_class, shares), [0.8, (0.8 + 0.4) / 2])
 
     Args:
       per_class: `f[..., K]`, accuracy on each class.

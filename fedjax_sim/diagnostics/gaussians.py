@@ -19,6 +19,10 @@ Numbers = npt.NDArray[np.float64]
 class Gaussian(NamedTuple):
     """A normal law in P dimensions, or the first two moments of another law.
 
+        law = Gaussian(mean=np.zeros(2), covariance=np.eye(2))
+        moved = law._replace(mean=np.array([3.0, 4.0]))
+        assert wasserstein2(*law, *moved) == 5.0
+
     Attributes:
         mean: `f64[..., P]`.
         covariance: `f64[..., P, P]`, symmetric and positive semidefinite.

@@ -67,6 +67,9 @@ class Mixing(NamedTuple):
 def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Params:
     """Drop the first evaluations of each lane and keep every `thin`-th of the rest.
 
+        samples = np.arange(10).reshape(1, 10)  # of one chain
+        assert thin_samples(samples, burn_in=2, thin=3).tolist() == [[2, 5, 8]]
+
     Args:
       samples: A pytree of leaves `[L, V, ...]`.
       burn_in: Number of evaluations dropped, from 0 to V - 1. The default drops the initial model.
@@ -97,6 +100,10 @@ def average_predictions(
     problem: Predictor, samples: Params, *, burn_in: Whole = 1, thin: Count = 1
 ) -> Predictive:
     """Average the predictions of each lane's samples, and score the average after each sample.
+
+        samples = np.zeros((1, 3, 17), "float32")  # one chain of a logistic regression, all w = 0
+        found = average_predictions(logistic, samples, burn_in=1)
+        assert (found.probabilities == 1 / 2).all() and found.curves["accuracy"].shape == (1, 2)
 
     Args:
       problem: The problem whose test set is predicted.

@@ -38,6 +38,9 @@ class Reliability(NamedTuple):
 def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the share of examples whose most probable class is right.
 
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        assert accuracy(probabilities, labels) == 1 / 2
+
     Args:
       probabilities: `f[m, K]`, probability of each class.
       labels: `i32[m]`, the right classes.
@@ -53,6 +56,10 @@ def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
 @checked
 def negative_log_likelihood(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the mean of -log p(right class).
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        found = negative_log_likelihood(probabilities, labels)
+        assert np.isclose(found, -(np.log(0.9) + np.log(0.4)) / 2)
 
     Args:
       probabilities: `f[m, K]`, probability of each class. A probability of 0 counts as the smallest
@@ -70,6 +77,9 @@ def negative_log_likelihood(probabilities: Probabilities, labels: Labels) -> Arr
 def brier_score(probabilities: Probabilities, labels: Labels) -> Array:
     """Compute the mean over examples of sum_y (p(y) - 1[y is right])^2.
 
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        assert np.isclose(brier_score(probabilities, labels), (2 * 0.1**2 + 2 * 0.6**2) / 2)
+
     Args:
       probabilities: `f[m, K]`, probability of each class.
       labels: `i32[m]`, the right classes.
@@ -84,6 +94,10 @@ def brier_score(probabilities: Probabilities, labels: Labels) -> Array:
 @checked
 def reliability(probabilities: Probabilities, labels: Labels, *, bins: Count = BINS) -> Reliability:
     """Group predictions by confidence, in the bins ((i - 1) / b, i / b] (Guo et al. 2017).
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        found = reliability(probabilities, labels, bins=2)  # both are in the upper bin
+        assert found.examples.tolist() == [0, 2] and found.accuracy[1] == 1 / 2
 
     Args:
       probabilities: `f[m, K]`, probability of each class.
@@ -111,6 +125,10 @@ def expected_calibration_error(
 ) -> Array:
     """Compute the mean distance between confidence and accuracy of the bins.
 
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        error = expected_calibration_error(probabilities, labels, bins=2)
+        assert np.isclose(error, abs(1 / 2 - (0.9 + 0.6) / 2))  # both are in the upper bin
+
     Args:
       probabilities: `f[m, K]`, probability of each class.
       labels: `i32[m]`, the right classes.
@@ -126,6 +144,10 @@ def expected_calibration_error(
 @checked
 def score_predictions(probabilities: Probabilities, labels: Labels) -> dict[str, Array]:
     """Compute all scores of predictions.
+
+        probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
+        scores = score_predictions(probabilities, labels)
+        assert scores["accuracy"] == 1 / 2 and set(scores) == {"accuracy", "nll", "brier", "ece"}
 
     Args:
       probabilities: `f[m, K]`, probability of each class.

@@ -38,6 +38,9 @@ def to_arviz(
 ) -> "xr.DataTree":
     """Return the samples of a run as ArviZ's groups.
 
+        tree = to_arviz(run, burn_in=1)  # of a run with keep=Keep(models=True)
+        assert tree["posterior"]["w"].shape == run.samples[:, 1:].shape
+
     Args:
       run: What `sweep` or `simulate` returned with `keep=Keep(models=True)`.
       problem: A problem with `log_likelihoods`, such as those of
@@ -115,6 +118,11 @@ def predictive(
     """Predict further examples by every sample.
 
     `burn_in` and `thin` are those of `to_arviz`.
+
+        # Two samples in a tree of `to_arviz`, both w = 0.
+        posterior, new_inputs = log_density_of(logistic), np.ones((6, 17), "float32")
+        predicted = predictive(tree, posterior, new_inputs, [0, 1, 0, 1, 0, 1])
+        assert (predicted["posterior_predictive"]["probability"] == 1 / 2).all()
 
     Args:
       run: What `sweep` or `simulate` returned with `keep=Keep(models=True)`, or the tree of
@@ -270,6 +278,12 @@ def _dataset(found: dict[str, Any], dims: dict[str, Any]) -> "xr.Dataset":
 def calibration(predicted: "xr.DataTree", *, bins: Count = BINS) -> Reliability:
     """Group predictions, averaged over all samples, by confidence.
 
+        # Two samples in a tree of `to_arviz`, both w = 0.
+        posterior, new_inputs = log_density_of(logistic), np.ones((6, 17), "float32")
+        predicted = predictive(tree, posterior, new_inputs, [0, 1, 0, 1, 0, 1])
+        found = calibration(predicted, bins=2)
+        assert found.examples.tolist() == [6, 0]  # all have confidence 1/2
+
     Args:
       predicted: What `predictive` returned for classes with targets, of one setting.
       bins: Number of bins.
@@ -290,6 +304,12 @@ def averaged_predictions(predicted: "xr.DataTree") -> tuple[Array, Array]:
     """Return class probabilities averaged over all samples `f[m, K]`, and targets `i32[m]`.
 
     The arguments and errors are those of `calibration`.
+
+        # Two samples in a tree of `to_arviz`, both w = 0.
+        posterior, new_inputs = log_density_of(logistic), np.ones((6, 17), "float32")
+        predicted = predictive(tree, posterior, new_inputs, [0, 1, 0, 1, 0, 1])
+        probabilities, labels = averaged_predictions(predicted)
+        assert (probabilities == 1 / 2).all() and labels.tolist() == [0, 1, 0, 1, 0, 1]
     """
     if "probability" not in predicted["posterior_predictive"] or "observed_data" not in predicted:
         raise ConfigError("predictions", "without classes or targets", "of classes, with targets")

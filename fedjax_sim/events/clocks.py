@@ -39,6 +39,9 @@ RUNS = -1
 class Instant(NamedTuple):
     """A virtual time, as the sum of a float and a much smaller one: 48 bits of two with 32.
 
+        large = Instant.at(2.0**30).later(jnp.float32(0.5))
+        assert large.to_float64() == 2**30 + 0.5  # a float of 32 bits has no such number
+
     Attributes:
       value: `f[...]`, the time, rounded.
       rest: `f[...]`, what is missing.
@@ -150,6 +153,9 @@ class Sizes(NamedTuple):
 
     A lane that exceeds any of it ends there, and `curves.ended` names what.
 
+        three = Sizes(slots=3, most_steps=10)
+        from_old_models = Sizes(slots=3, most_steps=10, versions=20)  # of 20 clients at work
+
     Attributes:
       slots: Slots of a tick, S.
       most_steps: Most local steps of a slot.
@@ -205,6 +211,14 @@ class Clock(NamedTuple, Generic[TimeT]):
     The key is the lane's clock key and is the same at every tick: derive streams from it by
     `fold_in`, of a count in the clock's state, or of client and number of its work.
 
+        def next_tick(key, number, state):  # one client in turn, in every unit of time
+            time, turn = Instant.at(number + 1.0), number[None]
+            return number + 1, Received(time, turn % 8, jnp.full(1, 5, "int32"), turn, jnp.ones(1))
+
+        clock = Clock(lambda key: jnp.int32(0), next_tick)
+        number, received = clock.next(key, jnp.int32(9), None)
+        assert received.clients == 9 % 8 and received.time.value == 9 + 1
+
     Attributes:
       init: From a key to what the clock carries, such as the work in flight.
       next: From key, what it carries, and the algorithm's state, to what it carries then and what
@@ -228,6 +242,12 @@ class Clock(NamedTuple, Generic[TimeT]):
 
 class Live(NamedTuple, Generic[HyperT]):
     """That a system is live, and how.
+
+        def clock(problem, hyper):
+            return live_tasks(hyper, num_tasks=20, num_used=hyper.buffer_size)
+
+        live = Live(lambda hyper: Sizes(hyper.buffer_size, hyper.local_steps, 20), clock)
+        system = with_clock(fedjax_sim.SYSTEMS["fedbuff"], live)
 
     Attributes:
       sizes: From the settings to what is never exceeded; called before learning.

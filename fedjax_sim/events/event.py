@@ -150,6 +150,10 @@ class Event(_Fields):
     is of another structure than the one before, so choose between values of a field, as in
     `event._replace(steps=jnp.where(...))`, and not between events.
 
+        shorter = event._replace(steps=jnp.minimum(event.steps, 1))  # they were 2 and 1
+        assert shorter.steps.tolist() == [1, 1]
+        assert shorter.take(jnp.array([1])).clients.tolist() == [3]
+
     Attributes:
       tick: `i32[]`, number of server actions before this one.
       clients: `i32[S]`, as in `Timeline`.

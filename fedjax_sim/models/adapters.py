@@ -28,6 +28,10 @@ def from_nnx(make: Callable[[Any], Any]) -> Model:
 
     Example: `from_nnx(lambda rngs: nnx.Linear(4, 1, rngs=rngs))`.
 
+        network = from_nnx(lambda rngs: nnx.Linear(4, 1, rngs=rngs))
+        params = network.init(key, jnp.zeros((1, 4)))
+        assert network.apply(params, jnp.ones((5, 4))).shape == (5, 1)
+
     Args:
       make: From `nnx.Rngs` to the module, which takes inputs with examples first.
 

@@ -26,6 +26,9 @@ class LeNet(nn.Module):
     parameters on 32x32x3 with 10 classes, 48,846 on 28x28x1 with 62 classes. The paper states
     neither the channels nor the padding; these are LeNet-5's.
 
+        params = jax.eval_shape(LeNet(10).init, key, jnp.zeros((1, 32, 32, 3)))
+        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 62_006
+
     Attributes:
       num_classes: Number of logits.
       convolution: How to convolve.
@@ -56,6 +59,8 @@ class DoubleConvNet(nn.Module):
     dropout of whole channels. A dense layer of 128 units follows. There are 468,458 parameters with
     blocks (32, 64) on 28x28x1, and 551,722 with blocks (32, 64, 128) on 32x32x3. Groups have four
     channels. The first dropout has rate 0.3, all others 0.5.
+
+        for_cifar = DoubleConvNet(10, blocks=(32, 64, 128))
 
     Attributes:
       num_classes: Number of logits.

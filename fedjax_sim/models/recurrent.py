@@ -27,6 +27,10 @@ class CharacterRNN(nn.Module):
     The default is the network of Reddi et al. (arXiv 2003.00295) for Shakespeare, which
     hierarchical FL uses too: 820,522 parameters with 90 codes.
 
+        network, codes = CharacterRNN(90), jnp.zeros((1, 20), "int32")
+        params = jax.eval_shape(network.init, key, codes)
+        assert jax.eval_shape(network.apply, params, codes).shape == (1, 20, 90)
+
     Attributes:
       num_classes: Number of character codes.
       embedding: Dimension of the embedding.

@@ -31,6 +31,10 @@ class ResNet(nn.Module):
     A basic block has two 3x3 convolutions. Each stage but the first has half the resolution of the
     stage before it.
 
+        network = ResNet(10, stages=(8, 16), blocks=1)
+        params = jax.eval_shape(network.init, key, jnp.zeros((1, 8, 8, 3)))
+        assert jax.eval_shape(network.apply, params, jnp.zeros((5, 8, 8, 3))).shape == (5, 10)
+
     Attributes:
       num_classes: Number of logits.
       stages: Number of channels of each stage.
@@ -97,6 +101,8 @@ def resnet20(
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
     It has three stages of three blocks, with 16, 32 and 64 channels.
+
+        assert resnet20(100).stages == (16, 32, 64)
 
     Args:
       num_classes: Number of logits.

@@ -23,6 +23,10 @@ from fedjax_sim.types import Array
 class CharacterTransformer(nn.Module):
     """Embeddings of characters and places, blocks of attention and dense layers, and logits.
 
+        network, codes = CharacterTransformer(90, width=16, blocks=1), jnp.zeros((1, 20), "int32")
+        params = jax.eval_shape(network.init, key, codes)
+        assert jax.eval_shape(network.apply, params, codes).shape == (1, 20, 90)
+
     Attributes:
       num_classes: Number of character codes.
       width: Numbers that stand for a character, W; a multiple of the heads.

@@ -42,6 +42,10 @@ def classes_per_client(
     until no client has a class twice. Each class is split evenly over its slots, and every slot is
     cut to the size of the smallest one. Source: FAVANO (arXiv 2305.16099), section 5.
 
+        clients = classes_per_client(data.train_labels, num_clients=10, classes=2, seed=0)
+        held = label_histogram(clients, data.train_labels, 10) > 0
+        assert (held.sum(axis=1) == 2).all()
+
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
       num_clients: Number of clients, N.
@@ -94,6 +98,11 @@ def label_groups(
     Within a group each label is split into equal parts; examples that do not divide evenly are left
     out. The last clients are the slow ones of the setting `slow_clients="last"`. Source:
     FedStaleWeight's experiments (arXiv 2406.02877, Sec. 6, and its public benchmark).
+
+        labels = np.arange(100) % 10
+        clients = label_groups(labels, num_clients=6, slow_fraction=1 / 3, slow_labels=4, seed=0)
+        slow = label_histogram(clients, labels, 10)[4:]  # the last two clients
+        assert slow[:, 4:].sum() == 0  # have labels 0 to 3 only
 
     Args:
       labels: Class of each training example, integers `[n]` of at least 0. Labels count as first
@@ -163,6 +172,11 @@ def dirichlet_groups(
     has `min_examples` for each of its clients. Source: hierarchical FL (arXiv 2302.04851), Figs. 4
     and 5b.
 
+        clients = dirichlet_groups(
+            data.train_labels, num_clients=5, group_sizes=(2, 3), alpha=1.0, seed=0
+        )
+        assert clients.counts.sum() == len(data.train_labels)
+
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
       num_clients: Number of clients, N, at most n.
@@ -215,6 +229,11 @@ def disjoint_groups(
     Groups get equally many labels; if these do not divide evenly, the first groups get one more.
     Source: hierarchical FL (arXiv 2302.04851), Fig. 5a.
 
+        labels = np.arange(100) % 10
+        clients = disjoint_groups(labels, num_clients=4, group_sizes=(2, 2), classes=2, seed=0)
+        held = label_histogram(clients, labels, 10).reshape(2, 2, 10).sum(axis=1) > 0
+        assert not (held[0] & held[1]).any()  # no label is in both groups
+
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
       num_clients: Number of clients, N, at most n.
@@ -266,6 +285,11 @@ def pachinko(
     its examples one by one without replacement. A class without examples leaves the shares, and so
     does a superclass without classes. The remainder of n / N is left out. Source: adaptive
     federated optimisation (arXiv 2003.00295), appendix C.1, for CIFAR-100 with N = 500.
+
+        clients = pachinko(
+            data.train_labels, num_clients=5, superclasses=(0, 0, 0, 0, 0, 1, 1, 1, 1, 1), seed=0
+        )
+        assert (clients.counts == 50 // 5).all()
 
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.

@@ -69,6 +69,11 @@ def make(
 ) -> Partition:
     """Make a partition by name.
 
+        labels = data.train_labels
+        clients = make("dirichlet", labels, num_clients=5, alpha=0.5, seed=0)
+        same = dirichlet(labels, num_clients=5, alpha=0.5, seed=0)
+        assert (clients.counts == same.counts).all()
+
     Args:
       name: A name in `PARTITIONS`.
       labels: Class of each training example, integers `[n]` of at least 0.

@@ -23,6 +23,8 @@ DIRICHLET_TRIES = 1000
 class Partition(NamedTuple):
     """The training examples of each client.
 
+        halves = Partition(index=np.array([[0, 1, 2], [3, 4, 0]]), counts=np.array([3, 2]))
+
     Attributes:
       index: `i32[N, M]`, positions in the training set. The entries of client i from `counts[i]` on
         are 0 and mean nothing.

@@ -144,6 +144,10 @@ def natural(
 
     If the data has more clients than `num_clients`, a random choice of them is kept.
 
+        labels, writers = np.array([3, 7, 3, 1]), np.array(["ann", "bob", "ann", "ann"])
+        clients = natural(labels, client_ids=writers, num_clients=2, seed=0)
+        assert clients.counts.tolist() == [3, 1]
+
     Args:
       labels: Class of each training example, integers `[n]` of at least 0.
       client_ids: Client to which each example belongs, integers or strings `[n]`.

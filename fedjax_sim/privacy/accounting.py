@@ -63,6 +63,10 @@ class NoisySteps(NamedTuple):
     The noise multiplier is the noise of a step over the largest change of the step if one example
     of its mini-batch is replaced.
 
+        steps = NoisySteps(num_examples=1000, batch=1000, accountant="rdp", delta=1e-5)
+        none, ten, twenty = epsilon_after([0, 10, 20], steps, noise=4.0)
+        assert none == 0 and ten < twenty
+
     Attributes:
       num_examples: Number of examples.
       batch: Examples of a mini-batch, drawn without replacement for each step.
@@ -225,6 +229,9 @@ def epsilon_after(
 ) -> npt.NDArray[np.float64]:
     """Compute epsilon after numbers of rounds, or of steps for `NoisySteps`.
 
+        steps = NoisySteps(num_examples=1000, batch=1000, accountant="rdp", delta=1e-5)
+        assert epsilon_after([0, 10], steps, noise=0.0).tolist() == [0, np.inf]
+
     Args:
       rounds: Numbers of rounds, integers `[...]`.
       mechanism: What is done in a round.
@@ -245,6 +252,10 @@ def find_noise(
     epsilon: Above0, rounds: Count, mechanism: Accounted, *, tolerance: Above0 = 1e-5
 ) -> float:
     """Find the least noise multiplier z with which `rounds` rounds have at most this epsilon.
+
+        steps = NoisySteps(num_examples=1000, batch=1000, accountant="rdp", delta=1e-5)
+        noise = find_noise(2.0, 10, steps)
+        assert epsilon_after(10, steps, noise) <= 2.0 < epsilon_after(10, steps, 0.99 * noise)
 
     Args:
       epsilon: Target, above 0.

@@ -52,6 +52,10 @@ def audit_canaries(
     The canaries with the largest scores are guessed to take part, as many with the smallest ones
     not to. Their number must be chosen before the scores are looked at.
 
+        scores, included = [3.0, 2.0, -1.0, -2.0], [True, True, False, False]
+        audit = audit_canaries(scores, included, num_guesses=4, delta=0.0)
+        assert audit.num_correct == 4
+
     Args:
       scores: How much the models look as if each canary took part, `f[m]`.
       included: Which canaries did, by fair coins, `bool[m]`.
@@ -100,6 +104,10 @@ def one_run_bound(
     most f(v) + 2 m delta max_{0 < i <= v} (f(v - i) - f(v)) / i, where f(v) is the probability that
     a binomial variable with r draws of probability e^epsilon / (1 + e^epsilon) is at least v. The
     bound is the epsilon with which that is 1 - confidence.
+
+        bound = one_run_bound(20, num_guesses=10, num_correct=10, delta=0.0, confidence=0.95)
+        share = 1 / (1 + np.exp(-bound))  # of right guesses
+        assert np.isclose(share**10, 1 - 0.95, rtol=1e-4)
 
     Args:
       num_canaries: Number of canaries m, each with its own fair coin.

@@ -20,6 +20,10 @@ def clip_updates(
 ) -> tuple[Params, Array]:
     """Shorten each update to a norm of at most `bound`: x min(1, C / ||x||).
 
+        clipped, is_short = clip_updates(jnp.array([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+        assert jnp.allclose(clipped, jnp.array([[3 / 5, 4 / 5], [0.3, 0.4]]))
+        assert is_short.tolist() == [False, True]
+
     Args:
       updates: Leaves `[S, ...]`.
       bound: C, `f[]`, above 0.
@@ -39,6 +43,8 @@ def clip_sums(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> Params:
     """Shorten each update to an L1 norm of at most `bound`: x min(1, C / ||x||_1).
+
+        assert clip_sums(jnp.array([[3.0, -1.0]]), 2.0).tolist() == [[3.0 / 2, -1.0 / 2]]
 
     Args:
       updates: Leaves `[S, ...]`.
@@ -80,6 +86,9 @@ def gaussian_like(
 ) -> Params:
     """Draw Gaussian noise in the shape of a model.
 
+        noise = gaussian_like(key, {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}, 0.1)
+        assert noise["w"].shape == (2, 3)
+
     Args:
       key: Key of the draws.
       model: Pytree of arrays.
@@ -99,6 +108,11 @@ def next_bound(
     Deviation: the paper's b is the mean of indicators b_i. Here it is 1/2 plus the sum of the
     b_i - 1/2 over the expected size of the cohort, which is the same for cohorts of fixed size. By
     Poisson sampling a client's presence then changes the sum by 1/2, as Theorem 1 needs.
+
+        privacy = AdaptiveClipping(quantile=0.5, rate=0.2)  # without noise
+        both = jnp.ones(2, bool)
+        bound = next_bound(key, privacy, jnp.float32(3.0), both, both, 2)
+        assert jnp.allclose(bound, 3.0 * jnp.exp(-0.2 * (1 - 0.5)))  # all were short enough
 
     Args:
       key: Key of the noise.

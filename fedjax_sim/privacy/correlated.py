@@ -40,6 +40,8 @@ from fedjax_sim.types import EMPTY, Timeline
 def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     """Compute the first coefficients of (1 - x)^(-1/2): b_j = b_{j-1} (2 j - 1) / (2 j), b_0 = 1.
 
+        assert square_root_bands(3).tolist() == [1, 1 / 2, (1 * 3) / (2 * 4)]
+
     Args:
       bands: Their number, b.
 
@@ -60,6 +62,10 @@ def sensitivities(
     """Compute the largest ||B a|| of a client within first ticks.
 
     Ticks in which nobody reports have no noise and do not count for B.
+
+        # Client 0 reports with weight 1/2, then with weight 1.
+        found = sensitivities(timeline, 3, square_root_bands(1), [0, 1, 2])
+        assert np.allclose(found, [0, 1 / 2, np.hypot(1 / 2, 1)])
 
     Args:
       timeline: One lane's schedule, whose weights are those of the sum.
@@ -102,6 +108,10 @@ def gaussian_epsilon(
 
     Balle and Wang 2018, arXiv 1805.06530, Theorem 8.
 
+        assert gaussian_epsilon([0.0, 1.0], 0.0, 1e-6).tolist() == [0, np.inf]  # without noise
+        weak, strong = gaussian_epsilon([1.0, 0.5], 4.0, 1e-6)
+        assert strong < weak
+
     Args:
       sensitivity: Largest L2 change, `f[...]`.
       deviation: Standard deviation of the noise in each number.
@@ -131,6 +141,9 @@ def separated_sensitivity(
 
     The columns at 0, s, 2 s, ... of B, as many as there are participations (Kalinin and Lampert
     2024, Theorem 2, for coefficients that decrease).
+
+        independent = square_root_bands(1)
+        assert separated_sensitivity(independent, 100, separation=10, most=4) == 4**0.5
 
     Args:
       coefficients: b_0, b_1, ..., at least 0 and not increasing, `f64[b]`.

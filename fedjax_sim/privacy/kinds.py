@@ -93,7 +93,13 @@ class Clipping(Privacy):
 
 @struct
 class FixedClipping(Clipping):
-    """Updates are clipped to a fixed norm (McMahan et al. 2018, arXiv 1710.06963)."""
+    """Updates are clipped to a fixed norm (McMahan et al. 2018, arXiv 1710.06963).
+
+    It is a value of the setting `privacy`.
+
+        private = FixedClipping(clip=0.5, noise=1.0, delta=1e-5)
+        hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
+    """
 
     name: str = fixed("fixed")
 
@@ -108,6 +114,9 @@ class AdaptiveClipping(Clipping):
     clipping, with noise. The noise multiplier z is that of both sums together. The sum of updates
     has the multiplier (z^-2 - (2 sigma_b)^-2)^(-1/2), where sigma_b is the standard deviation of
     the noise on the number of updates that need no clipping (Theorem 1).
+
+        median_norm = AdaptiveClipping(clip=0.1, quantile=0.5, noise=1.0)
+        hyper = fedavg.Hyper(num_selected=20, privacy=median_norm, sampling="reshuffled")
     """
 
     name: str = fixed("adaptive")
@@ -142,6 +151,11 @@ class ExampleClipping(Clipping):
     With gradients of norm at most c (the setting `example_clip`), K steps of SGD with learning rate
     lr cover at most the distance lr K c, which takes the place of C. What goes further, by another
     optimizer, is clipped.
+
+        training = ClientTraining(example_clip=2.0, sampling="reshuffled")
+        private = ExampleClipping(epsilon=2.0, rounds=100)  # the noise is found
+        hyper = fedavg.Hyper(lr=0.1, local_steps=5, training=training, privacy=private)
+        assert hyper.bound == 0.1 * 5 * 2.0
     """
 
     name: str = fixed("examples")
@@ -153,6 +167,9 @@ class CorrelatedNoise(Privacy):
 
     The noise is accounted for by the schedule, without sampling, so that asynchronous servers can
     have it too. `fedjax_sim.privacy.correlated` says how, and has the papers.
+
+        correlated = CorrelatedNoise(clip=0.1, noise=4.0, bands=8)
+        hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(privacy=correlated)
     """
 
     name: str = fixed("correlated")
@@ -191,7 +208,8 @@ PRIVACY: Named[type[Privacy]] = Named.of(
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 
-        private = fedavg.Hyper(privacy=parse_privacy("fixed:clip=0.1:noise=1"))
+        private = parse_privacy("fixed:clip=0.1:noise=1")
+        hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
 
     Args:
       text: A kind, followed by values for its fields.

@@ -130,6 +130,9 @@ class LocalGaussian(OwnNoise):
     no more: Gaussian mechanisms compose exactly (Dong, Roth and Su 2022, arXiv 1905.02383,
     Corollary 3.3). Epsilon is that of one Gaussian mechanism (Balle and Wang 2018, arXiv
     1805.06530, Theorem 8), computed by dp-accounting.
+
+        messages = ClientMessages(local_privacy=LocalGaussian(clip=0.1, noise=8.0))
+        hyper = fedavg.Hyper(messages=messages)
     """
 
     name: str = fixed("gaussian")
@@ -186,6 +189,10 @@ class LocalLaplace(OwnNoise):
     1807.01647), which is larger. Both pairs are symmetric, so that one number dominates
     two, and by induction any number of them; domination is kept by adaptive composition (Zhu, Dong
     and Wang 2022, arXiv 2106.08567, Theorem 10).
+
+        private = LocalLaplace(clip=0.1, noise=20.0)
+        assert np.isclose(private.spent(3), 3 * 2 / 20)  # epsilon of three messages
+        hyper = fedavg.Hyper(messages=ClientMessages(local_privacy=private))
     """
 
     name: str = fixed("laplace")
@@ -281,6 +288,10 @@ def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 
     An update that is not finite has no norm, and counts as 0: otherwise whether it is would show.
+
+        keys, updates = jax.random.split(key, 2), jnp.array([[3.0, 4.0], [jnp.nan, 1.0]])
+        only_clipped = privatise(keys, LocalGaussian(clip=1.0, noise=0.0), updates)
+        assert jnp.allclose(only_clipped, jnp.array([[3 / 5, 4 / 5], [0.0, 0.0]]))
 
     Args:
       keys: A key for every slot, `[S]`.

@@ -54,6 +54,9 @@ class Participations(NamedTuple):
 def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     """Count participations, and find the smallest separations, in O(T S log(T S)).
 
+        # Clients 0 and 1 report in the first tick, and client 0 in the second.
+        assert participations_of(timeline, 3).counts.tolist() == [2, 1, 0]
+
     Args:
       timeline: One lane's schedule, leaves `[T, ...]`.
       num_clients: Number of clients, N.
@@ -82,6 +85,9 @@ def most_participations(
     ticks: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
 ) -> npt.NDArray[np.int64]:
     """Count the participations of the client that has most of them, within first ticks.
+
+        # Clients 0 and 1 report in the first tick, and client 0 in the second.
+        assert most_participations(timeline, 3, [0, 1, 2]).tolist() == [0, 1, 2]
 
     Args:
       timeline: As in `participations_of`.
@@ -114,6 +120,9 @@ def most_sent(
     received, its client has begun the update from an earlier model, and may have sent it. So one
     message more than the participations counts for a client whose next one began before the last of
     the first ticks. Where the schedule does not have the next one, it counts too: an upper bound.
+
+        # Client 0 reports in both ticks, and may have begun its third update.
+        assert most_sent(timeline, 3, [0, 2]).tolist() == [0, 3]
 
     Args:
       timeline: As in `participations_of`.

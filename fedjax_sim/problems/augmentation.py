@@ -22,6 +22,12 @@ from fedjax_sim.types import Array, Key
 class Augmentation:
     """Random crop of a padded image, then mirroring left to right with probability 1/2.
 
+        images = jnp.full((2, 4, 4, 1), 7, "uint8")
+        assert (Augmentation(pad=0, flip=True)(key, images) == images).all()  # mirrored, all alike
+        clients = iid(data.train_labels, num_clients=5, seed=0)
+        crops = Augmentation(pad=1)
+        problem = make_classification(MLP((16,), 10), data, clients, augmentation=crops)
+
     Attributes:
       pad: Number of black rows and columns added on each side before a crop of the image's size is
         taken, at least 0; 0 means no crop.

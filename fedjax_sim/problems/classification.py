@@ -216,6 +216,10 @@ def make_classifications(
 
     All problems share one copy of the images.
 
+        clients = [iid(data.train_labels, num_clients=5, seed=seed) for seed in range(3)]
+        problems = make_classifications(MLP((16,), 10), data, clients)
+        assert len(problems) == 3
+
     Args:
       model: A network whose logits are `[B, K]` for images `[B, H, W, C]`.
       dataset: Training and test set, as `fedjax_sim.datasets.load` returns them.

@@ -29,6 +29,8 @@ LOOKED_AT = 10**8
 def check_partition(partition: Partition, num_examples: Count) -> None:
     """Check that every client has an example and that every position exists.
 
+        check_partition(iid(data.train_labels, num_clients=5, seed=0), len(data.train_labels))
+
     Args:
       partition: Positions `[N, M]` and counts `[N]`, as the functions of `fedjax_sim.partition`
         return them.
@@ -78,6 +80,11 @@ def pad_partitions(
 ) -> list[tuple[Array, Array]]:
     """Check partitions, and pad them to one width so that their problems share a program.
 
+        first, _ = partition_by_ids(["a", "a", "b"])  # two examples and one
+        second, _ = partition_by_ids(["a", "a", "a"])
+        (index, counts), (wide, _) = pad_partitions([first, second], 3)
+        assert counts.tolist() == [2, 1] and index.shape == (2, 3) and wide.shape == (1, 3)
+
     Args:
       partitions: Partitions of the same examples, such as one per seed.
       num_examples: Number of examples that the positions refer to.
@@ -105,6 +112,9 @@ def pad_partitions(
 @checked
 def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable, ...]]:
     """Give every example to the client that it names.
+
+        clients, names = partition_by_ids(["phone", "watch", "phone"])
+        assert names == ("phone", "watch") and clients.counts.tolist() == [2, 1]
 
     Args:
       ids: The client of each of n examples: strings, numbers, tuples, or anything else that can be

@@ -27,6 +27,9 @@ from fedjax_sim.types import Array
 class Examples(NamedTuple):
     """Examples, and the client of each.
 
+        examples = Examples(inputs, targets, clients=names)
+        problem = problems.supervised(models.MLP((4,), 1), problems.squared_error, examples)
+
     Attributes:
       inputs: What the network is given: a pytree of arrays `[n, ...]`.
       targets: What the loss compares its outputs with: a pytree of arrays `[n, ...]`.
@@ -47,6 +50,10 @@ def from_dataframe(
     features: Sequence[str] | None = None,
 ) -> Examples:
     """Take examples from the rows of a pandas DataFrame.
+
+        table = pd.DataFrame({"who": ["a", "a", "b"], "size": [1.0, 2.0, 3.0], "price": [5, 6, 7]})
+        examples = from_dataframe(table, target="price", client="who")
+        assert examples.inputs.tolist() == [[1.0], [2.0], [3.0]]
 
     Args:
       table: The DataFrame, of n rows.

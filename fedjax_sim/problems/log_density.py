@@ -171,6 +171,16 @@ def from_logdensity(
 ) -> LogDensity:
     """Make a problem of a posterior.
 
+        def log_likelihood(mean, example):
+            return -((example - mean) ** 2).sum() / 2
+
+        def log_prior(mean):
+            return -(mean**2).sum() / 2
+
+        data, owners = np.array([[1.0], [2.0], [3.0]]), np.array([0, 0, 1])
+        problem = from_logdensity(log_likelihood, log_prior, data, owners, start=jnp.zeros(1))
+        assert problem.counts.tolist() == [2, 1]
+
     Args:
       log_likelihood: As in `LogDensity`; the function that blackjax takes.
       log_prior: As in `LogDensity`; the function that blackjax takes.
@@ -223,6 +233,9 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
 
     Runs of the problem can then predict new inputs, and have pointwise likelihoods. What a
     classification does in local steps alone (augmentation, dropout) is left out.
+
+        clients = iid(data.train_labels, num_clients=5, seed=0)
+        posterior = log_density_of(make_classification(MLP((4,), 10), data, clients))
 
     Args:
       problem: A classification, whose prior is flat without `prior_precision`, or a logistic

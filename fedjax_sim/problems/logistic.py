@@ -164,6 +164,11 @@ def make_logistic(
 ) -> Logistic:
     """Build a logistic regression that starts from zero coefficients.
 
+        two = data._replace(train_labels=data.train_labels % 2, test_labels=data.test_labels % 2)
+        two = two._replace(num_classes=2)
+        problem = make_logistic(two, iid(two.train_labels, num_clients=5, seed=0))
+        assert problem.init(key).shape == (4 * 4 * 1 + 1,)  # a coefficient for each pixel, and 1
+
     Args:
       dataset: Training and test set with two classes, as `fedjax_sim.datasets.load` returns them.
       partition: Who holds which training example, from a function of `fedjax_sim.partition`.

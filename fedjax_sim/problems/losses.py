@@ -27,6 +27,12 @@ PerExample = Callable[[Any, Any], Array]
 class Metric(NamedTuple):
     """A mean over examples, or several along named dimensions.
 
+        metrics = {"error": Metric(absolute_error, less_is_better=True)}
+        network = models.MLP((4,), 1)
+        problem = problems.supervised(
+            network, squared_error, (inputs, targets), clients=names, metrics=metrics
+        )
+
     Attributes:
       values: From outputs and targets to numbers, one per example (per entry, if there is a mask)
         and per place along the dimensions: `[B, *dims]`.
@@ -48,6 +54,9 @@ class Metric(NamedTuple):
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Compute the cross-entropy of classes.
 
+        losses = cross_entropy(jnp.zeros((2, 4)), jnp.array([0, 3]))
+        assert jnp.allclose(losses, jnp.log(4))  # of four classes
+
     Args:
       logits: `f[B, ..., K]`.
       labels: `i[B, ...]`, classes from 0.
@@ -68,6 +77,9 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 def is_right(logits: Array, labels: Array) -> Array:
     """Tell whether the largest logit is that of the right class; its mean is the accuracy.
 
+        logits = jnp.array([[0.0, 1.0], [0.0, 1.0]])
+        assert is_right(logits, jnp.array([1, 0])).tolist() == [True, False]
+
     Args:
       logits: `f[B, ..., K]`.
       labels: `i[B, ...]`, classes from 0.
@@ -86,6 +98,9 @@ def is_right(logits: Array, labels: Array) -> Array:
 @functools.cache
 def accuracy_of_classes(num_classes: Count) -> Metric:
     """Make a metric of the accuracy on the examples of each class.
+
+        metrics = {"accuracy": is_right, "accuracy_of": accuracy_of_classes(10)}
+        assert metrics["accuracy_of"].dims == ("class",)
 
     Args:
       num_classes: K.
@@ -110,6 +125,8 @@ def accuracy_of_classes(num_classes: Count) -> Metric:
 def squared_error(outputs: Array, targets: Array) -> Array:
     """Compute the squared error of predicted numbers, the mean over an example's numbers.
 
+        assert squared_error(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 5.0]])) == (0**2 + 3**2) / 2
+
     Args:
       outputs: `f[B, ...]`; of one number per example also `f[B, 1]`.
       targets: `f[B, ...]`.
@@ -129,6 +146,8 @@ def absolute_error(outputs: Array, targets: Array) -> Array:
 
     `outputs` and `targets` are those of `squared_error`.
 
+        assert absolute_error(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 5.0]])) == (0 + 3) / 2
+
     Returns:
       `f[B]`.
 
@@ -141,6 +160,9 @@ def absolute_error(outputs: Array, targets: Array) -> Array:
 @checked
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:
     """Compute the cross-entropy of labels that are there or not, the mean over an example's labels.
+
+        loss = binary_cross_entropy(jnp.zeros((1, 2)), jnp.array([[0, 1]]))
+        assert jnp.allclose(loss, jnp.log(2))
 
     Args:
       logits: `f[B, K]`, one for each label.

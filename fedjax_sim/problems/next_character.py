@@ -78,6 +78,13 @@ def make_next_characters(
 
     All problems share one copy of the sequences.
 
+        play = "ANNA:\\nHello.\\n\\nBEN:\\nGoodbye.\\n\\n" * 20
+        text = from_text(play, sequence_length=10, name="play")
+        who = text.train_speakers
+        clients = natural(who, client_ids=who, num_clients=2, seed=0)
+        network = CharacterRNN(text.num_classes, hidden=(8,))
+        [problem] = make_next_characters(network, text, [clients])
+
     Args:
       model: A network with logits `[B, L, K]` for codes `i32[B, L]`, such as
         `fedjax_sim.models.CharacterRNN`; K is `dataset.num_classes`.

@@ -37,6 +37,9 @@ class LabelFlip:
     The former is the attack of Fang et al. 2020 (arXiv 1911.11815), the latter that of Tolpegin et
     al. 2020 (arXiv 2007.08432).
 
+        assert LabelFlip().labels(np.array([0, 1, 9]), 10).tolist() == [9, 8, 0]
+        assert LabelFlip(source=1, target=7).labels(np.array([0, 1, 9]), 10).tolist() == [0, 7, 9]
+
     Attributes:
       source: The class whose examples get another label; None for all classes.
       target: That label; None, together with `source`, for K - 1 - y.
@@ -79,6 +82,9 @@ class Backdoor:
     Poisoned examples carry the trigger and the label of that class. By default the trigger is a
     bright square in the lower right corner of an image `[H, W]` or `[H, W, C]`, or the last numbers
     of a vector `[D]`. It is put on the data as they are stored: before augmentation and scaling.
+
+        images = Backdoor(target=2, size=3).put(jnp.zeros((1, 8, 8), "uint8"))
+        assert (images == 255).sum() == 3 * 3
 
     Attributes:
       target: The class.

@@ -25,6 +25,9 @@ class Quadratic(ClientLosses):
 
     The objective is the mean of the f_i. Its optimum is the curvature-weighted mean of the centers.
 
+        problem = Quadratic.of([[0.0, 0.0], [4.0, 8.0]], curvature=[3.0, 1.0])
+        assert problem.optimum.tolist() == [4.0 / 4, 8.0 / 4]  # 3 parts and 1 part
+
     Attributes:
       centers: `f[N, P]`, the minimum of each client's loss.
       curvature: `f[N]`, the only eigenvalue of each client's Hessian.

@@ -44,7 +44,8 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
     counts for the model that clients started from.
 
         ends = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-        assert jnp.allclose(mean_of(event, model, ends), event.weight @ ends)
+        mean = mean_of(event, model, ends)  # with weights 1/2
+        assert mean.tolist() == [0.5, 0.5, 0.0]
 
     Args:
       start: That model, leaves `[...]`.
@@ -63,6 +64,10 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     """Continue from start through end, `weight` times as far: start + weight (end - start).
 
+        start, end = jnp.full((2, 3), 1.0), jnp.full((2, 3), 5.0)
+        moved = scaled_progress(start, end, jnp.array([0.5, 2.0]))
+        assert moved[:, 0].tolist() == [1 + 0.5 * 4, 1 + 2 * 4]
+
     Args:
       start: Leaves `[S, ...]`.
       end: Leaves `[S, ...]`.
@@ -78,6 +83,9 @@ def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
 def expand(weight: Array, leaf: Array) -> Array:
     """Give `weight[S]` trailing axes of length 1 to fit `leaf[S, ...]`, and the leaf's dtype.
 
+        weight = jnp.array([1.0, 2.0])
+        assert (expand(weight, jnp.ones((2, 3))) * jnp.ones((2, 3))).sum() == 3 * 1.0 + 3 * 2.0
+
     Args:
       weight: `[S]`.
       leaf: `[S, ...]`.
@@ -91,6 +99,11 @@ def expand(weight: Array, leaf: Array) -> Array:
 @checked
 def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
+
+        before, after = jnp.zeros(3), jnp.ones(3)
+        nobody = event.within(clients=jnp.array([-1, -1]))
+        assert (keep_if_empty(event, after, before) == after).all()
+        assert (keep_if_empty(nobody, after, before) == before).all()
 
     Args:
       after: A state after the tick.

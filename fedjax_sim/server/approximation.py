@@ -40,7 +40,14 @@ STEP_FACTORS: dict[str, Callable[[Array], Array]] = {
 
 @struct
 class Approximation:
-    """Settings of the server's stochastic approximation, S <- S + gamma_k H."""
+    """Settings of the server's stochastic approximation, S <- S + gamma_k H.
+
+    They are inherited by the settings of FedEM, for example.
+
+        decaying = Approximation(gamma=0.5, gamma_factor=lambda tick: 1 / (tick + 1))
+        assert decaying.step_size(event.within(tick=jnp.int32(1))) == 0.5 / 2  # of the second tick
+        hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(gamma=0.5, output="random")
+    """
 
     gamma: float = real(0.01, "First step size of the server, gamma_1.", above=0)
     gamma_factor: Callable[[Array], Array] = static(
@@ -83,6 +90,9 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     Every client of the tick receives S and theta without compression. If the problem has a method
     `unknown`, only the part of theta that it returns is sent: what clients cannot derive from S.
 
+        bits = broadcast_bits(latent, run.timelines[0])  # S and theta are one number each
+        assert (bits == 4 * (32 + 32)).all()  # four clients take part
+
     Args:
       timeline: One lane's schedule.
     """
@@ -99,6 +109,9 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
 @checked
 def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     """Keep S_K, with K uniform on the ticks 0..k.
+
+        before, now = jnp.zeros(2), jnp.ones(2)
+        assert (keep_random(key, event, before, now) == now).all()  # at tick 0 the chance is 1
 
     Args:
       event: Tick k.

@@ -16,7 +16,13 @@ from fedjax_sim.types import Array, Key, Timeline
 
 @struct
 class WeightedArrivals(Arrivals):
-    """Settings of arrivals that are weighted by staleness."""
+    """Settings of arrivals that are weighted by staleness.
+
+    They are inherited by the settings of FedBuff, for example.
+
+        weights = StalenessWeights(rule="exponential", base=0.9)
+        hyper = WeightedArrivals(num_clients=8, buffer_size=3, staleness=weights)
+    """
 
     staleness: StalenessWeights = group(StalenessWeights(), "weights of the updates in a buffer")
 
@@ -43,6 +49,11 @@ def weigh_arrivals(
     staleness: Annotated[Array, shape("T S")],
 ) -> Array:
     """Weight buffered arrivals by their staleness, as `staleness_weights` does.
+
+        halved = StalenessWeights(rule="exponential", base=0.5)
+        hyper = WeightedArrivals(num_clients=8, buffer_size=2, staleness=halved)
+        weight = weigh_arrivals(hyper, jnp.array([[0, 1]]), jnp.array([[0, 1]]))
+        assert jnp.allclose(weight, jnp.array([[2 / 3, 1 / 3]]))  # 1 and 0.5, to sum 1
 
     Args:
       clients: `i32[T, S]`, none empty, slots in order of arrival.

@@ -94,7 +94,14 @@ from fedjax_sim.types import (
 
 @struct
 class EdgeMessages(ClientMessages):
-    """Settings of messages between clients, their local server, and the global one."""
+    """Settings of messages between clients, their local server, and the global one.
+
+    They are the group `messages` of hierarchical systems.
+
+        few = parse_compressor("top_k:kept=10")
+        messages = EdgeMessages(edge_compression=few)
+        hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(messages=messages)
+    """
 
     edge_compression: Compressor = part(
         Identity(),
@@ -109,7 +116,13 @@ class EdgeMessages(ClientMessages):
 
 @struct
 class EdgeWork(Checked):
-    """Settings of the common work of a group's clients."""
+    """Settings of the common work of a group's clients.
+
+    They are the group `work` of hierarchical systems.
+
+        work = EdgeWork(proximal=0.1, weighting="examples")
+        hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(work=work, client_steps=5)
+    """
 
     proximal: float = real(
         0.0,
@@ -129,7 +142,13 @@ class EdgeWork(Checked):
 
 @struct
 class EdgeTraining(Groups, LocalTraining, Reports):
-    """Settings of training behind local servers: groups, clocks, clients' local steps, messages."""
+    """Settings of training behind local servers: groups, clocks, clients' local steps, messages.
+
+    They are inherited by the settings of hierarchical systems.
+
+        hyper = EdgeTraining(num_clients=8, num_groups=2)
+        assert hyper.has_one_batch and not hyper.replace(client_steps=5).has_one_batch
+    """
 
     training: ClientTraining = group(
         ClientTraining(sampling="with_replacement"),
@@ -205,6 +224,13 @@ class EdgeTrain(Protocol):
 def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
+        hyper = EdgeTraining(num_clients=8, num_groups=2, lr=1.0, batch_size=1)
+        train = edge_training(problem, hyper, plan)
+        groups = event.within(clients=jnp.arange(2), steps=jnp.ones(2, "int32"))
+        memo, draws = first_memo(problem, hyper, plan, model), jnp.zeros(2, "int32")
+        models, _, _ = train(key, groups, memo, starts=jnp.zeros((2, 3)), draws=draws)
+        assert jnp.allclose(models[0], problem.centers[:4].mean(axis=0))  # a step of each client
+
     Returns:
       A function from key, event, memories, starting models and draws of members to the groups'
       models, memories, and the work done.
@@ -258,6 +284,10 @@ def edge_wire(
 ) -> Wire:
     """Bind the messages between local servers and the global one; see `Wire`.
 
+        hyper = EdgeTraining(num_clients=8, num_groups=2)
+        wire = edge_wire(problem, hyper, plan)  # used as `Wire` is by systems without edges
+        assert wire.num_senders == 2
+
     Args:
       can_repeat: Whether a group may fill several slots of a tick.
 
@@ -278,6 +308,11 @@ def edge_wire(
 @checked
 def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
     """Begin with the initial model, for messages of clients and of local servers.
+
+        few = EdgeMessages(compression=parse_compressor("top_k:kept=1"), error_feedback=True)
+        hyper = EdgeTraining(num_clients=8, num_groups=2, messages=few)
+        memo = first_memo(problem, hyper, plan, model)
+        assert memo.members.shape == (8, 3)  # an estimate for each client
 
     Args:
       model: The initial model, leaves `[...]`.
@@ -440,6 +475,9 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
     With client_epochs, those of one local step.
+
+        hyper = EdgeTraining(num_clients=8, num_groups=2, batch_size=10, client_steps=3)
+        assert iteration_examples(hyper) == 4 * 10 * 3  # four clients in a group
     """
     largest = list_members(hyper).clients.shape[1]
     clients = min(hyper.grouping.active_per_group or largest, largest, hyper.work.clients_at_once)
@@ -452,6 +490,12 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
 
     In every iteration a model goes down to each client that takes part and one comes back, which
     is also counted if it is lost.
+
+        hyper = EdgeTraining(num_clients=8, num_groups=2)
+        groups, iterations = np.array([[0, 1]]), np.array([[2, 5]])
+        timeline = run.timelines[0]._replace(clients=groups, steps=iterations)
+        bits = count_client_bits(problem, hyper, timeline)["client_uplink_bits"]
+        assert bits == (2 + 5) * 4 * 3 * 32  # four clients in a group, three numbers
 
     Args:
       timeline: One lane's schedule.
@@ -466,6 +510,9 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
 @checked
 def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     """Count the bits of a client's message to its local server, and of the one that it gets.
+
+        hyper = EdgeTraining(num_clients=8, num_groups=2)
+        assert member_bits(jnp.zeros(3), hyper) == (3 * 32, 3 * 32)
 
     Args:
       params: A model, or its shapes.

@@ -39,7 +39,13 @@ WITH_MEMORIES = ("fedem", "local_memory")
 
 @struct
 class Memories(Compression):
-    """Settings of memories, and of the field that the server makes of messages."""
+    """Settings of memories, and of the field that the server makes of messages.
+
+    They are a group of the settings of FedEM, for example.
+
+        memories = Memories(compression=parse_compressor("rand_k:kept=10"), memory_start="zero")
+        hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(memories=memories)
+    """
 
     alpha: float = real(
         0.0,
@@ -85,6 +91,10 @@ class Memory(NamedTuple):
 def first_memory(hyper: Memories, fields: Array) -> Memory:
     """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`.
 
+        fields = jnp.array([[1.0], [3.0]])  # of two clients
+        assert first_memory(Memories(), fields).server == (1 + 3) / 2
+        assert first_memory(Memories(memory_start="zero"), fields).server == 0
+
     Args:
       fields: h_i(S_0), `f[N, q]`.
 
@@ -102,6 +112,13 @@ def exchange(
     """Send Q(target - V_i) from the active slots, make H of the messages and update the memories.
 
     Both results use the old memories and the same messages; only H is divided by p.
+
+        hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(num_clients=2)  # nothing is compressed
+        memory = first_memory(hyper.memories, jnp.array([[1.0], [3.0]]))
+        everyone = event.within(clients=jnp.arange(2))
+        target, active = jnp.array([[5.0], [7.0]]), jnp.ones(2, bool)
+        field, memory = exchange(hyper, key, everyone, memory, target, active)
+        assert field == (5 + 7) / 2 and memory.clients.ravel().tolist() == [5.0, 7.0]
 
     Args:
       hyper: Settings with the group `memories`, and `participation` p.

@@ -31,6 +31,11 @@ def report_messages(
     whole model if that is shorter, as on its first visit. Without a downlink compressor that is the
     whole model for each report.
 
+        messages = report_messages()
+        assert messages.bits(jnp.zeros(3), fedavg.Hyper()) == (3 * 32, 3 * 32)
+        twice = report_messages(lambda model, hyper: (model, model))  # a client sends two models
+        assert twice.bits(jnp.zeros(3), fedavg.Hyper()) == (6 * 32, 6 * 32)
+
     Args:
       up: From a model and the settings to what a client sends.
       down: The same for what the server sends, if that is something else.
@@ -68,6 +73,9 @@ def report_messages(
 @checked
 def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
+
+        bits = count_downlink(hyper, run.timelines[0], model)
+        assert (bits == 4 * 3 * 32).all()  # four clients get three numbers in each round
 
     Args:
       timeline: One lane's schedule.

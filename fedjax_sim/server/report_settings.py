@@ -108,7 +108,16 @@ def has_poisson_cohorts(hyper: Any) -> bool:
 
 @struct
 class Reports(Robust):
-    """Settings of systems whose clients report to a server."""
+    """Settings of systems whose clients report to a server.
+
+    The settings of such a system inherit from it.
+
+        @settings.struct
+        class Hyper(CohortRounds, LocalTraining, Reports):
+            "Settings of rounds in which clients report."
+
+        hyper = Hyper(aggregator=Median(), messages=ClientMessages(error_feedback=True))
+    """
 
     messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
 
@@ -181,7 +190,13 @@ class Reports(Robust):
 
 @struct
 class ScheduledReports(Reports):
-    """The same with the privacy of clients by any schedule: noise on sums, without sampling."""
+    """The same with the privacy of clients by any schedule: noise on sums, without sampling.
+
+    They are inherited by the settings of asynchronous servers, for example.
+
+        noisy = parse_privacy("correlated:clip=0.1:noise=4:bands=8")
+        hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(privacy=noisy)
+    """
 
     privacy: Privacy = part(
         NoPrivacy(),
@@ -248,7 +263,14 @@ class ScheduledReports(Reports):
 
 @struct
 class PrivateReports(ScheduledReports):
-    """The same with the privacy of clients by sampling as well, for synchronous rounds."""
+    """The same with the privacy of clients by sampling as well, for synchronous rounds.
+
+    They are inherited by the settings of FedAvg, for example.
+
+        private = parse_privacy("fixed:clip=0.5:noise=1")
+        hyper = fedavg.Hyper(privacy=private, sampling="reshuffled")
+        assert hyper.bound == 0.5
+    """
 
     def check_together(self) -> None:
         """Check that the privacy can be accounted for.

@@ -94,6 +94,11 @@ class RoundState(NamedTuple):
 class Wire:
     """The messages between clients and server, bound to a problem, settings and a plan.
 
+        wire = Wire(problem, hyper, plan)
+        memo, ends = wire.first(model), jnp.array([[1.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+        reports, memo = wire.receive(key, event, memo, jnp.zeros((2, 3)), ends)
+        assert wire.mean(key, event, model, reports)[0] == (1 + 3) / 2  # with weights 1/2
+
     Attributes:
       obeys: Full names of the settings that it obeys, for `Algorithm.obeys`.
     """

@@ -58,7 +58,13 @@ OF_ATTACKERS = ("attack", "attack_from", "attack_ticks", "attack_when")
 
 @struct
 class Robust(Checked):
-    """Settings of servers that average messages: the rule, and who is malicious."""
+    """Settings of servers that average messages: the rule, and who is malicious.
+
+    Where reports are compressed or private as well, inherit from `Reports`.
+
+        adversary = Adversary(attack=SignFlip(scale=2.0), malicious=0.2)
+        hyper = fedavg.Hyper(aggregator=TrimmedMean(share=0.25), adversary=adversary)
+    """
 
     aggregator: Rule = part(
         Mean(),
@@ -106,6 +112,10 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
 @checked
 class Combination:
     """A rule and an adversary, bound to a system whose slots are filled by clients.
+
+        combination = Combination(Median(), Adversary(), 8)
+        updates = jnp.array([[1.0], [3.0]])
+        assert combination.sum(key, event, updates) == (1 + 3) / 2  # the median of two
 
     Attributes:
       is_plain: Whether messages are as clients made them, and their weighted sum is wanted.
@@ -295,6 +305,9 @@ def finite(messages: Params, is_present: Array) -> tuple[Params, Array]:
 def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
+        assert combination_of(fedavg.Hyper(), 8).is_plain  # the mean of honest messages
+        assert combination_of(fedavg.Hyper(aggregator=Median()), 8).rule == Median()
+
     Args:
       hyper: Settings of a system.
       num_clients: Number of clients, N.
@@ -327,6 +340,9 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
 @checked
 def check_numbers(hyper: Any, timeline: Timeline, *, most: int | None = None) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
+
+        four_reports = run.timelines[0]
+        check_numbers(fedavg.Hyper(aggregator=Krum(assumed=0)), four_reports)  # needs three
 
     Args:
       hyper: `Robust` settings.

@@ -27,7 +27,15 @@ def _makes_transformations(value: Any) -> bool:
 
 @struct
 class ServerStep:
-    """Settings of the server's step. With the defaults it takes the clients' mean progress."""
+    """Settings of the server's step. With the defaults it takes the clients' mean progress.
+
+    They are inherited by the settings of FedOpt, for example.
+
+        optimizer, progress = ServerStep(server_lr=0.5).server_transformation(), jnp.array([4.0])
+        update, _ = optimizer.update(-progress, optimizer.init(progress))
+        assert update == 0.5 * 4.0
+        hyper = fedjax_sim.SYSTEMS["fedopt"].Hyper(server_lr=0.1, server_optimizer=optax.adam)
+    """
 
     server_lr: float = real(1.0, "Learning rate of the server.", above=0)
     server_optimizer: Callable[..., optax.GradientTransformation] = static(

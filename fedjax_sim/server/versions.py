@@ -62,6 +62,9 @@ class Keeper(Protocol):
 def first_version(model: Params, plan: Plan) -> Versioned:
     """Begin with a model in row 0. Other rows are written before they are read.
 
+        state = first_version(model, Plan(rows=4))
+        assert state.server.shape == (3,) and state.versions.shape == (4, 3)
+
     Args:
       model: Leaves `[...]`.
 
@@ -78,6 +81,9 @@ def first_version(model: Params, plan: Plan) -> Versioned:
 def stale_models(state: Keeper, event: Event) -> Params:
     """Read the server model that each slot's work started from: leaves `[S, ...]`.
 
+        state = first_version(jnp.full(3, 5.0), Plan(rows=4))
+        assert (stale_models(state, event) == 5.0).all()  # both slots read row 0
+
     Args:
       state: A state that keeps old versions.
 
@@ -90,6 +96,9 @@ def stale_models(state: Keeper, event: Event) -> Params:
 @checked
 def next_version(state: Keeper, event: Event, model: Params) -> Versioned:
     """Make a model the server's, and keep it in the store for clients that will start from it.
+
+        state = next_version(first_version(model, Plan(rows=4)), event, model + 1)
+        assert (state.server == 1).all() and (state.versions[event.write] == 1).all()
 
     Args:
       state: The state before the tick.

@@ -23,6 +23,10 @@ class ContactClock(Checked):
 
     By default ten of 100 clients are contacted in every unit of time. A client of mean rate then
     has time for ten steps between two of its contacts, on average, as many as it may do.
+
+        clock = ContactClock(server_wait=4.0, server_interact=3.0)
+        assert Contacts(clock=clock).period == 4 + 3
+        hyper = favano.Hyper(num_selected=20, clock=clock)
     """
 
     server_wait: float = real(
@@ -63,7 +67,13 @@ class ContactClock(Checked):
 
 @struct
 class Contacts(Clients):
-    """Settings of a server that contacts a uniform cohort periodically."""
+    """Settings of a server that contacts a uniform cohort periodically.
+
+    They are inherited by the settings of FAVANO, for example.
+
+        hyper = Contacts(num_clients=8, num_selected=3, server_wait=2.0, local_steps=5)
+        assert hyper.period == 2
+    """
 
     num_selected: int = count(
         10, "Size of the cohort, S: clients contacted per tick, drawn without replacement."

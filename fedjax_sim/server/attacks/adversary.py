@@ -41,7 +41,15 @@ def _is_empty(clients: Any) -> bool:
 
 @struct
 class Adversary(Checked):
-    """Settings of an attack on the messages that clients send to the server."""
+    """Settings of an attack on the messages that clients send to the server.
+
+    They are a group of the settings of every system that averages messages.
+
+        twenty_ticks = Adversary(
+            attack=SignFlip(), malicious=0.2, attack_from=100, attack_ticks=20
+        )
+        hyper = fedavg.Hyper(adversary=twenty_ticks, aggregator=Median())
+    """
 
     attack: Attack = part(
         Honest(),
@@ -110,6 +118,11 @@ def attacked(
 ) -> Params:
     """Put forgeries in the place of what malicious clients have learnt.
 
+        adversary = Adversary(attack=SignFlip(), attackers=(3,))
+        starts, local = jnp.ones((2, 1)), jnp.full((2, 1), 5.0)  # of clients 0 and 3
+        claimed = attacked(adversary, key, event, starts, local, 8)
+        assert claimed.ravel().tolist() == [5.0, 1.0 - 4.0]
+
     Args:
       adversary: The settings.
       key: The lane's learning key.
@@ -152,6 +165,12 @@ def remembering(
     or not. A tick without such a message teaches them nothing.
 
     `starts` and `local` are those of `attacked`.
+
+        adversary = Adversary(attack=Mimic(warmup=10), attackers=(3,))
+        starts, local = jnp.zeros((2, 1)), jnp.array([[5.0], [1.0]])  # of clients 0 and 3
+        memory = adversary.attack.first_memory(local[0])
+        adversary, memory = remembering(adversary, memory, key, event, starts, local, 8)
+        assert memory.ticks == 1 and memory.target == 0
 
     Args:
       adversary: The settings.
@@ -197,6 +216,11 @@ def malicious_slots(
     weight: Array,
 ) -> Array:
     """Find the slots of a tick in which an attacker is at work.
+
+        adversary = Adversary(attack=SignFlip(), attackers=(3,), attack_from=10)
+        before = malicious_slots(adversary, key, 8, 9, event.clients, event.weight)
+        after = malicious_slots(adversary, key, 8, 10, event.clients, event.weight)
+        assert not before.any() and after.tolist() == [False, True]  # clients 0 and 3
 
     Args:
       adversary: The settings.

@@ -17,6 +17,9 @@ from fedjax_sim.types import Array, Key, Params
 class Cohort(NamedTuple):
     """The slots of a tick as attackers see them.
 
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        assert cohort.references().tolist() == [True, True, False]  # client 2 is malicious
+
     Attributes:
       clients: `i32[S]`.
       is_malicious: `bool[S]`, slots of attackers that are at work.
@@ -41,6 +44,16 @@ class Cohort(NamedTuple):
 
 class Attack(Checked):
     """The interface of attacks on messages: what malicious clients send instead of their progress.
+
+        @settings.struct
+        class Silence(Attack):
+            "Send zeros."
+            name: str = settings.fixed("silence")
+
+            def forge(self, key, messages, cohort):
+                return jax.tree.map(jnp.zeros_like, messages)
+
+        hyper = fedavg.Hyper(attack=Silence(), malicious=0.2)
 
     Attributes:
       name: Name on the command line.

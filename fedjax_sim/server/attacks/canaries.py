@@ -38,6 +38,11 @@ class Canary(Attack):
     """Send a vector of one's own in a random direction, or 0, as a fair coin says.
 
     Coins and directions depend on the client's number and the seed alone.
+
+        canary, clients = Canary(seed=1), jnp.array([0, 5])
+        everyone = Cohort(clients, jnp.ones(2, bool), jnp.ones(2, bool), jnp.full(2, 1 / 2))
+        norms = jnp.linalg.norm(canary.forge(key, jnp.ones((2, 3)), everyone), axis=1)
+        assert jnp.allclose(norms, canary.included(clients))  # 1, or 0 if the coin says no
     """
 
     name: str = fixed("canary")

@@ -36,6 +36,11 @@ class OneAttack(OneOfSeveral, Attack):
 
     `attacks_of_one_program` makes such attacks of a list. As of `rules.OneOf`, only the chosen one
     is executed where lanes run one after another.
+
+        second = OneAttack(which=1, options=(Honest(), Scaling(scale=3.0)))
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = second.forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged[2] == 3 * 5.0
     """
 
     name: str = fixed("one_of")

@@ -44,6 +44,10 @@ class ALittleIsEnough(Attack):
     Deviation: s is at least 1 and z at least 0, where the formula has no finite value (attackers
     who are a majority alone) or a negative one (one attacker among an even number). In a tick
     without an honest message z is 0.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = ALittleIsEnough(z=1.5).forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged == 2 - 1.5 * 1  # mean and standard deviation of 1 and 3 are 2 and 1
     """
 
     name: str = fixed("alie")
@@ -81,6 +85,10 @@ class InnerProduct(Attack):
 
     A result with a negative inner product with the honest mean moves the model the wrong way. Small
     eps deceive rules that look for outliers, large ones the mean.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = InnerProduct(strength=0.5).forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged == -0.5 * (1 + 3) / 2
     """
 
     name: str = fixed("inner_product")
@@ -135,6 +143,10 @@ class Mimic(Attack):
 
     Deviation: where that client does not report, which does not happen in the paper, the one with
     the largest <g_i, z> of those who do takes its place.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = Mimic().forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged == 1.0  # the message of client 0
     """
 
     name: str = fixed("mimic")
@@ -276,6 +288,10 @@ class MinMax(Optimized):
 
     max_i ||mu + gamma p - g_i|| <= max_ij ||g_i - g_j||. Each i bounds gamma by the root of a
     quadratic; the smallest of these roots is gamma.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = MinMax().forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert jnp.allclose(forged, 3 - (3 - 1))  # as far from 3 as 1 is
     """
 
     name: str = fixed("min_max")
@@ -302,6 +318,10 @@ class MinSum(Optimized):
 
     sum_i ||mu + gamma p - g_i||^2 <= max_i sum_j ||g_i - g_j||^2. As mu is the mean, both sides
     have the part sum_i ||g_i - mu||^2, and what is left is ||gamma p|| <= max_i ||g_i - mu||.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = MinSum().forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert jnp.allclose(forged, 2 - (3 - 2))  # as far from the mean 2 as 3 is
     """
 
     name: str = fixed("min_sum")

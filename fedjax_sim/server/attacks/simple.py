@@ -16,7 +16,14 @@ from fedjax_sim.types import Array, Key, Params
 
 @struct
 class SignFlip(Attack):
-    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761)."""
+    """Send -c times one's progress (Li et al. 2019, RSA, arXiv 1811.03761).
+
+    The larger c is, the farther back it moves a mean of the messages.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = SignFlip(scale=2.0).forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged[2] == -2 * 5.0  # what client 2, the malicious one, sends
+    """
 
     name: str = fixed("sign_flip")
 
@@ -34,6 +41,10 @@ class Scaling(Attack):
     With c equal to the number of clients in a mean of equal weights, the global model becomes about
     the attacker's: model replacement. What the attacker has learnt is up to its data, see
     `fedjax_sim.problems.poison`.
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = Scaling(scale=10.0).forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged[2] == 10 * 5.0  # what client 2, the malicious one, sends
     """
 
     name: str = fixed("scaling")
@@ -50,6 +61,8 @@ class Gaussian(Attack):
     """Send independent normal numbers with mean 0 (Blanchard et al. 2017, arXiv 1703.02757).
 
     Attackers of one tick draw different numbers.
+
+        hyper = fedavg.Hyper(attack=parse_attack("gaussian:deviation=2"), malicious=0.2)
     """
 
     name: str = fixed("gaussian")
@@ -67,6 +80,10 @@ class FreeRider(Attack):
 
     With a deviation above 0, noise on the received model disguises it (Fraboni et al. 2021, arXiv
     2006.11901; here the noise does not decay).
+
+        cohort = Cohort(jnp.arange(3), jnp.arange(3) == 2, jnp.ones(3, bool), jnp.full(3, 1 / 3))
+        forged = FreeRider().forge(key, jnp.array([[1.0], [3.0], [5.0]]), cohort)
+        assert forged[2] == 0
     """
 
     name: str = fixed("free_rider")
@@ -82,7 +99,12 @@ class FreeRider(Attack):
 
 @struct
 class NotFinite(Attack):
-    """Send numbers that are not finite, as faulty clients do: one message spoils every mean."""
+    """Send numbers that are not finite, as faulty clients do: one message spoils every mean.
+
+    The server leaves such messages out, see `fedjax_sim.server.robustness`.
+
+        hyper = fedavg.Hyper(attack=NotFinite(value="inf"), attackers=(3, 7))
+    """
 
     name: str = fixed("not_finite")
 

@@ -64,6 +64,12 @@ class Bucketing(Rule):
 
     The rule of the buckets sees the mean of a bucket as a message, and the sum of the weights in it
     as its weight.
+
+        messages = jnp.array([[1.0], [2.0], [3.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        centre = Bucketing(size=3, inner=Median()).centre(key, messages, weight, is_present)
+        assert jnp.allclose(centre, (1 + 2 + 3) / 3)  # one bucket
+        hyper = fedavg.Hyper(aggregator=Bucketing(size=2, inner=Krum(assumed=1)))
     """
 
     name: str = fixed("bucketing")

@@ -32,6 +32,11 @@ class OneOf(OneOfSeveral, Rule):
     `rules_of_one_program` makes such rules of a list. Where lanes run one after another only the
     chosen rule is executed (`Layout(lanes_at_once=False)`); where they are batched, all are, and
     one is taken.
+
+        second = OneOf(which=1, options=(Mean(), Median()))
+        messages = jnp.array([[1.0], [2.0], [90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        assert second.centre(key, messages, weight, is_present) == 2.0
     """
 
     name: str = fixed("one_of")

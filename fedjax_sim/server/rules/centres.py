@@ -26,6 +26,11 @@ class GeometricMedian(Rule):
 
     Deviation: v starts at the weighted median of each coordinate instead of the weighted mean, from
     which a message of 1e30 would leave no digit of the others, and few iterations are enough.
+
+        messages = jnp.array([[1.0], [2.0], [90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        centre = GeometricMedian().centre(key, messages, weight, is_present)
+        assert jnp.allclose(centre, 2.0, rtol=1e-3)  # on a line, it is the median
     """
 
     name: str = fixed("geometric_median")
@@ -59,6 +64,11 @@ class CentredClipping(Rule):
     Deviation: in the paper, v starts at the last tick's centre, and clients send momenta, so that
     this is close to the next messages. Here v starts at 0, that is at the server's model, and the
     rule remembers nothing.
+
+        messages = jnp.array([[1.0], [2.0], [90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        centre = CentredClipping(radius=3.0).centre(key, messages, weight, is_present)
+        assert jnp.allclose(centre, (1 + 2 + 3) / 3)  # a step of 3 towards 90
     """
 
     name: str = fixed("centred_clipping")
@@ -92,6 +102,11 @@ class NormBound(Rule):
 
     Each message moves the centre by at most its weight's share times the bound. Of equal messages,
     the centre is that message, shortened to the bound if it is longer.
+
+        messages = jnp.array([[1.0], [2.0], [90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        centre = NormBound(bound=3.0).centre(key, messages, weight, is_present)
+        assert jnp.allclose(centre, (1 + 2 + 3) / 3)
     """
 
     name: str = fixed("norm_bound")

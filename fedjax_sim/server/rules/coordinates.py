@@ -29,6 +29,10 @@ class Median(Rule):
     the two in the middle.
 
         hyper = fedavg.Hyper(aggregator=Median())
+
+        messages = jnp.array([[1.0], [2.0], [90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        assert Median().centre(key, messages, weight, is_present) == 2.0
     """
 
     name: str = fixed("median")
@@ -49,6 +53,11 @@ class TrimmedMean(Rule):
     honest one.
 
         hyper = fedavg.Hyper(aggregator=TrimmedMean(share=0.2))
+
+        messages = jnp.array([[1.0], [2.0], [4.0], [90.0]])
+        weight, is_present = jnp.full(4, 1 / 4), jnp.ones(4, bool)
+        centre = TrimmedMean(share=0.25).centre(key, messages, weight, is_present)
+        assert centre == (2 + 4) / 2
     """
 
     name: str = fixed("trimmed_mean")
@@ -101,6 +110,10 @@ class SignMajority(Rule):
     coordinates have the same magnitude, as in the paper: the median of the messages' mean
     magnitudes. Of equal messages, the centre is then that message as the compressor
     `fedjax_sim.compression.ScaledSign` would send it.
+
+        messages = jnp.array([[1.0], [2.0], [-90.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        assert SignMajority().centre(key, messages, weight, is_present) == 2.0  # of 1, 2 and 90
     """
 
     name: str = fixed("sign_majority")

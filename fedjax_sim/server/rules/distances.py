@@ -49,6 +49,10 @@ class Krum(Nearest):
     honest ones are from each other.
 
         hyper = fedavg.Hyper(aggregator=Krum(assumed=2))
+
+        messages = jnp.array([[0.0], [1.0], [2.0], [4.0], [90.0]])
+        weight, is_present = jnp.full(5, 1 / 5), jnp.ones(5, bool)
+        assert Krum(assumed=1).centre(key, messages, weight, is_present) == 1.0  # 0 and 2 are near
     """
 
     name: str = fixed("krum")
@@ -66,6 +70,11 @@ class MultiKrum(Nearest):
 
     The messages with the m best scores are averaged. Assumes that at most f messages are malicious,
     2 f + 2 < n, and is robust for m up to n - f.
+
+        messages = jnp.array([[0.0], [1.0], [2.0], [4.0], [90.0]])
+        weight, is_present = jnp.full(5, 1 / 5), jnp.ones(5, bool)
+        centre = MultiKrum(assumed=1).centre(key, messages, weight, is_present)
+        assert centre == (0 + 1 + 2 + 4) / 4  # all but one
     """
 
     name: str = fixed("multi_krum")
@@ -101,6 +110,9 @@ class Bulyan(Nearest):
     selected, one by one, by Krum on those that are left. In each coordinate, the centre is the mean
     of the theta - 2 f values closest to the median of the selected; of equally close values, the
     smaller is taken.
+
+        assert Bulyan(assumed=2).least_present() == 4 * 2 + 3
+        hyper = fedavg.Hyper(num_selected=20, aggregator=Bulyan(assumed=2))
     """
 
     name: str = fixed("bulyan")

@@ -29,6 +29,11 @@ class SecureSum(Rule):
     The keys, masks and shares of the protocol, and their traffic, are not simulated. Nothing else
     than the sum can be learnt from such messages, so that this is a rule and excludes all others,
     and compression. A number that is not finite has no code, and its message is missing.
+
+        messages = jnp.array([[1.0], [2.0], [6.0]])
+        weight, is_present = jnp.full(3, 1 / 3), jnp.ones(3, bool)
+        centre = SecureSum(width=24, step=0.001).centre(key, messages, weight, is_present)
+        assert jnp.abs(centre - (1 + 2 + 6) / 3) < 3 * 0.001  # each message is rounded to a step
     """
 
     name: str = fixed("secure_sum")

@@ -32,6 +32,11 @@ class FLTrust(Rule):
     with equal weights is the paper's rule.
 
     See `fedjax_sim.server.own_updates` for how the server trains.
+
+        rule = FLTrust(examples=50).with_own(jnp.array([2.0, 0.0]))  # the server's own update
+        messages = jnp.array([[5.0, 0.0], [-90.0, 0.0], [0.0, 7.0]])
+        centre = rule.centre(key, messages, jnp.full(3, 1 / 3), jnp.ones(3, bool))
+        assert jnp.allclose(centre, jnp.array([2.0, 0.0]))  # only the first points the same way
     """
 
     name: str = fixed("fltrust")

@@ -81,6 +81,9 @@ class ArrivalClock(Checked):
       mostly fast clients report. This takes literally the counter in FAVANO's App. C.2, which is
       reset at each server step. Clients that did not report keep their model. Drawing a tick takes
       time in proportion to the number of clients; under the other readings it hardly grows.
+
+        clock = ArrivalClock(restart="free")  # nobody waits
+        hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(buffer_size=5, clock=clock)
     """
 
     server_interact: float = real(
@@ -112,7 +115,13 @@ class ArrivalClock(Checked):
 
 @struct
 class Arrivals(Clients):
-    """Settings of buffered arrivals."""
+    """Settings of buffered arrivals.
+
+    They are inherited by the settings of FedBuff, for example.
+
+        hyper = Arrivals(num_clients=8, buffer_size=4, concurrency=20, restart="replaced")
+        assert hyper.num_at_work == 8  # all clients, because there are fewer than 20
+    """
 
     buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
     concurrency: int = count(
@@ -217,6 +226,9 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     Updates arrive at the sum of the clients' rates; if M < N clients are at work, at M divided by
     the clients' mean time (Little's law). Unless the server acts immediately, a tick takes at least
     the time of the exchange. With a recorded trace these are the ticks of all of it.
+
+        hyper = Arrivals(num_clients=8, buffer_size=4, local_steps=10)  # a step takes 1 on average
+        assert arrivals_within(hyper, 100.0) == 100 * 8 / (4 * 10)
 
     Args:
       hyper: Settings with concrete values.

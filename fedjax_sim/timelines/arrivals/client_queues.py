@@ -27,7 +27,13 @@ from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 @struct
 class ClientQueues(Clients):
-    """Settings of clients that work on their tasks in the order in which these came."""
+    """Settings of clients that work on their tasks in the order in which these came.
+
+    The routing is given by one number for each client, or follows from the clients' rates.
+
+        slow_get_less = ClientQueues(num_clients=8, num_tasks=4, routing_exponent=1.0)
+        hyper = ClientQueues(num_clients=3, num_tasks=4, routing=np.array([1.0, 1.0, 2.0]))
+    """
 
     local_steps: int = redefault(Clients, "local_steps", 1)
     num_tasks: int = count(20, "Tasks in the clients' queues at any time, C.")
@@ -64,7 +70,13 @@ class ClientQueues(Clients):
 
 @checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
-    """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1."""
+    """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
+
+    They are the shares given, or follow from the clients' rates.
+
+        hyper = ClientQueues(num_clients=3, routing=np.array([1.0, 1.0, 2.0]))
+        assert routing_shares(key, hyper).tolist() == [1 / 4, 1 / 4, 1 / 2]
+    """
     if hyper.routing is None:
         share = draw_client_rates(key, hyper) ** hyper.routing_exponent
     else:
@@ -112,6 +124,9 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
 @checked
 def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
+
+        hyper = ClientQueues(num_clients=8, num_tasks=4, local_steps=2)  # a step takes 1 on average
+        assert client_queues_within(hyper, 10.0) == 10 * 4 / 2
 
     Args:
       hyper: Settings with concrete values.

@@ -259,6 +259,10 @@ class ClientTable:
 def read_client_table(path: str | Path) -> ClientTable:
     """Read a table of clients from a CSV file, see this module.
 
+        clients = pd.DataFrame({"client": ["phone", "watch"], "rate": [1.0, 0.1]})
+        clients.to_csv(folder / "clients.csv")
+        assert read_client_table(folder / "clients.csv").rate.tolist() == [1.0, 0.1]
+
     Returns:
       The table of clients.
 

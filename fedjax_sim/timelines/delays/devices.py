@@ -94,7 +94,12 @@ def draw_devices(key: Key, hyper: Clients) -> Devices:
 
 @checked
 def loss_shares(hyper: Clients) -> Array | None:
-    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is."""
+    """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
+
+    A table of clients says it for each, otherwise one number is that of all.
+
+        assert loss_shares(Clients()) is None and loss_shares(Clients(drop_rate=0.25)) == 0.25
+    """
     table = hyper.delays.client_table
     if table is not None and table.drop_rate is not None:
         return jnp.asarray(table.drop_rate)
@@ -259,6 +264,10 @@ def is_lost(devices: Devices, client: Array, update: Array) -> Array:
 @checked
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
     """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
+
+        shares = jnp.array([0.0, 1.0])  # of client 0 nothing is lost, of client 1 all
+        is_lost = draw_losses(key, shares, jnp.arange(2), jnp.zeros(2, "int32"))
+        assert is_lost.tolist() == [False, True]
 
     Args:
       shares: Shares of lost updates, from `loss_shares`.

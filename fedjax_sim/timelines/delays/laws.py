@@ -331,7 +331,13 @@ class ClientDelays(Checked):
 
 @struct
 class Clients(Checked):
-    """Settings that every clock has: the clients, their local steps and their delays."""
+    """Settings that every clock has: the clients, their local steps and their delays.
+
+    The settings of a clock inherit from it.
+
+        hyper = Clients(num_clients=8, local_steps=5, delays=ClientDelays(time_of="update"))
+        assert hyper.times_per_update == 1  # one running time covers all five steps
+    """
 
     num_clients: int = count(
         100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
@@ -469,6 +475,9 @@ class Speeds(NamedTuple):
 def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
+        speeds = draw_client_speeds(key, Clients(num_clients=8, rate_fast=0.5, rate_spread=0.0))
+        assert speeds.rate.tolist() == [0.5] * 8
+
     Args:
       clients: Settings.
 
@@ -525,6 +534,10 @@ def draw_runtimes(
     key: Key, speeds: Speeds, num: Count, law: Annotated[str, OneOf(RUNTIME_LAWS)]
 ) -> Array:
     """Draw running times of mean 1/rate.
+
+        speeds = Speeds(rate=jnp.array([0.5, 2.0]), spread=jnp.zeros(2))
+        times = draw_runtimes(key, speeds, 3, "runtime_constant")
+        assert times.tolist() == [[1 / 0.5] * 3, [1 / 2.0] * 3]
 
     Args:
       key: Key of the draws.

@@ -160,6 +160,10 @@ class ClientRows(NamedTuple):
 def read_trace(path: str | Path) -> Trace:
     """Read a trace from a CSV file.
 
+        work = pd.DataFrame({"client": [0, 1], "start": [0.0, 0.0], "finish": [2.0, 3.5]})
+        work.to_csv(folder / "trace.csv")
+        assert read_trace(folder / "trace.csv").finish.tolist() == [2.0, 3.5]
+
     Args:
       path: File whose header names the columns `client`, `start` and `finish`; other columns are
         ignored. Clients are numbers from 0, or names in a table of clients.

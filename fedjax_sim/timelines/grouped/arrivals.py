@@ -30,7 +30,12 @@ from fedjax_sim.types import Array, Key, Timeline
 
 @struct
 class GroupArrivals(Groups):
-    """Settings of asynchronous groups: those of groups, and the buffer of the global server."""
+    """Settings of asynchronous groups: those of groups, and the buffer of the global server.
+
+    They are inherited by the settings of asynchronous hierarchical systems.
+
+        hyper = GroupArrivals(num_clients=8, num_groups=2, sync_time=5.0, num_reports=1)
+    """
 
     num_reports: int = count(
         1, "Reports of groups that fill the global server's buffer and make it act, Z."
@@ -87,6 +92,10 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     A slot is a place in the buffer, and its client number is the group's number. The first ticks do
     not depend on `num_ticks`.
 
+        hyper = GroupArrivals(num_clients=8, num_groups=2, num_reports=1)
+        reports = schedule_group_arrivals(key, hyper, 4)
+        assert reports.clients.shape == (4, 1) and (reports.clients < 2).all()  # groups
+
     Args:
       num_ticks: Number of ticks T.
 
@@ -112,6 +121,9 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
 @checked
 def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
+
+        hyper = GroupArrivals(num_groups=2, sync_time=5.0, exchange_shift=3.0)
+        assert group_arrivals_within(hyper, 80.0) == 2 * 80 / (5 + 3)
 
     Args:
       hyper: Settings with concrete values, not traced ones.

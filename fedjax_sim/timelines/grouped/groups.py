@@ -73,7 +73,13 @@ def _are_weights(value: Any) -> bool:
 
 @struct
 class Grouping(Checked):
-    """Settings of which client belongs to which group, and of what the groups weigh."""
+    """Settings of which client belongs to which group, and of what the groups weigh.
+
+    They are the group `grouping` of hierarchical systems.
+
+        uneven = Grouping(group_sizes=(5, 15), group_weights="equal")
+        hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(num_clients=20, grouping=uneven)
+    """
 
     group_sizes: Any = static(
         None,
@@ -112,7 +118,14 @@ class Grouping(Checked):
 
 @struct
 class IterationDelays(Checked):
-    """Settings of the delay of a local iteration of a group, with `delays_of = "group"`."""
+    """Settings of the delay of a local iteration of a group, with `delays_of = "group"`.
+
+    It is a constant time plus an exponential one, see `Groups`.
+
+        law = IterationDelays(shift_per_client=0.1, shift=1.0, mean_per_client=0.0, mean=0.5)
+        groups = Groups(num_clients=8, num_groups=2, iteration=law)
+        assert np.allclose(groups.mean_iteration(), 4 * 0.1 + 1.0 + 0.5)  # groups of four
+    """
 
     shift_per_client: float = real(
         0.01,
@@ -145,7 +158,13 @@ class IterationDelays(Checked):
 
 @struct
 class ExchangeDelays(Checked):
-    """Settings of the delay of the exchange with the global server."""
+    """Settings of the delay of the exchange with the global server.
+
+    It is a constant time plus an exponential one, see `Groups`.
+
+        slow = ExchangeDelays(exchange_shift=4.0, exchange_mean=1.0)
+        assert Groups(exchange=slow).mean_exchange() == 4 + 1
+    """
 
     exchanges: str = choice(
         "round",
@@ -185,7 +204,13 @@ class ExchangeDelays(Checked):
 
 @struct
 class GroupClock(Checked):
-    """Settings of the length of a round."""
+    """Settings of the length of a round.
+
+    They are the group `clock` of hierarchical systems.
+
+        clock = GroupClock(min_iterations=5)
+        hyper = Groups(num_clients=8, num_groups=2, sync_time=0.0, clock=clock)  # always five
+    """
 
     min_iterations: int = whole(
         1,
@@ -230,6 +255,9 @@ class Groups(Clients):
     Iterations of two groups of 15 clients take c = 1 and m = 0.1 by default, those of the paper's
     Fig. 7(a), so that an iteration of one step takes about as long as a client of
     `timelines.ClientDelays` takes. Exchanges take no time.
+
+        hyper = Groups(num_clients=8, num_groups=2, sync_time=5.0, client_steps=4)
+        slow_group = Groups(num_clients=8, num_groups=2, shift=(0.5, 5.0))
     """
 
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
@@ -415,6 +443,9 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
 
     Without a problem all clients have equally many.
 
+        hyper = Groups(num_clients=8, num_groups=2, group_weights="examples")
+        assert complete_groups(hyper, problem).examples.tolist() == [1.0] * 8  # one each
+
     Args:
       hyper: Settings that passed `check`; with client_epochs they have a `batch_size`.
       problem: What is learnt, or None.
@@ -468,6 +499,10 @@ def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
     Groupings are static, so each grouping needs its own compiled program.
+
+        members = list_members(Groups(num_clients=5, num_groups=2, group_sizes=(2, 3)))
+        assert members.size.tolist() == [2, 3]
+        assert members.clients.tolist() == [[0, 1, 0], [2, 3, 4]]  # padded with its first
 
     Args:
       groups: Settings that passed `check`.
@@ -525,6 +560,10 @@ def group_shares(groups: Groups) -> Leaf:
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
+        hyper = Groups(num_clients=5, num_groups=2, group_sizes=(2, 3))
+        assert delay_sizes(hyper).tolist() == [2, 3]
+        assert delay_sizes(hyper.replace(active_per_group=2)).tolist() == [2, 2]
+
     Args:
       groups: Settings that passed `check`.
 
@@ -551,6 +590,10 @@ def paper_delays(
     f_g: AtLeast0,
 ) -> dict[str, float]:
     """Translate the delay coefficients of the paper's experiments into settings of `Groups`.
+
+        delays = paper_delays(d=0.1, b=0.0, e=0.01, f=0.0, d_g=5.0, b_g=0.0, e_g=0.0, f_g=0.0)
+        hyper = Groups(num_clients=30, num_groups=2, **delays)
+        assert hyper.mean_exchange() == 2 * 5.0  # of two groups
 
     Args:
       d: Constant part of an iteration's delay per client.

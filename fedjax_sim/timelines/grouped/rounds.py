@@ -237,6 +237,10 @@ def aggregation_weights(
 
     With one step everywhere the weights are the shares, whatever the aggregation.
 
+        shares, steps = jnp.array([0.5, 0.5]), jnp.array([[1, 4]])
+        weights = aggregation_weights(shares, steps, "divide_by_steps")
+        assert weights.tolist() == [[0.5 / 1, 0.5 / 4]]
+
     Args:
       shares: `f[M]`, or `f[U, M]` if they differ between rounds: the groups' weights in the global
         model, of sum 1.
@@ -314,6 +318,9 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
 @checked
 def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
+
+        hyper = Groups(sync_time=5.0, exchange_shift=3.0)
+        assert group_rounds_within(hyper, 80.0) == 80 / (5 + 3)
 
     Args:
       hyper: Settings with concrete values, not traced ones.

@@ -14,7 +14,13 @@ from fedjax_sim.types import Array, Key, Live, Sizes, System, Timeline
 def with_clock(system: System, live: Live, **changes: Any) -> System:
     """Return a system with a live clock: the same algorithm, on times that may follow from it.
 
-        oort = with_clock(fedavg.system, Live(sizes, clock), name="oort", Hyper=Hyper)
+        def clock(problem, hyper):
+            draw = uniform_cohort(hyper)
+            select = lambda key, now: Asked(now.drawn)
+            return live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw)
+
+        live = Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock)
+        system = with_clock(fedavg.system, live, name="live_fedavg")
 
     Args:
       system: Any system, whose own clock is left out.

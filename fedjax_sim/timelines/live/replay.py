@@ -38,7 +38,7 @@ class Place(NamedTuple):
 def replayed(system: System, timeline: Timeline) -> System:
     """Return a live system that receives what a schedule says, such as one of an earlier run.
 
-        live = replayed(fedbuff.system, run.timelines[0])
+        live = replayed(fedavg.system, run.timelines[0])
 
     Args:
       system: A system.

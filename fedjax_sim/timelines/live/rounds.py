@@ -45,7 +45,13 @@ from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
 
 @struct
 class LiveCohorts(Clients):
-    """Settings of live rounds; who is asked is the system's business."""
+    """Settings of live rounds; who is asked is the system's business.
+
+    They are inherited by the settings of Power-of-Choice, for example.
+
+        hyper = LiveCohorts(num_clients=8, num_selected=3, num_asked=5)
+        assert hyper.num_asked == 5 and hyper.misses_nobody
+    """
 
     num_selected: int = count(10, "Size of the cohort, S: reports that a round uses.")
     weighting: str = choice(
@@ -103,6 +109,10 @@ class LiveCohorts(Clients):
 
 class Asked(NamedTuple):
     """Whom the server asks in a round.
+
+        def select(key, now):
+            fastest = jnp.argsort(-now.devices.speeds.rate)[:3]
+            return Asked(jnp.where(now.available()[fastest], fastest, -1), deadline=20.0)
 
     Attributes:
       clients: `i32[A]`, different clients; `EMPTY` in places that are not used.
@@ -177,6 +187,9 @@ class Choosing(NamedTuple):
 class Shown(NamedTuple):
     """What a round has shown, as it is passed to `learn`.
 
+        def learn(key, shown):  # how long the last work of each client took
+            return shown.memory.at[shown.event.clients].set(shown.taken)
+
     Attributes:
       round: The round, which has ended; `round.now` is when.
       event: Who reported, with how many steps.
@@ -201,7 +214,10 @@ class Shown(NamedTuple):
 def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, the same as planned rounds do.
 
-        live_rounds(hyper, lambda key, now: Asked(now.drawn), draw=uniform_cohort(hyper), ...)
+        hyper = LiveCohorts(num_clients=8, num_selected=3)
+        draw = uniform_cohort(hyper)
+        assert draw(key, jnp.int32(0)).shape == (3,)  # of round 0
+        clock = live_rounds(hyper, lambda key, now: Asked(now.drawn), num_used=3, draw=draw)
 
     Args:
       hyper: Settings of a clock in rounds.
@@ -231,6 +247,15 @@ def live_rounds(
     learn: Callable[[Key, Shown], Any] = keep_memory,
 ) -> Clock:
     """Make a clock of rounds whose clients are chosen as each round begins.
+
+        hyper = LiveCohorts(num_clients=8, num_selected=3)
+
+        def select(key, now):  # three clients in turn
+            return Asked((3 * now.round.number + jnp.arange(3)) % 8)
+
+        clock = live_rounds(hyper, select, num_used=3)
+        _, received = clock.next(key, clock.init(key), None)
+        assert received.clients.tolist() == [0, 1, 2]
 
     Args:
       hyper: Settings of a clock in rounds, such as `CohortRounds`.

@@ -250,6 +250,9 @@ class Landed(NamedTuple):
 def uniformly(key: Key, replacing: Replacing) -> Array:
     """Choose uniformly among idle clients and the one that has finished: FedBuff's rule.
 
+        hyper = Arrivals(num_clients=8, buffer_size=2)
+        clock = live_tasks(hyper, num_tasks=4, num_used=2, choose=uniformly)  # the default
+
     Args:
       key: The lane's clock key.
       replacing: Who has finished.
@@ -302,6 +305,14 @@ def live_tasks(
     learn: Callable[[Key, Landed], Any] = keep_memory,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
+
+        def again(key, replacing):  # who has finished begins anew
+            return replacing.own
+
+        hyper = Arrivals(num_clients=8, buffer_size=2)
+        clock = live_tasks(hyper, num_tasks=8, num_used=2, choose=again)
+        _, received = clock.next(key, clock.init(key), None)
+        assert received.weight.tolist() == [1 / 2, 1 / 2] and (received.version == 0).all()
 
     Args:
       hyper: Settings of the clients and their delays, such as `Arrivals`.

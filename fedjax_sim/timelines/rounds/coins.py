@@ -14,7 +14,13 @@ from fedjax_sim.types import Array, Key, Timeline
 
 @struct
 class CoinRounds(Checked):
-    """Settings of rounds with Bernoulli participation."""
+    """Settings of rounds with Bernoulli participation.
+
+    They are inherited by the settings of FedEM, for example.
+
+        hyper = CoinRounds(num_clients=8, participation=0.5, round_length=2.0)
+        assert schedule_coin_rounds(key, hyper, 3).time.tolist() == [2.0, 4.0, 6.0]
+    """
 
     num_clients: int = count(
         100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True

@@ -60,7 +60,13 @@ from fedjax_sim.types import (
 
 @struct
 class Cohort(Checked):
-    """Settings of who is asked in a round, and of what the reports weigh."""
+    """Settings of who is asked in a round, and of what the reports weigh.
+
+    They are a group of the settings of FedAvg, for example.
+
+        by_size = Cohort(selection="by_examples", with_replacement=True)
+        hyper = fedavg.Hyper(num_selected=5, cohort=by_size)
+    """
 
     weighting: str = choice(
         "equal",
@@ -88,6 +94,9 @@ class CohortRounds(Clients):
 
     With `selection="by_examples"`, `with_replacement` and equal weights, the mean of the reports
     is an unbiased estimate of the mean over all clients weighted by their examples.
+
+        hyper = CohortRounds(num_selected=2, weighting="examples")
+        assert hyper.shares(jnp.array([1.0, 3.0])).tolist() == [1 / 4, 3 / 4]
     """
 
     local_epochs: float = real(
@@ -187,6 +196,9 @@ def cohort_system(
     """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
     `algorithm`, `summary` and `messages` are those of `System`.
+
+        system = cohort_system("mine", fedavg.Hyper, fedavg.algorithm, "FedAvg by another name.")
+        assert system.Hyper is fedavg.Hyper
 
     Args:
       name: Name on the command line.

@@ -26,7 +26,13 @@ from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 @struct
 class CohortClock(Checked):
-    """Settings of the time that a round takes."""
+    """Settings of the time that a round takes.
+
+    They are the group `clock` of systems of rounds.
+
+        clock = CohortClock(num_asked=13, deadline=20.0, server_interact=1.0)
+        hyper = fedavg.Hyper(num_selected=10, clock=clock)  # the first 10 of 13, or until 20
+    """
 
     num_asked: int = count(
         0,
@@ -78,6 +84,9 @@ def rounds_within(hyper: Any, time: Above0) -> Any:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
     With a recorded trace these are rounds of its mean work.
+
+        hyper = fedavg.Hyper(local_steps=4, rate_fast=2.0, server_interact=3.0)
+        assert rounds_within(hyper, 50.0) == 50 / (3 + 4 / 2)
 
     Args:
       time: Units of virtual time.

@@ -21,7 +21,13 @@ from fedjax_sim.types import Array, Key, Timeline
 
 @struct
 class WeightedRounds(Clients):
-    """Settings of synchronous rounds of weighted clients."""
+    """Settings of synchronous rounds of weighted clients.
+
+    They are inherited by the settings of FA-LD, for example.
+
+        hyper = WeightedRounds(num_clients=3, client_weights=np.array([1.0, 1.0, 2.0]))
+        assert hyper.shares().tolist() == [1 / 4, 1 / 4, 1 / 2]
+    """
 
     local_steps: int = whole(10, "Local steps of a client's update, K.")
     participants: str = choice(
