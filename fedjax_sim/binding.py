@@ -139,7 +139,7 @@ def bind_together(
     Args:
       problems: What is learnt, with equal shapes.
       hypers: Settings with equal static parts; None for the system's defaults.
-      seeds: As in `bind`.
+      seeds: Seeds, as in `bind`. One number is one seed, not how many there are.
       budget: As in `bind`, or a list of schedules. Shorter ones end with ticks at which nothing
         happens.
       start: As in `sweep`, of which seeds and settings are the lanes.

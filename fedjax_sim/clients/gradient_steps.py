@@ -23,6 +23,7 @@ from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, PackedRows, Params, Plan, Work
 
@@ -137,15 +138,18 @@ def local_training(
     Args:
       gradient: The gradient g, where slots stand for something other than single clients;
         `batch_gradient` if None. It is given the slot's extras.
-      direction: What the steps follow in place of g, such as g plus a correction. It is given the
-        slot's extras, and must do the same to a matrix and to its transpose.
+      direction: What the steps follow in place of g, such as g plus a correction. It is called as
+        `direction(g, model, q, start, *extras)` with the step's number q = 0, 1, ..., the slot's
+        first model and its extras, and must do the same to a matrix and to its transpose.
       is_corrected: Whether the slot's one extra, a model, is added to g in each step.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
 
     Returns:
       A function from key, event, starting models and extras to the models that the slots' clients
-      reach, leaves `[S, ...]`, and the work done.
+      reach, leaves `[S, ...]`, and the work done. It raises ConfigError if it is given extras that
+      none of `gradient`, `direction` and `is_corrected` uses.
     """
+    uses_extras = gradient is not None or direction is not None or is_corrected
     training = unchecked(training_of)(
         problem,
         hyper,
@@ -165,6 +169,9 @@ def local_training(
         extras: Any = (),
         total: Total | None = None,
     ) -> tuple[Params, Work]:
+        if not uses_extras and jax.tree.leaves(extras):
+            allowed = "left out unless gradient, direction or is_corrected uses them"
+            raise ConfigError("extras", type(extras).__name__, allowed)
         of_slot, models = partial(training, key, event.facts), {"start": start, "starts": starts}
         ends, _, work = lasting_steps(plan, event, of_slot, **models, extras=extras, total=total)
         return ends, work

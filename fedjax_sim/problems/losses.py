@@ -187,7 +187,7 @@ def _check_classes(logits: Array, labels: Array) -> None:
         allowed = "whole numbers, the classes from 0"
         raise ConfigError("dtype of the targets", str(labels.dtype), allowed)
     if logits.shape[:-1] != labels.shape:
-        allowed = f"{labels.shape} as of the targets, and then the number of classes"
+        allowed = f"({', '.join(map(str, labels.shape))}, K), K logits for each of the targets"
         raise ConfigError("shape of the outputs", logits.shape, allowed)
 
 

@@ -52,7 +52,8 @@ class Run(Generic[HyperT]):
         was at chance up to its end, else -1; see `fedjax_sim.types.GuessableProblem`). With
         `on_evaluation` also stopped_at, the evaluation at which a lane was stopped, else -1: from
         there on its metrics and coordinates repeat their last values, so that none is NaN and the
-        last evaluation is the lane's end. Attributes: seconds_compile, seconds_run,
+        last evaluation is the lane's end. Of live clocks also ended, why a lane did nothing more:
+        one of `fedjax_sim.events.clocks.ENDINGS`. Attributes: seconds_compile, seconds_run,
         programs_compiled.
       models: Final models, leaves `[L, ...]`.
       timelines: Each lane's schedule, cut to its budget, or to where it was stopped.
@@ -105,7 +106,8 @@ class Run(Generic[HyperT]):
             if all(known[name] == value for name, value in labels.items())
         ]
         if len(found) != 1:
-            allowed = f"those of one lane ({len(found)} lanes have them)"
+            example = lane_labels(self.curves)[0]
+            allowed = f"those of one lane ({len(found)} lanes have them), such as {example}"
             raise ConfigError("labels", labels, allowed)
         sizes = [self.curves.sizes[dim] for dim in self.lane_dims]
         place = np.unravel_index(found[0], sizes) if sizes else ()
@@ -141,7 +143,9 @@ class Run(Generic[HyperT]):
 
         Args:
           folder: The folder, which is made if it does not exist. Files of an earlier run in it are
-            replaced. `fedjax_sim.results.run_files` lists them.
+            replaced. `fedjax_sim.results.run_files` lists them. Rules and other classes of your own
+            are found again if they are in a module that is imported; those of a script itself are
+            kept as pickles, which `load` reads with `trust=True` only.
 
         Raises:
           StorageError: If the disk refuses.

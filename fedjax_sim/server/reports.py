@@ -159,7 +159,9 @@ class Wire:
 
         Args:
           others: Further fields of `Algorithm`. By default the model is the server's, the metrics
-            are `metrics`, and clients receive `received`.
+            are `metrics`, and clients receive `received`, which is right if only the model is sent.
+            If more is, say what part of it is the model, such as
+            `received=lambda state: wire.start(state.memo, (state.server, state.control))[0]`.
 
         Returns:
           The algorithm.

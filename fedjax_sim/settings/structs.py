@@ -171,8 +171,14 @@ def _signature_of(made: Any) -> inspect.Signature:
 def _write_changed(self: Any) -> str:
     """Write a struct with those settings that are not at their defaults."""
     held = [(field, getattr(self, field.name)) for field in dataclasses.fields(self) if field.repr]
-    written = [f"{field.name}={value!r}" for field, value in held if not _is_at(field, value)]
+    written = [f"{field.name}={_shown(value)}" for field, value in held if not _is_at(field, value)]
     return f"{type(self).__qualname__}({', '.join(written)})"
+
+
+def _shown(value: Any) -> str:
+    """Write a value without an address, which is another one in each process."""
+    is_bare = type(value).__repr__ is object.__repr__
+    return f"<{value}>" if is_bare and type(value).__str__ is not object.__str__ else repr(value)
 
 
 def _is_at(field: dataclasses.Field, value: Any) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from flax import struct
 from scipy import stats
 
-from fedjax_sim import Event, Plan
+from fedjax_sim import ConfigError, Event, Plan
 from fedjax_sim.clients import (
     BaseOptimizer,
     LocalTraining,
@@ -92,6 +92,15 @@ def seen(
     event = event_of(clients, steps, np.broadcast_to(offset, len(clients)))
     start = jnp.zeros((len(clients), problem.size))
     return np.asarray(run(Plan(slots_at_once=len(clients)), problem, hyper, KEY, start, event)[0])
+
+
+def test_extras_that_nobody_uses_are_refused() -> None:
+    """Without `is_corrected` a correction would be left out in silence."""
+    problem, hyper = Counting(jnp.array([3, 3], "int32"), 3), LocalTraining(lr=1.0, batch_size=1)
+    event, starts = event_of([0, 1], [1, 1], [0, 0]), jnp.zeros((2, 6))
+    train = local_training(problem, hyper, Plan(slots_at_once=2))
+    with pytest.raises(ConfigError, match="extras is 'tuple', but must be left out unless"):
+        train(KEY, event, starts=starts, extras=(starts,))
 
 
 def test_every_example_once_an_epoch() -> None:
@@ -608,7 +617,10 @@ def test_starts_of_the_wrong_number_of_slots_are_refused(regression: Callable) -
     event = event_of(CLIENTS, STEPS, OFFSET)
     with pytest.raises(AssertionError):
         train(KEY, event, starts=jnp.asarray(STARTS[:3]))
+    corrected = local_training(
+        regression(), LocalTraining(batch_size=2), Plan(slots_at_once=4), is_corrected=True
+    )
     with pytest.raises(AssertionError):
-        train(KEY, event, starts=jnp.asarray(STARTS), extras=(jnp.zeros(3),))
+        corrected(KEY, event, starts=jnp.asarray(STARTS), extras=(jnp.zeros(3),))
     with pytest.raises(AssertionError):
         train(KEY, event.within(steps=event.steps[:3]), starts=jnp.asarray(STARTS))

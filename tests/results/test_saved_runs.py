@@ -154,7 +154,7 @@ def test_a_lane_is_what_simulate_returns(run: fedjax_sim.Run) -> None:
     assert one.lane() is not one and one.lane(seed=2).lane_dims == ()
     for labels, words in (
         ({"seed": 2}, r"those of one lane \(4 lanes have them\)"),
-        ({"num_selected": 2, "lr": 1.0, "seed": 2}, r"\(0 lanes have them\)"),
+        ({"num_selected": 2, "lr": 1.0, "seed": 2}, r"\(0 lanes have them\), such as {"),
         ({"rate": 1}, "label of a lane is 'rate', but must be one of num_selected, lr, seed"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -4,6 +4,7 @@ Dimension letters: `N` clients, `R` rows of a trace.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -95,6 +96,13 @@ class Trace:
             columns[1][order],
             columns[2][order],
         )
+
+    def __str__(self) -> str:
+        """Describe the trace by its length and content."""
+        content = repr(self.texts).encode()
+        content += b"".join(x.tobytes() for x in (self.text, self.client, self.start, self.finish))
+        digest = hashlib.sha256(content).hexdigest()
+        return f"trace of {len(self.client)} rows, sha256 {digest[:16]}"
 
     def of_clients(self, num_clients: int, names: Sequence[str] = ()) -> "Trace":
         """Return the trace with numbers of clients in place of their names.

@@ -212,7 +212,9 @@ class Shown(NamedTuple):
 
 @checked
 def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
-    """Return a function that draws uniform cohorts, the same as planned rounds do.
+    """Return a function that draws uniform cohorts, by the law of planned rounds.
+
+    With one seed these are not the cohorts of a planned schedule, whose key is another.
 
         hyper = LiveCohorts(num_clients=8, num_selected=3)
         draw = uniform_cohort(hyper)
@@ -233,6 +235,17 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
         return shuffled_index(bits, places, hyper.num_clients, number)
 
     return draw
+
+
+def _checked_clients(asked: Any) -> Array:
+    """Check what a choice returns, and return the clients, `i32[A]`."""
+    if not isinstance(asked, Asked):
+        raise ConfigError("what select returns", type(asked).__name__, "an Asked")
+    clients = jnp.asarray(asked.clients)
+    if clients.ndim != 1 or not clients.size or not jnp.issubdtype(clients.dtype, jnp.integer):
+        allowed = "whole numbers of shape (A,), at least one; EMPTY in places that are not used"
+        raise ConfigError("clients that select asks", f"{clients.dtype}{clients.shape}", allowed)
+    return clients.astype("int32")
 
 
 @checked
@@ -261,7 +274,8 @@ def live_rounds(
       hyper: Settings of a clock in rounds, such as `CohortRounds`.
       select: From the lane's clock key and the round to whom the server asks, and what it remembers
         of that. Draw from `fold_in` of the key and `round.number`, or in `draw`.
-      num_used: Reports S that are used in a round: the first ones.
+      num_used: Reports S that are used in a round. Where `select` asks more clients, the round
+        ends with the first S reports.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
         None. If it asks for more the lane ends.
       draw: From the lane's clock key and the number of a round to random numbers for `select`,
@@ -296,7 +310,7 @@ def live_rounds(
         devices = devices_of(key, hyper, carried.drawn)
         own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
         asked = select(key, Choosing(carried, devices, state, own_draws))
-        clients = jnp.asarray(asked.clients, "int32")
+        clients = _checked_clients(asked)
         is_asked, number = clients != EMPTY, carried.number
         own = jnp.int32(hyper.local_steps) if asked.steps is None else asked.steps
         steps = jnp.broadcast_to(jnp.asarray(own, "int32"), clients.shape)

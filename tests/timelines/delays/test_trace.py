@@ -11,6 +11,8 @@ import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.timelines import (
     Arrivals,
+    ClientDelays,
+    ClientTable,
     CohortRounds,
     Contacts,
     Trace,
@@ -290,3 +292,12 @@ def test_a_run_on_a_trace(name: str, regression: Callable, small: Callable, tmp_
         with pytest.raises(ConfigError, match="num_ticks is 16, but must be at most the 15 ticks"):
             fedjax_sim.simulate(system, regression(), hyper, budget=fedjax_sim.Ticks(16))
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), run.models))
+
+
+def test_traces_and_tables_have_labels_of_their_content() -> None:
+    """The same in every process, unlike an address, also in a group of a sweep."""
+    one, same, other = (Trace([0], [0.0], [end]) for end in (1.0, 1.0, 2.0))
+    assert str(one) == str(same) != str(other)
+    assert repr(ClientDelays(trace=one)) == f"ClientDelays(trace=<{one}>)"
+    table = ClientTable(rate=[1.0, 0.5])
+    assert repr(ClientDelays(client_table=table)) == f"ClientDelays(client_table=<{table}>)"

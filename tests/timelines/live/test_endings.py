@@ -55,6 +55,30 @@ def rounds_of(*, sizes: Sizes = Sizes(4, 9), most_steps: int | None = None, **as
     return with_clock(fedavg.system, Live(lambda hyper: sizes, clock), name="own_rounds")
 
 
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        (jnp.arange(0), r"clients that select asks is 'int32\(0,\)', but must be whole numbers"),
+        (jnp.ones(4), r"clients that select asks is 'float32\(4,\)', but must be whole numbers"),
+        (jnp.ones((2, 2), int), "whole numbers of shape"),
+    ],
+)
+def test_clients_that_are_none(clients: Any, words: str, simulate: Callable) -> None:
+    with pytest.raises(fedjax_sim.ConfigError, match=words):
+        simulate(rounds_of(clients=clients))
+
+
+def test_a_choice_that_is_no_choice(simulate: Callable) -> None:
+    def clock(problem: Any, hyper: Any) -> Clock:
+        return live_rounds(hyper, lambda key, now: jnp.arange(4), num_used=4)  # type: ignore
+
+    system = with_clock(fedavg.system, Live(lambda hyper: Sizes(4, 9), clock), name="no_choice")
+    with pytest.raises(
+        fedjax_sim.ConfigError, match=r"what select returns is .*, but must be an Asked"
+    ):
+        simulate(system)
+
+
 @pytest.mark.parametrize("time_of", ["step", "update"])
 def test_more_steps_than_were_announced(
     time_of: str, simulate: Callable, capsys: pytest.CaptureFixture[str]
