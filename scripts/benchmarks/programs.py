@@ -333,7 +333,8 @@ FedAvg with robust rules, every system with its default settings, and some in pl
 def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
     """Compile programs in this process, and write their texts and sizes into a folder.
 
-    The files of a program are its name with ".hlo" and ".json".
+    The files of a program are its name with ".hlo" and ".json", or with ".txt" if the device has
+    not enough memory for it: the compiler's sentence.
     """
     described = topologies.get_topology_desc(platform=target.backend, **target.facts)
     lowered = {}
@@ -359,7 +360,13 @@ def compile_here(target: Target, names: Sequence[str], folder: Path) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()
     for name, program in lowered.items():
-        compiled = program.compile()
+        try:
+            compiled = program.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            (folder / f"{name}.txt").write_text(str(error).splitlines()[0])
+            continue
         text, memory = compiled.as_text(), compiled.memory_analysis()
         if text is None or memory is None:
             raise RuntimeError(f"{target.packages[0]} does not show what it has compiled.")
@@ -540,10 +547,17 @@ def report(
     target: str, names: Sequence[str], folder: Path, out: Path | None, *, detail: bool
 ) -> None:
     """Print what a folder of compiled programs shows, and store it if a file is given."""
-    programs = {name: hlo.parse((folder / f"{name}.hlo").read_text()) for name in names}
+    refused = [name for name in names if (folder / f"{name}.txt").exists()]
+    programs = {
+        name: hlo.parse((folder / f"{name}.hlo").read_text())
+        for name in names
+        if name not in refused
+    }
     compiler = versions(TARGETS[target].packages)
     described = ", ".join(f"{name} {version}" for name, version in compiler.items())
     print(f"For {target}, by jax {jax.__version__}: {described}")
+    for name in refused:
+        print(f"{name} does not fit: {(folder / f'{name}.txt').read_text()}")
     if detail:
         for name, program in programs.items():
             print(f"\n{name}", *detail_of(program), sep="\n")
