@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
@@ -213,9 +214,18 @@ def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProb
         if len(problem) != len(seeds):
             raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
         problems = list(problem)
-    for each in _distinct(problems):
+    distinct, number = distinct_objects(problems)
+    for each in distinct:
         check_problem(system, each)
-    return problems
+    whole = list(map(_without_numbers, distinct))
+    return [whole[i] for i in number]
+
+
+def _without_numbers(problem: AnyProblem) -> AnyProblem:
+    """Make arrays of a problem's numbers of Python; these have no definite type either."""
+    if all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(problem)):
+        return problem
+    return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), problem)
 
 
 def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE
 from fedjax_sim.engine.planning.drawing import Schedules
@@ -27,7 +28,6 @@ from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Ends, Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.live import rows_of, sizes_of
 from fedjax_sim.engine.program.replay import Program, Replay
-from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options
 from fedjax_sim.lifecycle import say
 from fedjax_sim.settings import ConfigError, alternatives_in
@@ -174,7 +174,7 @@ def plan_group(
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    code = number_of_code(system.algorithm, hypers[0], problems[0])
+    code = number_of_code(system, hypers[0], problems[0])
     model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
