@@ -230,12 +230,22 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False)
     """
     begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
     with np.errstate(invalid="ignore"):
-        # A tick that acts at the budget's end belongs to it, whatever the last bit of its time.
-        is_early = begins < budget if overshoot else begins <= budget * (1 + 1e-12)
+        # A tick that acts at the budget's end belongs to it and one that begins there does not,
+        # whatever the last bit of its time.
+        end = end_of_time(budget, overshoot=overshoot)
+        is_early = begins < end if overshoot else begins <= end
         inside = is_early & ~np.isposinf(time)
     unknown = np.isnan(time) | np.isnan(begins)
     count = int(np.argmin(inside)) if not inside.all() else len(time)
     return None if count == len(time) or unknown[count] else count
+
+
+def end_of_time(budget: float, *, overshoot: bool) -> float:
+    """Move the end of a budget by more than rounding, so that it decides nothing.
+
+    The arguments are those of `ticks_in_budget`.
+    """
+    return budget * (1 - 1e-12 if overshoot else 1 + 1e-12)
 
 
 def _too_long(budget: Budget) -> ConfigError:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
-from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE
+from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE, end_of_time
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import (
     Lane,
@@ -253,8 +253,7 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
       ConfigError: If the budget is one of energy and messages of lanes have different bits.
     """
     time = budget.time_budget if isinstance(budget, Time) else np.inf
-    # As in `ticks_in_budget`, a tick at the very end belongs to it.
-    time = time if system.overshoot else time * (1 + 1e-12)
+    time = end_of_time(time, overshoot=system.overshoot)
     energy, message = np.inf, 0.0
     if isinstance(budget, Energy):
         # What a tick takes is added up in floats of the program.
