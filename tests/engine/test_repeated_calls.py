@@ -23,6 +23,7 @@ from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.events.clocks import Instant
+from fedjax_sim.timelines.delays import Trace
 
 FEDAVG, OORT = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "oort"))
 SCALE = 1.0
@@ -369,6 +370,25 @@ def test_what_a_clock_reads_may_change(
     if system.live is None:
         bound = fedjax_sim.bind(system, distances(), settings, budget=budget)
         np.testing.assert_allclose(bound.time, 2 * before, rtol=1e-6)
+
+
+def test_a_trace_may_change() -> None:
+    """In place, and by another array."""
+    rows = np.arange(18.0)
+    trace = Trace([0, 1, 2, 3, 4, 5] * 3, rows, rows + 2)
+    settings = hyper(num_selected=1, trace=trace, server_interact=0.0)
+
+    def times() -> np.ndarray:
+        budget = fedjax_sim.Ticks(3)
+        found = fedjax_sim.simulate(FEDAVG, distances(), settings, budget=budget)
+        return found.timelines[0].time
+
+    before = times()
+    trace.start *= 2
+    trace.finish *= 2
+    np.testing.assert_allclose(times(), 2 * before)
+    trace.start, trace.finish = 2 * trace.start, 2 * trace.finish
+    np.testing.assert_allclose(times(), 4 * before)
 
 
 def test_arrays_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
