@@ -357,7 +357,7 @@ def check_model(model: Any) -> None:
     if not leaves:
         raise ConfigError("model that init returns", model, "a pytree with at least one array")
     for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, np.inexact):
+        if not jnp.issubdtype(getattr(leaf, "dtype", object), np.inexact):
             field = f"model{jax.tree_util.keystr(path)} that init returns"
             raise ConfigError(field, _form(leaf), "an array of floating-point numbers")
 

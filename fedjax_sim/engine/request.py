@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
@@ -213,9 +214,18 @@ def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProb
         if len(problem) != len(seeds):
             raise ConfigError("problem", f"a list of {len(problem)}", f"one per seed, {len(seeds)}")
         problems = list(problem)
-    for each in _distinct(problems):
+    distinct, number = distinct_objects(problems)
+    for each in distinct:
         check_problem(system, each)
-    return problems
+    whole = list(map(_without_numbers, distinct))
+    return [whole[i] for i in number]
+
+
+def _without_numbers(problem: AnyProblem) -> AnyProblem:
+    """Make arrays of a problem's numbers of Python; these have no definite type either."""
+    if all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(problem)):
+        return problem
+    return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), problem)
 
 
 def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:
@@ -342,8 +352,10 @@ def check_call(
         raise ConfigError("client_variance", True, allowed)
     owners = [field.name for field in groups(system.Hyper)]
     for name, values in grid.settings.items():
-        if name not in owners:
-            full_name(system.Hyper, name)
+        inside = "" if name in owners else full_name(system.Hyper, name).rpartition(".")[0]
+        if inside in grid.settings:
+            # The group's label would have another value of the setting.
+            raise ConfigError("setting name", name, f"left out with `{inside}`, its group")
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
@@ -428,9 +440,10 @@ def _model_of(start: Run | Params, lane: Lane) -> Params:
         name: lane.seed if name == "seed" else label_of_value(setting(name))
         for name in lane_labels(start.curves)[0]
     }
-    for i, labels in enumerate(lane_labels(start.curves)):
-        if labels == wanted:
-            return start.model(i)
+    found = [i for i, labels in enumerate(lane_labels(start.curves)) if labels == wanted]
+    if len(found) == 1:
+        return start.model(found[0])
     words = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
-    allowed = f"one with a lane of {words}, or for all lanes one model or one run.lane(...)"
+    number = "only one lane" if found else "a lane"
+    allowed = f"one with {number} of {words}, or for all lanes one model or one run.lane(...)"
     raise ConfigError("start", f"a run of {start.curves.attrs['system']}", allowed)

@@ -241,3 +241,66 @@ def test_settings_of_32_bits_leave_models_narrow(name: str, small: Callable) -> 
     run = fedjax_sim.simulate(system, problem, small(system), budget=fedjax_sim.Ticks(3))
     assert run.models.dtype == "bfloat16"
     assert run.curves.loss.isel(eval=-1) < run.curves.loss.isel(eval=0)
+
+
+@struct.dataclass
+class Scaled:
+    """Squared distances of bfloat16, times a number that may be one of Python."""
+
+    points: Any
+    scale: Any
+
+    @property
+    def counts(self) -> jax.Array:
+        return jnp.full(len(self.points), 2, "int32")
+
+    def init(self, key: jax.Array) -> jax.Array:
+        return self.scale * jnp.ones(2, "bfloat16")
+
+    def loss(self, params: Any, client: Any, examples: Any, key: Any) -> jax.Array:
+        distance = params - self.points[client].astype(params.dtype)
+        return jnp.square(distance * self.scale).sum()
+
+    def evaluate(self, params: Any) -> dict[str, jax.Array]:
+        return {"loss": jnp.square(params[None] - self.points).sum()}
+
+
+@pytest.mark.parametrize("make", [float, jnp.asarray, np.float32])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_numbers_of_python_in_a_problem(
+    make: Callable, devices: int, small: Callable, tmp_path: Path
+) -> None:
+    """They have no definite type, in every lane and layout, and leave models as narrow as they are.
+
+    Numbers of NumPy have one, also where other lanes have none.
+    """
+    system = fedjax_sim.SYSTEMS["fedavg"]
+    hyper, budget = small(system), fedjax_sim.Ticks(3)
+    points = RANDOM.normal(size=(hyper.num_clients, 2)).astype("float32")
+    first, second = Scaled(points, make(0.3)), Scaled(points, make(0.7))
+    kind = "float32" if make is np.float32 else "bfloat16"
+
+    def bound(problem: Scaled, seed: int) -> Any:
+        found = fedjax_sim.bind(system, problem, hyper, seed=seed, budget=budget)
+        return found.model(found.run(found.init())[0])
+
+    expected = [bound(problem, seed) for seed, problem in enumerate([first, second, first])]
+    assert {leaf.dtype for leaf in expected} == {np.dtype(kind)}
+    layout = fedjax_sim.Layout(lane_devices=devices)
+    for problems_of_seeds in ([first, second, first], first):
+        given = system, problems_of_seeds, hyper
+        saved = fedjax_sim.Checkpoints(tmp_path / str(type(problems_of_seeds)), resume=True)
+        how: Any = {"seeds": 3, "num_evals": 3, "layout": layout, "checkpoints": saved}
+        models = fedjax_sim.sweep(*given, budget=budget, **how).models
+        assert models.dtype == kind
+        again = fedjax_sim.sweep(*given, budget=budget, **how).models
+        np.testing.assert_array_equal(again.astype("float32"), models.astype("float32"))
+        assert fedjax_sim.sweep(*given, budget=fedjax_sim.Ticks(4), **how).models.dtype == kind
+        for lane in (0, 2):
+            np.testing.assert_allclose(
+                models[lane].astype("float32"), expected[lane].astype("float32"), rtol=1e-5
+            )
+    others = Scaled(points, np.float32(0.7)), Scaled(points, 0.7)
+    for pair in ([first, others[0]], [first, others[1]]):
+        models = fedjax_sim.sweep(system, pair, hyper, seeds=2, budget=budget).models
+        np.testing.assert_allclose(models[0].astype("float32"), expected[0].astype("float32"), 1e-5)

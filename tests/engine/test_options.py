@@ -47,6 +47,10 @@ TICKS = fedjax_sim.Ticks(2)
         ),
         ({"settings": {"lr": [0.1, 0.1]}}, "values of lr"),
         ({"settings": {"lr": []}}, "values of lr"),
+        (
+            {"settings": {"delays": [FEDAVG.paper().delays], "rate_slow": [0.1, 0.2]}},
+            "setting name is 'rate_slow', but must be left out with `delays`, its group",
+        ),
         # Long arrays that differ in the middle only are different values, of which neither suits.
         (
             {"settings": {"lr": [np.ones(3000), 1 + np.eye(3000)[1500]]}},

@@ -125,6 +125,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: changed(init=lambda self, key: {"a": jnp.zeros(3, "int32")}),
         r"model\['a'\] that init returns is 'int32\[3\]', but must be an array of floating-point",
     ),
+    "a model of numbers of Python": (
+        lambda: changed(init=lambda self, key: {"a": jnp.zeros(3), "b": 0.5}),
+        r"model\['b'\] that init returns is 'float', but must be an array of floating-point",
+    ),
     "a model without numbers": (
         lambda: changed(init=lambda self, key: {}),
         "model that init returns is {}, but must be a pytree with at least one array",

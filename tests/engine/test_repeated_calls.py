@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,13 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim.engine.machine import compiling, memory, processes
+from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay
-from fedjax_sim.engine.program.user_code import number_of_code
+from fedjax_sim.events.clocks import Instant
+from fedjax_sim.timelines.delays import Trace
 
-FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
+FEDAVG, OORT = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "oort"))
 SCALE = 1.0
 
 
@@ -315,6 +318,77 @@ def test_what_a_loss_reads_may_change(
     if function is by_array:
         monkeypatch.setitem(globals(), "BY", changed)
     assert loss_of(sweep(distances())) == by_hand != before
+
+
+PACE = 1.0
+
+
+def paced(key: Any, settings: Any, num_ticks: int) -> Any:
+    timeline = FEDAVG.timeline(key, settings, num_ticks)
+    return timeline._replace(time=PACE * timeline.time)
+
+
+def paced_clock(problem: Any, settings: Any) -> Any:
+    clock = OORT.live.clock(problem, settings)
+
+    def following(*given: Any) -> Any:
+        after, received = clock.next(*given)
+        now = Instant(PACE * received.time.value, PACE * received.time.rest)
+        return after, received._replace(time=now)
+
+    return clock._replace(next=following)
+
+
+@pytest.mark.parametrize(
+    ("system", "settings"),
+    [
+        (FEDAVG._replace(timeline=paced), hyper()),
+        (
+            OORT._replace(live=OORT.live._replace(clock=paced_clock)),
+            OORT.paper(num_clients=6, num_selected=3, batch_size=1),
+        ),
+    ],
+    ids=["planned", "live"],
+)
+def test_what_a_clock_reads_may_change(
+    system: Any, settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Schedules are drawn again, in a bound program too, and a resumed run is another."""
+    budget = fedjax_sim.Ticks(3)
+
+    def times(**options: Any) -> np.ndarray:
+        found = fedjax_sim.simulate(system, distances(), settings, budget=budget, **options)
+        return found.timelines[0].time
+
+    saved = fedjax_sim.Checkpoints(tmp_path, resume=True)
+    before = times(checkpoints=saved)
+    np.testing.assert_array_equal(times(), before)
+    monkeypatch.setitem(globals(), "PACE", 2.0)
+    np.testing.assert_allclose(times(), 2 * before, rtol=1e-6)
+    with pytest.raises(fedjax_sim.ConfigError, match="program"):
+        times(checkpoints=saved)
+    if system.live is None:
+        bound = fedjax_sim.bind(system, distances(), settings, budget=budget)
+        np.testing.assert_allclose(bound.time, 2 * before, rtol=1e-6)
+
+
+def test_a_trace_may_change() -> None:
+    """In place, and by another array."""
+    rows = np.arange(18.0)
+    trace = Trace([0, 1, 2, 3, 4, 5] * 3, rows, rows + 2)
+    settings = hyper(num_selected=1, trace=trace, server_interact=0.0)
+
+    def times() -> np.ndarray:
+        budget = fedjax_sim.Ticks(3)
+        found = fedjax_sim.simulate(FEDAVG, distances(), settings, budget=budget)
+        return found.timelines[0].time
+
+    before = times()
+    trace.start *= 2
+    trace.finish *= 2
+    np.testing.assert_allclose(times(), 2 * before)
+    trace.start, trace.finish = 2 * trace.start, 2 * trace.finish
+    np.testing.assert_allclose(times(), 4 * before)
 
 
 def test_arrays_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ NAN, INF = np.nan, np.inf
         (np.cumsum(np.full(12, 0.1)), 1.0, True, 10),
         (np.cumsum(np.full(12, 0.1)), 0.3, True, 3),
         (np.cumsum(np.full(12, 0.1)), 0.3, False, 3),
+        # One that begins at the end, but for rounding, is none of its ticks.
+        (np.cumsum([0.1] * 10), 0.8, True, 8),
+        (np.cumsum([1.7] * 10), 8 * 1.7, True, 8),
         # A periodic server acts within the budget, including its end.
         ([7, 14, 21], 14, False, 2),
         ([7, 14, 21], 13.9, False, 1),
@@ -69,13 +72,14 @@ def test_ticks_in_a_budget_are_those_of_a_loop(gaps: list[float], budget: float)
     """A simulator with a clock counts the same.
 
     It loops `while clock < budget` for a waiting server, `while next <= budget` for a periodic one.
+    Rounding does not decide.
     """
     time = np.cumsum(gaps)
     clock, waiting = 0.0, 0
-    while clock < budget and waiting < len(time):
+    while clock < budget * (1 - 1e-12) and waiting < len(time):
         clock, waiting = time[waiting], waiting + 1
     periodic = 0
-    while periodic < len(time) and time[periodic] <= budget:
+    while periodic < len(time) and time[periodic] <= budget * (1 + 1e-12):
         periodic += 1
     for overshoot, expected in ((True, waiting), (False, periodic)):
         found = ticks_in_budget(time, budget, overshoot=overshoot)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim
@@ -146,3 +147,14 @@ def test_a_chain_goes_on_with_the_bits_of_the_longer_one(
         )
     with pytest.raises(ConfigError, match=r"one with a lane of temperature=0.001, seed=2, or for"):
         run(budget=fedjax_sim.Ticks(6), num_evals=3, seeds=[2], start=longer)
+
+
+def test_lanes_that_only_their_labels_tell_apart(regression: Callable, small: Callable) -> None:
+    """Functions are labelled by their names: which lane's model is meant would be a guess."""
+    rates = [lambda lr: optax.sgd(lr), lambda lr: optax.sgd(lr / 2)]
+    given = partial(fedjax_sim.sweep, FEDAVG, regression(), small(FEDAVG), **OPTIONS)
+    run = given(settings={"optimizer": rates})
+    with pytest.raises(ConfigError, match="one with only one lane of optimizer='<lambda>', seed=0"):
+        given(settings={"optimizer": rates[1:]}, start=run)
+    alone = given(start=run.model(1))
+    np.testing.assert_allclose(alone.curves.loss[0, 0], run.curves.loss[1, 0, -1], rtol=1e-6)

@@ -1,1 +1,1 @@
-"""The machine: memory, processes and compiling."""
+"""The machine: memory, processes, compiling, and code that was edited in place (`user_code`)."""

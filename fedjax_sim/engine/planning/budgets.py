@@ -230,13 +230,25 @@ def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False)
     """
     begins = np.concatenate([[0.0], time[:-1]]) if overshoot else time
     with np.errstate(invalid="ignore"):
-        # A tick that acts at the budget's end belongs to it, and one that begins there does not,
-        # whatever the last bits of its time.
-        is_early = begins < budget * (1 - 1e-12) if overshoot else begins <= budget * (1 + 1e-12)
+        # A tick that acts at the budget's end belongs to it and one that begins there does not,
+        # whatever the last bit of its time.
+        end = end_of_time(budget, overshoot=overshoot)
+        is_early = begins < end if overshoot else begins <= end
         inside = is_early & ~np.isposinf(time)
     unknown = np.isnan(time) | np.isnan(begins)
     count = int(np.argmin(inside)) if not inside.all() else len(time)
     return None if count == len(time) or unknown[count] else count
+
+
+def end_of_time(budget: float, *, overshoot: bool, rounding: float = 1e-12) -> float:
+    """Move the end of a budget by more than rounding, so that this decides nothing.
+
+    Args:
+      budget: As in `ticks_in_budget`.
+      overshoot: As in `ticks_in_budget`.
+      rounding: Share of the budget by which times may be wrong.
+    """
+    return budget * (1 - rounding if overshoot else 1 + rounding)
 
 
 def _too_long(budget: Budget) -> ConfigError:

@@ -20,6 +20,7 @@ from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
+from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning.budgets import (
     MAX_TICKS,
     Meters,
@@ -304,10 +305,10 @@ def draw_timelines(
       and slot, and `DRAWN_TOGETHER`.
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
-    slots = _traced(system, hypers[0]).slots
-    asked = _identity_of(system, all_seeds, settings, num_ticks)
-    if asked in _drawn:
-        return _drawn[asked]
+    reads, _, slots, code, _ = _traced(system, hypers[0])
+    asked = _identity_of(system, all_seeds, settings, num_ticks, code)
+    if (known := _drawn.get(asked)) is not None:
+        return known
     # Some more are drawn, so that sweeps of nearly equal size share a program: up to four times as
     # much, and at least `LEAST`, where that takes no time, otherwise an eighth.
     bits = 1 if len(seeds) * num_ticks * slots <= ROUNDED_MUCH else 4
@@ -323,8 +324,7 @@ def draw_timelines(
     size = min(size, max(1, DRAWN_TOGETHER // of_one))
     is_small = size * rounded * slots <= QUICKLY_COMPILED
     with jax.enable_x64(True), jax.default_device(_cpu()), tracing_for("cpu"):
-        reads = _traced(system, hypers[0]).reads
-        draw = partial(_draw_with, system.timeline, rounded, is_quick=is_small, reads=reads)
+        draw = partial(_draw_with, system.timeline, rounded, code, is_quick=is_small, reads=reads)
         whole: list[np.ndarray] = []
         for first in range(0, len(seeds), size):
             # The last call draws its last timeline again until it is as large as the others.
@@ -349,13 +349,15 @@ def draw_timelines(
 _drawn: dict[tuple, Timeline] = {}
 
 
-def _identity_of(system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int) -> tuple:
+def _identity_of(
+    system: System, seeds: np.ndarray, settings: Stacked, num_ticks: int, code: int
+) -> tuple:
     """Return everything that timelines depend on."""
     leaves = [
         None if leaf is None else (leaf.shape, leaf.tobytes())
         for leaf in (seeds, *settings.varying, *settings.shared)
     ]
-    parts = system.timeline, settings.structure, settings.known, num_ticks, *leaves
+    parts = system.timeline, settings.structure, settings.known, num_ticks, code, *leaves
     return *parts, *(getattr(jax.config, name) for name in SWITCHES)
 
 
@@ -412,6 +414,7 @@ Drawn = tuple[Timeline, dict[str, tuple[Array, Array]]]
 def _draw_with(
     timeline: Callable[[Key, Any, int], Timeline],
     num_ticks: int,
+    code: int,
     seeds: np.ndarray,
     hypers: Stacked,
     *,
@@ -431,16 +434,16 @@ def _draw_with(
     )
     leaves, structure = jax.tree.flatten(hypers.replace(varying=varying, shared=shared))
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return draw(timeline, num_ticks, structure, seeds, leaves)
-    traced = draw.trace(timeline, num_ticks, structure, seeds, leaves)
+        return draw(timeline, num_ticks, structure, code, seeds, leaves)
+    traced = draw.trace(timeline, num_ticks, structure, code, seeds, leaves)
     results = jax.tree.structure(traced.out_info)
     known = timeline, is_quick, _identity_of_program(traced.jaxpr), results
-    if known not in _programs:
+    if (found := _programs.get(known)) is None:
         # With what was traced, so that nothing else gets its number.
-        _programs[known] = traced.lower().compile(), traced.jaxpr
+        found = _programs[known] = traced.lower().compile(), traced.jaxpr
         for old in list(_programs)[:-MOST_PROGRAMS]:
             _programs.pop(old, None)
-    program, _ = _programs[known]
+    program, _ = found
 
     def run() -> Drawn:
         with jax.enable_x64(True):  # JAX's settings belong to a thread.
@@ -463,15 +466,16 @@ def _identity_of_program(program: ClosedJaxpr) -> tuple[str, int]:
     return hash_traced(program), id(program) if "callback" in str(program) else 0
 
 
-@partial(RunsOnce, static_argnums=(0, 1, 2))
+@partial(RunsOnce, static_argnums=(0, 1, 2, 3))
 def _draw(
     timeline: Callable[[Key, Any, int], Timeline],
     num_ticks: int,
     structure: Any,
+    code: int,
     seeds: Any,
     leaves: list[Any],
 ) -> Drawn:
-    """Draw timelines, and find the fractions."""
+    """Draw timelines, and find the fractions. code: Number of the timeline's code."""
     hypers = jax.tree.unflatten(structure, leaves)
     # Nobody reads the others.
     shared = [
@@ -543,19 +547,22 @@ class _Traced(NamedTuple):
       reads: Which leaves of the settings it reads.
       places: Which of them it reads for anything else than weights.
       slots: Slots of a tick, S.
+      code: Number of its code, see `number_of_code`.
       program: The program.
     """
 
     reads: list[bool]
     places: list[bool]
     slots: int
+    code: int
     program: ClosedJaxpr
 
 
 def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
-    return _trace(system.timeline, typed_structure(hyper), shapes, num_ticks)
+    code = number_of_code(system.timeline, hyper)
+    return _trace(system.timeline, typed_structure(hyper), shapes, num_ticks, code)
 
 
 @functools.lru_cache(maxsize=256)
@@ -564,6 +571,7 @@ def _trace(
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
     num_ticks: int,
+    code: int,
 ) -> _Traced:
     with jax.enable_x64(True), tracing_for("cpu"):
         closed, drawn = jax.make_jaxpr(
@@ -584,4 +592,4 @@ def _trace(
     weight = Timeline._fields.index("weight")
     others = [var for place, var in enumerate(program.outvars) if place != weight]
     reads, places = reads_of(program.outvars), reads_of(others)
-    return _Traced(reads, places, drawn.clients.shape[1], closed)
+    return _Traced(reads, places, drawn.clients.shape[1], code, closed)

@@ -47,7 +47,8 @@ def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
 
     def static_part(lane: Lane) -> Any:
         leaves = jax.tree.leaves(lane.problem)
-        shapes = [(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves]
+        kinds = map(jax.typeof, leaves)
+        shapes = [(kind.shape, kind.dtype, kind.weak_type) for kind in kinds]
         return typed_structure(lane.hyper), typed_structure(lane.problem), shapes
 
     # By settings and problem, because thousands of seeds may share both.

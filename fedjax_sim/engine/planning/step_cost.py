@@ -46,11 +46,13 @@ def _model_of(structure: TypedStructure, leaves: tuple, code: int, is_wide: bool
     described = [
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in leaves
     ]
-    model = jax.eval_shape(
-        lambda leaves: structure.unflatten(leaves).init(jax.random.key(0)), described
-    )
-    check_model(model)
-    return model
+
+    def init(leaves: list[Any]) -> Params:
+        model = structure.unflatten(leaves).init(jax.random.key(0))
+        check_model(model)  # Outside of the trace, numbers of Python would be arrays.
+        return model
+
+    return jax.eval_shape(init, described)
 
 
 def measure_step(

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
-from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE
+from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE, end_of_time
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import (
     Lane,
@@ -27,7 +28,6 @@ from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Ends, Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.live import rows_of, sizes_of
 from fedjax_sim.engine.program.replay import Program, Replay
-from fedjax_sim.engine.program.user_code import number_of_code
 from fedjax_sim.engine.request import Options
 from fedjax_sim.lifecycle import say
 from fedjax_sim.settings import ConfigError, alternatives_in
@@ -174,7 +174,7 @@ def plan_group(
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    code = number_of_code(system.algorithm, hypers[0], problems[0])
+    code = number_of_code(system, hypers[0], problems[0])
     model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
@@ -253,10 +253,9 @@ def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) ->
       ConfigError: If the budget is one of energy and messages of lanes have different bits.
     """
     time = budget.time_budget if isinstance(budget, Time) else np.inf
-    # As in `ticks_in_budget`, a tick at the very end belongs to it, and one that begins there does
-    # not. How long a tick takes, and what it takes, are floats of the program.
+    # How long a tick takes, and what it takes, are floats of the program.
     rounding = 8 * float(jnp.finfo(jnp.result_type(float)).eps)
-    time *= 1 - max(rounding, 1e-12) if system.overshoot else 1 + max(rounding, 1e-12)
+    time = end_of_time(time, overshoot=system.overshoot, rounding=max(rounding, 1e-12))
     energy, message = np.inf, 0.0
     if isinstance(budget, Energy):
         energy = budget.energy_budget * (1 + rounding)

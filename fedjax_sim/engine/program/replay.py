@@ -206,8 +206,7 @@ class Replay:
         dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
         if self._is_described:
             dealt = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((len(lane_of), *leaf.shape[1:]), leaf.dtype),
-                dealt,
+                lambda leaf: _described(leaf, (len(lane_of), *leaf.shape[1:])), dealt
             )
         elif not self.is_in_order:
             dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
@@ -223,12 +222,7 @@ class Replay:
     def _put(self, tree: Any, sharding: NamedSharding) -> Any:
         """Put arrays on devices, or only describe them."""
         if self._is_described:
-            return jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(
-                    np.shape(leaf), jax.dtypes.result_type(leaf), sharding=sharding
-                ),
-                tree,
-            )
+            return jax.tree.map(lambda leaf: _described(leaf, np.shape(leaf), sharding), tree)
         return processes.put(tree, sharding)
 
     def _share(self, tree: Any) -> Any:
@@ -250,9 +244,8 @@ class Replay:
         known: dict[int, jax.Array] = {}
 
         def share(leaf: Any) -> Any:
-            if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
-                leaf.dtype, jax.dtypes.prng_key
-            ):
+            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            if is_key or getattr(leaf, "weak_type", False):  # NumPy has neither.
                 return self._put(leaf, self._whole)
             # An array of NumPy is copied once, as its owner may write into it.
             if id(leaf) not in known:
@@ -430,6 +423,13 @@ class Replay:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
         final = _final_models.lower(self.program, self.lanes, self.carries())
         return processes.hash_programs(self._lower_begin(), self.lower(), final)
+
+
+def _described(leaf: Any, shape: tuple[int, ...], sharding: Any = None) -> jax.ShapeDtypeStruct:
+    """Describe an array, also whether its type is definite, by which programs differ."""
+    is_weak = getattr(leaf, "weak_type", False)
+    kind = jax.dtypes.result_type(leaf)
+    return jax.ShapeDtypeStruct(shape, kind, sharding=sharding, weak_type=is_weak)
 
 
 def _own(leaf: Any) -> Any:

@@ -54,7 +54,8 @@ def number_of_code(*used: Any) -> int:
     What is noticed: other code, defaults, plain constants (numbers, texts, None) and arrays of
     functions, of methods and properties of classes and their bases, of the functions and values
     that these have closed over, and of those that they name in their modules; also in lists and
-    mappings, and in attributes of objects that the code names. What is not: the code of this
+    mappings, and in attributes of objects that the code names; and what traces and tables of
+    clients hold. What is not: the code of this
     package and of installed ones, unless a class has got another method; and what code finds in
     another way, such as sets, files, arrays of objects and what `getattr` returns.
 
@@ -207,6 +208,8 @@ def _inside(value: Any) -> Collection[Any]:
         return tuple(value.values())
     if dataclasses.is_dataclass(value):
         return type(value), *_parts_with_code(value)
+    if hasattr(value, "made_of_attributes"):  # A trace, or a table of clients.
+        return vars(value).values()
     members = _members(type(value))
     codes = [each.__code__ for each in members if type(each) is FunctionType]
     return (
@@ -217,11 +220,15 @@ def _inside(value: Any) -> Collection[Any]:
 
 
 def _parts_with_code(value: Any) -> Iterator[Any]:
-    """Iterate over the fields of a dataclass that are no data, and over elements of tuples."""
+    """Iterate over the fields of a dataclass that are no data, and over elements of tuples.
+
+    Data that are no leaves, such as those of a trace, are parts of the program.
+    """
     for field in dataclasses.fields(value):
         part = getattr(value, field.name, None)
         for each in part if isinstance(part, tuple | list) else (part,):
-            if callable(each) or dataclasses.is_dataclass(each):
+            is_code = callable(each) or dataclasses.is_dataclass(each)
+            if is_code or hasattr(each, "made_of_attributes"):
                 yield each
 
 
