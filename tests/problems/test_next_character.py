@@ -162,7 +162,7 @@ def test_models_that_are_not_of_sequences_are_refused(play: datasets.Text) -> No
     for model, words in (
         (
             models.MLP((3,), 8),
-            r"shape of the outputs is \(2, 8\), but must be \(2, 4\) as of",
+            r"shape of the outputs is \(2, 8\), but must be \(2, 4, K\)",
         ),
         (models.LeNet(8), r"model is 'LeNet', but must be a network that takes inputs int32\[2, 4"),
         (models.CharacterRNN(9), "model is 'CharacterRNN', but must be one with 8 logits for each"),
@@ -193,7 +193,7 @@ def test_the_command_line_takes_a_text(
     for words, message in (
         (
             ["--model", "mlp32"],
-            "shape of the outputs is (2, 7), but must be (2, 80) as of the targets",
+            "shape of the outputs is (2, 7), but must be (2, 80, K), K logits",
         ),
         (["--augmentation", "flip"], "augmentation is 'flip', but must be none with a text"),
         (["--set", "local_steps=0"], "local_steps"),
