@@ -85,7 +85,8 @@ class Checkpoints:
 
     Attributes:
       folder: Their folder. One process at a time writes to it.
-      every: Least seconds between two checkpoints.
+      every: Least seconds between two checkpoints. They are further apart where writing them would
+        take more than a tenth of the time; with 0 they are as close as can be.
       resume: Whether to continue; otherwise older checkpoints in the folder are removed. "any_jax"
         also accepts another version of JAX. The program is then not compared.
     """

@@ -59,6 +59,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write checkpoints between all chunks, however little time has passed."""
     clock = itertools.count(0, 1000)
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(checkpoint, "WORK", 0.0)
 
 
 def note_saves(
@@ -267,6 +268,23 @@ def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> No
         asked = {"budget": fedjax_sim.Time(1), "versions": {}}
         known = Checkpoint(tmp_path, asked, resume=True, every=1.0)
         assert known.decided() == {} and known.shorter_budget() is None
+
+
+def test_slow_writes_are_further_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write of 3 seconds is followed by 27 seconds of work, or by none if `every` is 0."""
+    now = 0.0
+
+    def write(*_: object) -> Path:
+        nonlocal now
+        now += 3
+        return tmp_path / "state-000000000000-0.npz"
+
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
+    monkeypatch.setattr(Checkpoint, "_write", write)
+    for every, wait in ((1.0, 27.0), (40.0, 40.0), (0.0, 0.0)):
+        known = Checkpoint(tmp_path, {"versions": {}}, resume=False, every=every)
+        known.save(1, np.zeros(2), {}, now=True)
+        assert known.is_due(within=wait) and not known.is_due(within=wait - 0.5)
 
 
 def test_a_signal_stops_a_run_after_saving(

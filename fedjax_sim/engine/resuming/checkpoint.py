@@ -60,6 +60,10 @@ from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, 
 from fedjax_sim.settings import ConfigError, fields, value_of
 from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of, longer_name
 
+WORK = 9.0
+"""Least seconds of work between two writes for each second that a write takes."""
+
+
 KINDS = ("metric", "model", "info", "stop")
 """Kinds of arrays that a state holds besides what lanes carry."""
 
@@ -173,14 +177,15 @@ class Checkpoint:
           configuration: What must be equal for a resumed run to be the same run, as far as it is
             known without planning; becomes JSON.
           resume: Whether to continue; otherwise `open` removes older checkpoints.
-          every: Least seconds between two writes.
+          every: Least seconds between two writes. Slow writes are further apart, see `WORK`; 0
+            writes whenever it can.
           any_jax: Whether to continue a run of another version of JAX.
         """
         self._folder, self._resume, self._any_jax = folder.absolute(), resume, any_jax
         self._asked = json.loads(json.dumps(configuration, sort_keys=True, default=str))
         self._versions = self._asked["versions"]
         self._identity = ""
-        self._every, self._last = every, time.monotonic()
+        self._every, self._last, self._lasted = every, time.monotonic(), 0.0
         self._all_run = 0
 
     def has_result(self) -> bool:
@@ -332,7 +337,8 @@ class Checkpoint:
 
     def is_due(self, within: float = 0.0) -> bool:
         """Tell whether the last state will be old enough for another one within some seconds."""
-        return time.monotonic() - self._last + within >= self._every
+        least = max(self._every, WORK * self._lasted) if self._every else 0
+        return time.monotonic() - self._last + within >= least
 
     def save(
         self,
@@ -355,6 +361,7 @@ class Checkpoint:
         """
         if not (now or self.is_due()):
             return
+        began = time.monotonic()
         arrays = {f"state:{i}": _fetched(leaf) for i, leaf in enumerate(jax.tree.leaves(states))}
         for kind, named in curves.items():
             arrays |= {f"{kind}:{name}": values for name, values in named.items()}
@@ -363,6 +370,7 @@ class Checkpoint:
         kept = {*known[:2], *self._for_a_longer_run()}
         self._remove(path for path in self._files("state") if path not in kept)
         self._last = time.monotonic()
+        self._lasted = self._last - began
 
     def keep_before(self, done: int) -> None:
         """Keep the newest state of so many ticks or fewer for a longer run, and no later one."""
