@@ -144,7 +144,11 @@ def test_a_killed_run_ends_with_the_same_bits(
 
 
 def test_a_finished_run_is_neither_drawn_nor_run_again(
-    regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    regression: Callable,
+    small: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Timelines are loaded too. If what it returned is damaged, its last ticks run again."""
     run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
@@ -152,7 +156,10 @@ def test_a_finished_run_is_neither_drawn_nor_run_again(
     with monkeypatch.context() as patch:
         patch.setattr(drawing, "request_timelines", refuse)
         patch.setattr(groups, "replay_schedule", refuse)
+        assert capsys.readouterr().err == ""
         again = run(checkpoints=fedjax_sim.Checkpoints(tmp_path, resume=True))
+        said = "fedjax-sim: quafl had ended; its result is read (lanes: 3).\n"
+        assert capsys.readouterr().err == said
         assert_same_bits(again, whole)
         for ours, theirs in zip(again.timelines, whole.timelines, strict=True):
             chex.assert_trees_all_equal(ours, theirs)
@@ -254,8 +261,9 @@ def test_damage_heals_or_is_one_sentence(
             assert_same_bits(run(checkpoints=fedjax_sim.Checkpoints(folder, resume=True)), whole)
             assert done == [*range(begins + 1, 9)], name
             said = capsys.readouterr().err.splitlines()
-            assert len(said) == bool(says), name
-            assert says in "".join(said), name
+            where = f"fedjax-sim: quafl goes on after {begins} of 8 ticks (lanes: 3)."
+            assert said[-1:] == [where] * bool(begins), name
+            assert len(said) == bool(says) + bool(begins) and says in "".join(said), name
 
 
 def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import RUNS
-from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops
+from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.results.curves import NEVER, Curves
 
 Report = Callable[[int, Curves], np.ndarray]
@@ -59,6 +59,8 @@ def replay_schedule(
         carries, first = replay.begin()
     else:
         done, carries, first = saved.done, saved.states, None
+        name, ticks = replay.program.system.name, replay.num_evals * per_eval
+        say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.place_of)}).")
         seen.restore(saved.curves, 1 + done // per_eval)
     chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()

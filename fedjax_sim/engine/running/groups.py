@@ -31,6 +31,7 @@ from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
 from fedjax_sim.events import HAPPENED
+from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import Curves, Returned
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Layout, System, Timeline, longer_name
@@ -91,6 +92,7 @@ def plan_or_load(
     if saved.has_result():
         same = planned.decided(planned.on_devices(is_described=True))
         if (known := saved.finished(same)) is not None:
+            say(f"{system.name} had ended; its result is read (lanes: {len(group)}).")
             part = collect(planned, unpack_curves(known, planned.model), options)
             if options.watch.trackers:
                 _track_finished(system, planned.group, part, options)
