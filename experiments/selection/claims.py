@@ -136,9 +136,9 @@ SPOKEN = {
 }
 SPOKEN[20] = SPOKEN[20]._replace(
     changed=(
-        "undecided -> holds: the one run that has not reached the target is FedAvg's, which would "
-        "need more time still, so that the ratio is at least as large. Until 2026-11-28 any such "
-        "run left the claim open."
+        "undecided -> holds: the one run that has not reached the target, as it diverged, is "
+        "FedAvg's. It counts with the whole budget, which does not make the ratio larger than it "
+        "is. Until 2026-11-28 any such run left the claim open."
     )
 )
 CLAIMS = Claims("selection", {**OF_IMAGES, **SPOKEN}, since=SINCE)
