@@ -243,10 +243,10 @@ CLAIMS = Claims(
             ),
             Criterion(
                 "Exact floors grow from everyone to S = 40 to S = 30 in both schemes at every step "
-                "size; partial ones change by less than a factor of {partial:g} over the step sizes, that of "
-                "everyone by more than {everyone:g}; all are within {usual:.0%} of their means "
-                "over draws of the data; chains are within {far:g} standard errors of the "
-                "exact laws.",
+                "size; partial ones change by less than a factor of {partial:g} over the step "
+                "sizes, that of everyone by more than {everyone:g}; all are within {usual:.0%} of "
+                "their means over draws of the data; chains are within {far:g} standard errors of "
+                "the exact laws.",
                 partial=1.6,
                 everyone=5,
                 usual=0.15,
