@@ -530,8 +530,10 @@ def judge_noisy(found: Found) -> Verdict:
 
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claims whose criterion is later than the run from what was measured."""
+    """Judge claims whose criterion or seeds were stated after the run, from what was measured."""
     return [
+        judge_alphas(kept[11]),
+        judge_inner(kept[13]),
         judge_participation(kept[15]),
         judge_blocks(kept[16]),
         judge_noisy(kept[22]),
