@@ -191,7 +191,7 @@ def judge(found: Found) -> Verdict:
         "off their exact laws"
     )
     holds = (
-        are_ordered(exact)
+        grow_with_fewer_clients(exact)
         and largest_share < marks.partial
         and vanishing > marks.everyone
         and all(abs(x - 1) < marks.usual for each in found["over typical"].values() for x in each)
@@ -204,6 +204,22 @@ def told(found: Found) -> str:
     """Describe the exact floors at the step size 1e-7, from the largest to the smallest."""
     at = found["step sizes"].index(1e-7)
     return ", ".join(f"{name_of(PANELS[panel])} {found['exact'][panel][at]:.2e}" for panel in ORDER)
+
+
+def grow_with_fewer_clients(exact: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether floors grow from everyone to S = 40 to 30 in both schemes, at all step sizes.
+
+    A floor that is missing does not.
+    """
+    return all(
+        bool((np.diff([exact[panel] for panel in scheme], axis=0) > 0).all())
+        for scheme in ("abd", "ace")
+    )
+
+
+def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
+    """Judge claim 13, whose criterion is later than the run, from what was measured."""
+    return [judge(kept[13])]
 
 
 def are_ordered(exact: Mapping[str, Sequence[float]]) -> bool:

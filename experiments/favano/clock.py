@@ -518,7 +518,7 @@ def judge_units(measured: Mapping[str, float]) -> Verdict:
 
 def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
     """Judge the claims whose criterion is later than the run from what was measured."""
-    return [judge_shares(kept[19]), judge_units(measure_units())]
+    return [judge_steps(kept[4]), judge_shares(kept[19]), judge_units(measure_units())]
 
 
 def measure_shares(sizes: Sizes, fedbuff_runs: Mapping[str, Timeline]) -> dict[str, Any]:

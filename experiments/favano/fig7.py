@@ -28,6 +28,7 @@ from experiments.harness import (
     Outcome,
     Sample,
     Verdict,
+    begins,
     lead,
     spread_table,
     unless_collapsed,
@@ -46,14 +47,14 @@ ON_MNIST = MNIST._replace(
 COLUMN = "non-IID, 2/3 fast"
 SHARES = (1 / 20, 1 / 5, 1 / 2)
 BITS = {"32 bits": None, "QNN": (3, 3, 4)}
-CLOSE = CLAIMS[15].criterion.close
+CLOSE = CLAIMS[25].criterion.close
 NEAR = "QNN close to 32 bits"
 CHANCE = 10.0
 """Accuracy of chance, in percent."""
 
 
 def run(arguments: Arguments) -> Outcome:
-    """Run or read all pairs, draw the figure, and judge claim 15."""
+    """Run or read all pairs, draw the figure, and judge claims 15 and 25."""
     images = ON_MNIST if arguments.reduced and arguments.dataset is None else CIFAR10
     num_clients = images.study.choose(arguments).shared.get("num_clients", 100)
     sizes = [max(1, round(share * num_clients)) for share in SHARES]
@@ -71,25 +72,28 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claim 15 on the final accuracies.
+    """Judge claims 15 and 25 on the final accuracies.
 
     Args:
       inputs: What `inputs_of` returns, with methods named "32 bits, s = 4" and "QNN, s = 4".
     """
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     sizes = sorted({int(name.rpartition(" ")[2]) for name in final})
-    parts = {}
+    by_size, by_bits = dict[str, bool | None](), dict[str, bool | None]()
     for bits, (small, large) in itertools.product(BITS, itertools.pairwise(sizes)):
         pair = final[f"{bits}, s = {large}"], final[f"{bits}, s = {small}"]
-        parts[f"{bits}: s = {large} above {small}"] = unless_collapsed(
+        by_size[f"{bits}: s = {large} above {small}"] = unless_collapsed(
             lead(*pair).above(), pair, CHANCE
         )
     for s in sizes:
         low, whole = final[f"QNN, s = {s}"], final[f"32 bits, s = {s}"]
-        parts[f"{NEAR} at s = {s}"] = unless_collapsed(
-            lead(low, whole).within(CLOSE), (low, whole), CHANCE
-        )
+        for words, part in (
+            (NEAR, lead(low, whole).within(CLOSE)),
+            ("QNN below 32 bits", lead(whole, low).above()),
+        ):
+            by_bits[f"{words} at s = {s}"] = unless_collapsed(part, (low, whole), CHANCE)
     measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
     return [
-        decided(15, inputs, measured, parts, final, CHANCE, lambda name: not name.startswith(NEAR))
+        decided(15, inputs, measured, by_size, final, CHANCE),
+        decided(25, inputs, measured, by_bits, final, CHANCE, begins(NEAR)),
     ]

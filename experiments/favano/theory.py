@@ -470,6 +470,11 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
     return {"largest_deviation": far, "bits": sizes.bits, "floors": floors}, curves
 
 
+def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
+    """Judge claim 6, whose criterion is later than the run, from what was measured."""
+    return [judge_long_run_mean(kept[6])]
+
+
 def run(arguments: Arguments) -> Outcome:
     """Measure and judge the claims."""
     sizes = STUDY.choose(arguments, least_seeds=2)

@@ -515,7 +515,7 @@ def judge_blocks(found: Found) -> Verdict:
         f"{by_length}; rounds until the last ‖h‖² is a millionth of the first, which is another "
         f"measure than the paper's, times {by_last}"
     )
-    return verdict(16, found, holds, why)
+    return verdict(16, found, holds, why, seeds=2)
 
 
 def judge_noisy(found: Found) -> Verdict:
@@ -530,8 +530,10 @@ def judge_noisy(found: Found) -> Verdict:
 
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
-    """Judge the claims whose criterion is later than the run from what was measured."""
+    """Judge claims whose criterion or seeds were stated after the run, from what was measured."""
     return [
+        judge_alphas(kept[11]),
+        judge_inner(kept[13]),
         judge_participation(kept[15]),
         judge_blocks(kept[16]),
         judge_noisy(kept[22]),
@@ -676,7 +678,7 @@ def judge_reduced(found: Found) -> Verdict:
         f"{_names(by_omega)} and n = {FEW}; n = {MANY}: times {_shown(growth)} at omega = "
         f"{_names(growth)}"
     )
-    return verdict(24, found, rule(parts), why)
+    return verdict(24, found, rule(parts), why, seeds=3)
 
 
 def is_constant(values: Iterable[float], near: float) -> bool | None:
@@ -845,7 +847,7 @@ def judge_alphas(found: Found) -> Verdict:
         f"‖h‖² after 300 rounds: {shown}; the memories' error falls to {left:.1e} of itself at "
         f"alpha = {ALPHAS[0]:g}"
     )
-    return verdict(11, found, holds, why)
+    return verdict(11, found, holds, why, seeds=5)
 
 
 def mixture_study(sizes: Sizes) -> Ablation:
@@ -993,7 +995,7 @@ def judge_inner(found: Found) -> Verdict:
             Interval(-each.mean, each.half).above(-marks.share) for each in excess.values()
         ),
     }
-    return verdict(13, found, rule(parts), why)
+    return verdict(13, found, rule(parts), why, seeds=found["seeds"])
 
 
 def run(arguments: Arguments) -> Outcome:

@@ -643,8 +643,10 @@ def run(arguments: Arguments) -> Outcome:
         judge_field(field),
         judge_theorems(theorems),
         judge_irrelevance(measure_irrelevance()),
-        judge_forgetting(forgetting),
-        judge_reduction(reduction),
+        *(
+            each._replace(seeds=sizes.seeds // 2)
+            for each in (judge_forgetting(forgetting), judge_reduction(reduction))
+        ),
         judge_spider(measure_spider()),
     ]
     curves = fixed.curves | runs | more

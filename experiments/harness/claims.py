@@ -62,7 +62,8 @@ class Claim(NamedTuple):
       text: What the paper says, quoted or in close paraphrase.
       criterion: When the deciding part counts as true.
       kind: "measured" (runs with sampling error), "exact" (numbers compared to rounding error) or
-        "algebra" (cannot fail as tested but for a mistake in code, and does not count).
+        "algebra" (follows from formulas, so that the test has one outcome but for a mistake in
+        code; does not count).
       stated: The number or outcome that the paper states; empty if the text has it.
       by: The entries that decide, by name, if several judge the claim. The first one is the
         deciding part, the others are parts of the same sentence. Entries that are not named are
@@ -103,7 +104,8 @@ class Verdict(NamedTuple):
       verdict: One of `VERDICTS`.
       scope: Where the verdict holds, if that is narrower than the claim; otherwise empty.
       size: "full", "reduced" or "smoke"; filled by the harness.
-      seeds: Number of independent repetitions, 0 if nothing is repeated; filled by the harness.
+      seeds: Number of independent repetitions, 0 if nothing is repeated. The harness fills it for
+        claims of kind "measured" with that of the experiment.
       why: The measured numbers behind the verdict in a sentence, or why there is no verdict.
       kind: The claim's kind.
     """
@@ -166,7 +168,13 @@ class Claims(Mapping[int, Claim]):
         return len(self._claims)
 
     def verdict(
-        self, number: int, measured: Any, ruling: Ruling | bool | None, why: str
+        self,
+        number: int,
+        measured: Any,
+        ruling: Ruling | bool | None,
+        why: str,
+        *,
+        seeds: int = 0,
     ) -> Verdict:
         """Give the verdict on one claim.
 
@@ -176,6 +184,7 @@ class Claims(Mapping[int, Claim]):
           ruling: The ruling, or whether the claim meets its criterion; None if that is undecided.
             False counts as None if a number just measured is NaN, as nothing is contradicted then.
           why: The numbers behind the verdict, or why there is none.
+          seeds: Number of independent repetitions, if it is not that of the experiment.
         """
         if not isinstance(ruling, Ruling):
             is_unknown = ruling is not None and not ruling and has_nan(measured)
@@ -190,7 +199,7 @@ class Claims(Mapping[int, Claim]):
             verdict=ruling.verdict,
             scope=ruling.scope,
             size="",
-            seeds=0,
+            seeds=seeds,
             why=why,
             kind=claim.kind,
         )

@@ -84,7 +84,7 @@ def complete(
     """Add the size of the run and its number of seeds to verdicts.
 
     A verdict with fewer seeds than it asks for counts as one of a reduced run, and so does one from
-    `inputs` that name what is "reduced".
+    `inputs` that name what is "reduced". Only claims of kind "measured" have seeds.
     """
     seeds = int(config.get("seeds", 0))
     small = isinstance(inputs, Mapping) and bool(inputs.get("reduced"))
@@ -92,7 +92,7 @@ def complete(
         each._replace(
             size=each.size
             or ("reduced" if size == "full" and (small or "reduced:" in each.scope) else size),
-            seeds=each.seeds or seeds,
+            seeds=(each.seeds or seeds) if each.kind == "measured" else 0,
         )
         for each in verdicts
     )
@@ -152,7 +152,12 @@ def judged(entry: Mapping[str, Any]) -> list[Verdict]:
     found |= {each.id: each for each in complete_ones}
     named = {id: claim_of(id) for id in found}
     return [
-        each._replace(claim=claim.text, paper=claim.place, kind=claim.kind)
+        each._replace(
+            claim=claim.text,
+            paper=claim.place,
+            kind=claim.kind,
+            seeds=each.seeds if claim.kind == "measured" else 0,
+        )
         for each in found.values()
         if (claim := named[each.id]) is not None
     ]

@@ -98,7 +98,7 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
         "same sentence is false or open, or if the run has fewer than ten seeds or a smaller "
         "problem than the paper's. Intervals are 95 % t intervals. A claim is undecided if "
         "an interval covers both outcomes, or if it was judged by an earlier criterion and not run "
-        "since. Claims marked as algebra cannot fail as tested and do not count. Numbers that are "
+        "since. Claims marked as algebra follow from formulas and do not count. Numbers that are "
         "marked as stated, not recomputed, are those of an earlier run, whose verdict was kept "
         "with them.</p>\n" + "\n".join(sections) + '\n<h2 id="errata">Printed formulas that are '
         "wrong</h2>\n"
@@ -198,7 +198,7 @@ def article(row: Row, pictures: Sequence[str]) -> str:
     if row.scope:
         facts.append(("scope", row.scope))
     facts.append(("criterion", f"{claim.criterion}{told_criterion(row)}"))
-    facts.append(("kind", claim.kind if claim.counts else f"{claim.kind}: cannot fail as tested"))
+    facts.append(("kind", claim.kind if claim.counts else f"{claim.kind}: not counted"))
     facts += [("changed", claim.changed)] if claim.changed else []
     for each, entry in row.found:
         facts.append(("run", f"{entry['command']} ({told_run(each, entry)}; {cost_of(entry)})"))

@@ -1,4 +1,4 @@
-"""Hierarchical FL's Figs. 7 and 12: S and the delay of exchanges (claims 15, 16 and 22).
+"""Hierarchical FL's Figs. 7 and 12: S and the delay of exchanges (claims 15, 16, 22 and 34).
 
 See arXiv 2302.04851. CIFAR-10, the CNN, 2 x 15 clients, Dirichlet(0.5) over clients. Fig. 7 has S =
 0, 5, 20 with c_g = 10 and 30; Fig. 12 has S = 10 with c_g = 5, 10, 30, 60.
@@ -21,7 +21,7 @@ SYNC_TIMES, DELAYS, SWEPT_DELAYS = [0.0, 5.0, 20.0], [10.0, 30.0], [5.0, 10.0, 3
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 15, 16 and 22, the last one only if its numbers were kept.
+    """Judge claims 15, 16, 34 and 22, the last one only if its numbers were kept.
 
     Args:
       inputs: Accuracies at T ("ends") of the runs "c_g = 10, S = 5" and so on; leads of S = 5 by
@@ -45,9 +45,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "accuracy at T, %": setup.described(inputs),
     }
     why = f"S = 5 ahead at T, points: {told}"
-    first = setup.settle(inputs, 15, measured, parts, why, deciding=setup.is_over_baseline)
+    panels = [
+        setup.settle(inputs, number, measured, of_panel, why)
+        for number, of_panel in setup.of_panels(parts).items()
+    ]
     delays = [] if inputs["falls"] is None else [judge_delays(inputs)]
-    return [first, _judge_crossing(inputs), *delays]
+    return [*panels, _judge_crossing(inputs), *delays]
 
 
 def _judge_crossing(inputs: Mapping[str, Any]) -> Verdict:

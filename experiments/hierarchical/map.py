@@ -9,7 +9,7 @@ T, and the constant c_g of the exchange, each S at its best of eight learning ra
 The first stage has two seeds and measures on held-out training images. Where its order is near, or
 changes with T or c_g, and wherever the server divides as in the paper, the second stage runs ten
 fresh seeds on all training images and measures on the test set, each S and c_g at the rate that is
-its best at the last T. There claims 15 and 16 are judged, for the paper's rule.
+its best at the last T. There claims 15, 16 and 34 are judged, for the paper's rule.
 
 On CIFAR-10 (`--dataset cifar10_jpeg.npz`) two lines of this map are run with the paper's CNN: its
 rule, standardised inputs, and one local step, as in the paper, or five.
@@ -36,7 +36,6 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
-    begins,
     comparison,
     lead,
     reduction,
@@ -295,7 +294,7 @@ ONE_STEP = "E = 1,"
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 15 and 16 for the paper's rule, number of local steps and T.
+    """Judge claims 15, 16 and 34 for the paper's rule, number of local steps and T.
 
     Args:
       inputs: For each of the "points", T, the accuracies at T in percent by c_g and S ("ends"), and
@@ -303,10 +302,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "seeds" and "smoke" say how they were run.
     """
     if inputs["smoke"]:
-        return [verdict(number, None, NOT_RUN, setup.SMOKE) for number in (15, 16)]
+        return [verdict(number, None, NOT_RUN, setup.SMOKE) for number in (15, 16, 34)]
     leads: dict[str, bool | None] = {}
     crossings: dict[str, bool | None] = {}
-    told: dict[int, list[str]] = {15: [], 16: []}
+    told_leads, told_crossings = list[str](), list[str]()
     for point, found in inputs["points"].items():
         name = point.removeprefix(f"{RULES[0]}, ")
         ends = {run: Sample.read(sample) for run, sample in found["ends"].items()}
@@ -317,23 +316,24 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             pair = [ends[f"c_g = {delay:g}, S = {s}"] for s in (5, other)]
             words, by = f"{name}, c_g = {delay:g}, over S = {other}", lead(*pair)
             leads[words] = unless_collapsed(by.above(), pair, setup.CHANCE)
-            told[15].append(f"{words} by {by}")
-        told[15] += [f"below twice chance with {name}: {' and '.join(low)}"] if low else []
+            told_leads.append(f"{words} by {by}")
+        told_leads += [f"below twice chance with {name}: {' and '.join(low)}"] if low else []
         places, pair = found["crossings"], [ends[f"c_g = 30, S = {s}"] for s in (0, 20)]
         for words, once in setup.passes_once(places, pair).items():
             crossings[f"{words}, {name}"] = unless_collapsed(once, pair, setup.CHANCE)
-        told[16].append(f"{name}: {setup.told_crossings(places)}")
-    small = reduction(inputs["seeds"], inputs["reduced"])
+        told_crossings.append(f"{name}: {setup.told_crossings(places)}")
+    small, panels = reduction(inputs["seeds"], inputs["reduced"]), setup.of_panels(leads)
     return [
         verdict(
             number,
             inputs["points"],
-            rule(parts, small, deciding) if parts else NOT_RUN,
+            rule(parts, small) if parts else NOT_RUN,
             f"{text}{why}; {inputs['words']}",
         )
-        for number, parts, deciding, text, why in (
-            (15, leads, setup.is_over_baseline, "S = 5 ahead at T, points: ", "; ".join(told[15])),
-            (16, crossings, begins(""), "S = 0 and 20 change places: ", "; ".join(told[16])),
+        for number, parts, text, why in (
+            (15, panels[15], "S = 5 ahead at T, points: ", "; ".join(told_leads)),
+            (34, panels[34], "S = 5 ahead at T, points: ", "; ".join(told_leads)),
+            (16, crossings, "S = 0 and 20 change places: ", "; ".join(told_crossings)),
         )
     ]
 

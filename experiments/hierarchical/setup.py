@@ -401,9 +401,18 @@ def by_rate(
     return parts or {ALL_COLLAPSED: None}
 
 
-def is_over_baseline(part: str) -> bool:
-    """Return whether a part of claim 15 is about S = 0, which decides."""
-    return "over S = 0" in part
+def of_panels(parts: Mapping[str, bool | None]) -> dict[int, dict[str, bool | None]]:
+    """Return the leads of S = 5 that each panel of Fig. 7 is about, by number of the claim.
+
+    With c_g = 10 the paper's sentence is about the baseline, and with 30 about both others.
+
+    Args:
+      parts: Whether S = 5 is ahead, by names with "c_g = 10, over S = 0" and so on.
+    """
+    return {
+        number: {name: part for name, part in parts.items() if words in name}
+        for number, words in ((15, "c_g = 10, over S = 0"), (34, "c_g = 30, over"))
+    }
 
 
 def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:

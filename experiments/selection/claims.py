@@ -134,4 +134,11 @@ SPOKEN = {
     )
     for number, claim in OF_IMAGES.items()
 }
+SPOKEN[20] = SPOKEN[20]._replace(
+    changed=(
+        "undecided -> holds: the one run that has not reached the target, as it diverged, is "
+        "FedAvg's. It counts with the whole budget, which does not make the ratio larger than it "
+        "is. Until 2026-11-28 any such run left the claim open."
+    )
+)
 CLAIMS = Claims("selection", {**OF_IMAGES, **SPOKEN}, since=SINCE)

@@ -147,15 +147,21 @@ def _fewer_rounds(found: Measured) -> Judged:
 
 
 def _gains_less(found: Measured, more: tuple[str, str, str], less: tuple[str, str, str]) -> Judged:
-    """Judge whether one ratio is larger than another, which is open if runs were censored."""
+    """Judge whether one ratio is larger than another.
+
+    As in `Measured.more`, nothing is found true if a run that would make the gap smaller has not
+    reached the target, and nothing false if one has not that would make it larger.
+    """
     gap = interval(found.logarithms(*more) - found.logarithms(*less))
-    is_censored = any(found.missed[name] for name in (*more[:2], *less[:2]))
+    larger = gap.above()
+    against = (more[1], less[0]) if larger else (more[0], less[1])
+    is_open = larger is not None and any(found.missed[name] for name in against)
     told = [
         f"{base} / {other} in {of} {spelled(found.ratio(base, other, of))}"
         for base, other, of in (more, less)
     ]
     why = f"{', '.join(told)}; their ratio {spelled(gap)}{_missed(found, more, less)}"
-    return {"log ratio of both": gap}, {"larger": None if is_censored else gap.above()}, why
+    return {"log ratio of both": gap}, {"larger": None if is_open else larger}, why
 
 
 def _end(found: Measured) -> Judged:

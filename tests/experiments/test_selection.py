@@ -86,6 +86,16 @@ def test_runs_without_the_target_only_count_where_they_cannot_mislead() -> None:
     assert verdict("holds", "FedAvg") == "holds" and verdict("holds", "Oort") == "undecided"
     assert verdict("fails", "FedAvg") == "undecided" and verdict("fails", "Oort") == "fails"
 
+    def ratio(number: int, outcome: str, name: str) -> str:
+        return rules.judge(inputs_of(outcome, {name: 1}))[number - 1].verdict
+
+    larger, smaller = ("FedAvg", "Pisces"), ("Oort", "FedBuff")
+    assert {ratio(9, "holds", name) for name in larger} == {"holds"}
+    assert {ratio(9, "holds", name) for name in smaller} == {"undecided"}
+    assert {ratio(9, "fails", name) for name in larger} == {"undecided"}
+    assert {ratio(9, "fails", name) for name in smaller} == {"fails"}
+    assert ratio(4, "holds", "FedAvg") == "undecided", "its runs are in both ratios"
+
 
 def test_curves_are_read_at_equal_distances() -> None:
     """The newest model counts, of evaluations within the budget."""

@@ -106,7 +106,10 @@ def test_averaging_identity_counts_each_pair_once(random: np.random.Generator) -
     a, b = random.normal(size=(s, 3)), random.normal(size=3)
     left = np.sum(((a.sum(0) + b) / (s + 1)) ** 2) - (np.sum(a**2) + np.sum(b**2)) / (s + 1)
     pairs = sum(np.sum((a[i] - a[j]) ** 2) for i, j in itertools.combinations(range(s), 2))
-    np.testing.assert_allclose(left, -(np.sum((a - b) ** 2) + pairs) / (s + 1) ** 2, rtol=1e-12)
+    to_b, scale = np.sum((a - b) ** 2), -1 / (s + 1) ** 2
+    np.testing.assert_allclose(left, scale * (to_b + pairs), rtol=1e-12)
+    ordered = sum(np.sum((a[i] - a[j]) ** 2) for i in range(s) for j in range(s))
+    assert left - scale * (to_b + ordered) > 0.1 * abs(left), "(16) as printed"
 
 
 def test_mean_over_subsets(random: np.random.Generator) -> None:
