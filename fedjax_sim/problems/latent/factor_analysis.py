@@ -113,9 +113,8 @@ class FactorAnalysis:
         weighted = means * weight[:, None]
         cross = jnp.matmul(centred.T, weighted, precision="highest")
         second = jnp.matmul(means.T, weighted, precision="highest")
-        second += weight.sum() * cho_solve(
-            (factor, True), jnp.eye(*factor.shape, dtype=factor.dtype)
-        )
+        eye = jnp.eye(self.factors, dtype=factor.dtype)
+        second += weight.sum() * cho_solve((factor, True), eye)
         return jnp.concatenate([cross.ravel(), second[np.tril_indices(self.factors)]])
 
     def loss(self, params: Factors, examples: Array) -> Array:
@@ -169,7 +168,7 @@ class FactorAnalysis:
         """Compute the Cholesky factor of z's precision given y, and z's means: `f[B, k]`."""
         precise, halved = self._split(natural)
         # What `natural` doubled is halved here, and the factor -1/2 is undone.
-        precision = -halved * (1 + jnp.eye(*halved.shape, dtype=halved.dtype))
+        precision = -halved * (1 + jnp.eye(self.factors, dtype=halved.dtype))
         factor = jnp.linalg.cholesky(precision)
         scores = jnp.matmul(centred, precise, precision="highest")
         return factor, cho_solve((factor, True), scores.T).T

@@ -401,7 +401,7 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> Leaf |
     ticks, slots = np.nonzero(timeline.clients != EMPTY)
     takes_part[ticks, timeline.clients[ticks, slots]] = True
     size, senders = full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
-    own = sum(message_bits(model, hyper)) + 2 * count_precondition_bits(hyper, np.int64(1), size)
+    own = sum(message_bits(model, hyper)) + 2 * count_precondition_bits(hyper, takes_part, size)
     slopes = 2 * size * (hyper.control_variates.anchor == "global")
     moves = anchor_moves(hyper, senders)[:, None]
     return takes_part * own + moves * (slopes + size * ~takes_part)
