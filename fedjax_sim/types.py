@@ -612,7 +612,8 @@ class Messages(NamedTuple):
         each. It replaces `bits` unless it returns None.
       by_client: For systems that also send to clients which do not report: from the same arguments
         to the bits that each client sends and receives at each tick, `i64[T, N]`. The energy of
-        messages follows from it; by default those who report take equal shares of a tick's bits.
+        messages follows from it; by default, and where it returns None, those who report take equal
+        shares of a tick's bits.
       further: Traffic that does not reach the server: from the same arguments to bits at each tick,
         `i64[T]`, by name of their coordinate in the curves.
       facts: From the settings and the ticks before each evaluation, `i64[V + 1]`, to further
@@ -635,7 +636,7 @@ class Messages(NamedTuple):
         (full_precision_bits(params),) * 2
     )
     per_tick: Callable[[Any, Any, Timeline], tuple[Leaf, Leaf] | None] | None = None
-    by_client: Callable[[Any, Any, Timeline], Leaf] | None = None
+    by_client: Callable[[Any, Any, Timeline], Leaf | None] | None = None
     further: Callable[[Any, Any, Timeline], Mapping[str, Leaf]] = lambda *lane: {}
     facts: Callable[[Any, Leaf], Mapping[str, Leaf]] = lambda hyper, ticks: {}
     num_senders: Callable[[Any], int | None] = lambda hyper: None

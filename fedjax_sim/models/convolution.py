@@ -146,6 +146,8 @@ def patches(
         )
     dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
     _check_fit(lhs, rhs, pads, out)
+    if 0 in (lhs.size, rhs.size):
+        return lax.conv_general_dilated(lhs, rhs, strides, pads, **options)
     precision = options.get("precision")
     if groups > 1 and rhs.shape[-2] == 1:
         geometry = _Geometry(rhs.shape[:-2], dilation, strides, pads, out)
@@ -254,7 +256,7 @@ def pooled(convolve: Convolution) -> Convolution:
         lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, **options: Any
     ) -> Array:
         by_patches = convolve in (patches, auto)
-        is_narrow_image = lhs.ndim == 4 and rhs.shape[-1] <= NARROW
+        is_narrow_image = lhs.ndim == 4 and lhs.size > 0 < rhs.shape[-1] <= NARROW
         is_product = _is_plain(lhs, rhs, **options) and _is_whole(**options)
         if by_patches and is_narrow_image and is_product:
             dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
@@ -369,11 +371,12 @@ def _check_fit(lhs: Array, rhs: Array, pads: Pads, out: Sequence[int]) -> None:
 
 
 def _is_for_winograd(lhs: Array, rhs: Array, window_strides: Sequence[int], **options: Any) -> bool:
-    """Tell whether a convolution has a 3x3 window, steps of 1, and numbers of 32 bits or more."""
+    """Tell whether a 3x3 window takes steps of 1 over arrays of 32 bits or more, none empty."""
     return (
         _is_plain(lhs, rhs, **options)
         and _is_whole(**options)
         and rhs.shape[:-2] == (3, 3)
+        and 0 not in (lhs.size, rhs.size)
         and math.prod(window_strides or (1,)) == 1
         and math.prod(options.get("rhs_dilation") or (1,)) == 1
         and lhs.dtype == rhs.dtype

@@ -8,6 +8,8 @@ builds.
 Letters: `H`, `W`, `C` height, width and channels of an image; `D` features of a flat input.
 """
 
+import math
+
 import jax
 from flax import linen as nn
 from flax.typing import Dtype
@@ -70,7 +72,7 @@ def flatten(x: Array) -> Array:
     Returns:
       Flat inputs `[..., H * W * C]`.
     """
-    return x if x.ndim < 3 else x.reshape(*x.shape[:-3], -1)
+    return x if x.ndim < 3 else x.reshape(*x.shape[:-3], math.prod(x.shape[-3:]))
 
 
 def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:

@@ -33,9 +33,18 @@ def clip_updates(
     """
     num_slots = _number_of_slots(updates)
     leaves = jax.tree.leaves(updates)
-    squares = sum(jnp.sum(jnp.square(leaf).reshape(num_slots, -1), axis=1) for leaf in leaves)
-    norm = jnp.sqrt(jnp.asarray(squares))
-    return _shortened(updates, norm, bound)
+    kind = jnp.result_type("float32", *leaves)
+    limits = jnp.finfo(kind)
+
+    def norm(scale: float) -> Array:
+        scaled = (jnp.square(leaf.astype(kind) * scale) for leaf in leaves)
+        squares = sum(jnp.sum(leaf.reshape(num_slots, -1), axis=1) for leaf in scaled)
+        # The square root of 0 has no derivative.
+        return jnp.sqrt(jnp.maximum(jnp.asarray(squares), limits.tiny)) / scale
+
+    # Squares of numbers times this power of two are never too large for the type.
+    plain, scaled = norm(1.0), norm(2.0 ** -(limits.maxexp * 5 // 8))
+    return _shortened(updates, jnp.where(jnp.isfinite(plain), plain, scaled), bound)
 
 
 @checked
@@ -55,7 +64,9 @@ def clip_sums(
     """
     num_slots = _number_of_slots(updates)
     leaves = jax.tree.leaves(updates)
-    norm = sum(jnp.sum(jnp.abs(leaf).reshape(num_slots, -1), axis=1) for leaf in leaves)
+    kind = jnp.result_type("float32", *leaves)
+    sizes = (jnp.abs(leaf.astype(kind)) for leaf in leaves)
+    norm = sum(jnp.sum(leaf.reshape(num_slots, -1), axis=1) for leaf in sizes)
     return _shortened(updates, jnp.asarray(norm), bound)[0]
 
 

@@ -205,7 +205,6 @@ class State(NamedTuple):
       memo: What both sides remember of messages.
       tiers: The newest model of each tier, leaves `[M, ...]`.
       updates: `i32[M]`, how often each tier has reported.
-      tier: `i32[N]`, each client's tier.
     """
 
     server: Params
@@ -213,7 +212,6 @@ class State(NamedTuple):
     memo: Memo
     tiers: Params
     updates: Array
-    tier: Array
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
@@ -224,9 +222,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))
         tiers = replicate(first.server, hyper.num_tiers)
-        own = clock_key(key)  # that of the live clock, which has the same tiers
-        tier = tiers_of(devices_of(own, hyper, draw_clients(own, hyper)))
-        return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"), tier)
+        return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         start = stale_models(state, event)  # w when the tier's round began, in all slots
@@ -235,7 +231,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         place = (event.clients != EMPTY).argmax()
         common = jax.tree.map(lambda leaf: leaf[place], start)
         model = wire.mean(key, event, common, reports)
-        tier = state.tier[jnp.maximum(event.clients[place], 0)]
+        own = clock_key(key)  # that of the live clock, which has the same tiers
+        tier = tiers_of(devices_of(own, hyper, draw_clients(own, hyper)))[event.clients[place]]
         tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
         updates = put(state.updates, tier, state.updates[tier] + 1)
         share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T
@@ -243,7 +240,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         after, before = (server, tiers, updates), (state.server, state.tiers, state.updates)
         server, tiers, updates = keep_if_empty(event, after, before)
         newest = wire.next_version(key, event, state, memo, server)
-        return State(*newest, tiers, updates, state.tier), work
+        return State(*newest, tiers, updates), work
 
     return wire.algorithm(init, step)
 

@@ -13,6 +13,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Checkpoints, ConfigError, Energy, Ticks
 from fedjax_sim.compression import RandSparsification
+from fedjax_sim.problems import Quadratic
 from fedjax_sim.timelines.delays.client_table import ClientTable
 from tests.conftest import slow_but
 
@@ -86,6 +87,31 @@ def test_a_run_goes_on_with_more_energy(
     jax.tree.map(np.testing.assert_array_equal, longer.models, whole.models)
     with pytest.raises(ConfigError, match="energy_budget"):
         sweep(used[4], tmp_path / "a", resume=True)
+
+
+@pytest.mark.parametrize("anchor", ["client", "global"])
+def test_anchors_take_energy_of_clients_that_do_not_report(anchor: str) -> None:
+    """Every second round an anchor goes to them, and with "global" gradients both ways."""
+    changes: Any = {"client_table": TABLE, "drop_rate": 0.4, "anchor": anchor, "control_rounds": 2}
+    changes |= {"num_clients": 7, "participants": "with_replacement", "num_selected": 2}
+    system = fedjax_sim.SYSTEMS["langevin"]
+    problem, hyper = Quadratic.of(np.ones((7, 3), "float32")), system.Hyper(batch_size=1, **changes)
+    run = fedjax_sim.simulate(system, problem, hyper, budget=Ticks(9), num_evals=9)
+    timeline, used, period = run.timelines[0], [0.0], -1
+    bits = [0]
+    for tick, (clients, steps) in enumerate(zip(timeline.clients, timeline.steps, strict=True)):
+        bytes_of = np.zeros(7)
+        bytes_of[clients[clients >= 0]] = 24
+        if tick // 2 > period and (clients >= 0).any():
+            period = tick // 2
+            bytes_of += 24 * (anchor == "global") + 12 * (bytes_of == 0)
+        of_steps = sum(n * STEP[c] for c, n in zip(clients, steps, strict=True) if c >= 0)
+        used.append(used[-1] + of_steps + bytes_of @ BYTE)
+        bits.append(bits[-1] + 8 * bytes_of.sum())
+    assert period == 4
+    np.testing.assert_allclose(run.curves.energy.values.ravel(), used)
+    both_ways = run.curves.uplink_bits + run.curves.downlink_bits
+    np.testing.assert_array_equal(both_ways.values.ravel(), bits)
 
 
 @pytest.mark.parametrize("tables", [(TABLE, None), (None, TABLE)])

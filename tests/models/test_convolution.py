@@ -109,6 +109,25 @@ def cases(
     return (batch, *space, channels), (*window, channels, num), strides, padding, dilation
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(("features", "groups"), [(6, 1), (32, 1), (6, 2), (0, 1)])
+def test_no_image_and_no_channel(pair: str, features: int, groups: int) -> None:
+    """An empty batch has empty outputs, and its derivative of the kernel is 0."""
+    for batch, channels in ((0, 4), (2, 0)):
+        x = jnp.ones((batch, 8, 8, channels))
+        kernel = jnp.ones((3, 3, channels // groups, features))
+        options = {"dimension_numbers": LAST, "feature_group_count": groups}
+        for convolve in PAIRS[pair]:
+            of_both = partial(convolve, window_strides=(1, 1), padding="SAME", **options)
+            y, pull_back = jax.vjp(of_both, x, kernel)
+            assert y.shape == (batch, *((4, 4) if pair == "pooled" else (8, 8)), features)
+            assert not y.any()
+            of_x, of_kernel = pull_back(jnp.ones_like(y))
+            assert of_x.shape == x.shape
+            assert of_kernel.shape == kernel.shape
+            assert not of_kernel.any()
+
+
 @settings(max_examples=12)
 @given(case=cases())
 def test_equals_the_librarys_convolution(case: tuple[Any, ...]) -> None:

@@ -86,3 +86,10 @@ def test_modules_are_hashable_and_equal_by_value():
         MODELS["mlp32"].make(10, None)
     ) == hash(MLP((32,), 10))
     assert MLP((32,), 10) != MLP((33,), 10)
+
+
+def test_an_empty_batch_of_images() -> None:
+    outputs = MLP((4,), 3).apply(
+        MLP((4,), 3).init(jax.random.key(0), jnp.ones((1, 8, 8, 1))), jnp.ones((0, 8, 8, 1))
+    )
+    assert outputs.shape == (0, 3)

@@ -12,6 +12,7 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Event, Plan
 from fedjax_sim.privacy import (
     clip_sums,
+    clip_updates,
     local_epsilon,
     most_participations,
     most_sent,
@@ -113,6 +114,22 @@ def test_what_is_clipped() -> None:
             assert (rows[:2] == 0).all()
             order = 1 if name == "laplace" else 2
             assert np.linalg.norm(rows, order, axis=1).max() == pytest.approx(2)
+
+
+def test_norms_whose_squares_are_too_large_and_the_derivative_at_0() -> None:
+    """Also of float16, whose squares are infinite from 256 on, and with leaves of two types."""
+    for kind, size in (("float32", 1e30), ("float16", 3e4), ("bfloat16", 1e30)):
+        updates = {"a": jnp.full((2, 3), size, kind), "b": jnp.full((2, 1), size, "float32")}
+        clipped, is_short = clip_updates(updates, 4.0)
+        assert not is_short.any()
+        np.testing.assert_allclose(clipped["a"].astype("float32"), 2, rtol=1e-2)
+        np.testing.assert_allclose(clipped["b"], 2, rtol=1e-2)
+        clipped = clip_sums(jax.tree.map(lambda leaf: leaf / 10, updates), 4.0)
+        np.testing.assert_allclose(clipped["a"].astype("float32"), 1, rtol=1e-2)
+    long = jnp.full((1, 2000), 60.0, "float16")
+    assert np.abs(clip_sums(long, 4.0).astype("float32")).sum() == pytest.approx(4, rel=1e-2)
+    slope = jax.grad(lambda update: clip_updates(update, 1.0)[0].sum())(jnp.zeros((1, 3)))
+    assert (slope == 1).all()
 
 
 @pytest.mark.parametrize(("name", "mean_size"), [("gaussian", np.sqrt(2 / np.pi)), ("laplace", 1)])

@@ -13,6 +13,7 @@ from fedjax_sim.settings import ConfigError, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedat, fedavg
 from fedjax_sim.timelines.delays import ClientTable
+from fedjax_sim.timelines.live.devices import draw_clients
 from tests.systems.live_loops import (
     NUM_TICKS,
     Tick,
@@ -95,6 +96,14 @@ def test_it_is_the_event_loop_of_the_paper() -> None:
     # All tiers report, fast ones more often, and slow ones from old versions.
     assert updates[0] > updates[1] > updates[2] > 2
     assert max(t - tick.reports[0][1] for t, tick in enumerate(ticks)) > 3
+
+
+def test_drawn_speeds_make_the_tiers_of_the_clock() -> None:
+    """The same as with a table of these speeds."""
+    problem, drawn = problem_of(NUM), settings(client_table=None, rate_fast=2.0, rate_spread=0.7)
+    rates = draw_clients(clock_key(), drawn).speeds.rate
+    ticks, _ = loop(problem, settings(client_table=ClientTable(rate=rates)), 20)
+    assert_same(ran(fedat.system, problem, drawn, Ticks(20)), ticks)
 
 
 @pytest.mark.slow

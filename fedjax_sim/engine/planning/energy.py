@@ -41,8 +41,9 @@ def energy_of_ticks(
     is_there = timeline.clients != EMPTY
     who = np.where(is_there, timeline.clients, 0)
     of_steps = np.where(is_there, timeline.steps * energies[0][who], 0).sum(axis=1)
-    if messages.by_client is not None:
-        return of_steps + messages.by_client(problem, hyper, timeline) / 8 @ energies[1]
+    by_client = messages.by_client and messages.by_client(problem, hyper, timeline)
+    if by_client is not None:
+        return of_steps + by_client / 8 @ energies[1]
     filled = np.maximum(is_there.sum(axis=1), 1)
     both = messages.per_tick and messages.per_tick(problem, hyper, timeline)
     if both is None:

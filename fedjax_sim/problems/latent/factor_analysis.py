@@ -93,9 +93,10 @@ class FactorAnalysis:
         """Compute the natural parameters phi(theta): `f[q]`."""
         precise = params.loadings / params.noise[:, None]
         inner = jnp.matmul(params.loadings.T, precise, precision="highest")
-        precision = jnp.eye(self.factors) + inner
+        eye = jnp.eye(self.factors, dtype=inner.dtype)
+        precision = eye + inner
         # Entries off the diagonal of z z' count twice.
-        doubled = precision * (2 - jnp.eye(self.factors))
+        doubled = precision * (2 - eye)
         return jnp.concatenate([precise.ravel(), -doubled[np.tril_indices(self.factors)] / 2])
 
     def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
@@ -112,7 +113,8 @@ class FactorAnalysis:
         weighted = means * weight[:, None]
         cross = jnp.matmul(centred.T, weighted, precision="highest")
         second = jnp.matmul(means.T, weighted, precision="highest")
-        second += weight.sum() * cho_solve((factor, True), jnp.eye(self.factors))
+        eye = jnp.eye(self.factors, dtype=factor.dtype)
+        second += weight.sum() * cho_solve((factor, True), eye)
         return jnp.concatenate([cross.ravel(), second[np.tril_indices(self.factors)]])
 
     def loss(self, params: Factors, examples: Array) -> Array:
@@ -166,7 +168,7 @@ class FactorAnalysis:
         """Compute the Cholesky factor of z's precision given y, and z's means: `f[B, k]`."""
         precise, halved = self._split(natural)
         # What `natural` doubled is halved here, and the factor -1/2 is undone.
-        precision = -halved * (1 + jnp.eye(self.factors))
+        precision = -halved * (1 + jnp.eye(self.factors, dtype=halved.dtype))
         factor = jnp.linalg.cholesky(precision)
         scores = jnp.matmul(centred, precise, precision="highest")
         return factor, cho_solve((factor, True), scores.T).T

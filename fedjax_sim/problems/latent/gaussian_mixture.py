@@ -239,11 +239,12 @@ class GaussianMixture:
         num, dim = params.means.shape
         if self.covariance_type == "full":
             factor = jnp.linalg.cholesky(params.covariance)
-            precision = cho_solve((factor, True), jnp.broadcast_to(jnp.eye(dim), factor.shape))
+            eye = jnp.eye(dim, dtype=factor.dtype)
+            precision = cho_solve((factor, True), jnp.broadcast_to(eye, factor.shape))
             precise = jnp.einsum("gde,ge->gd", precision, params.means, precision="highest")
             log_det = 2 * jnp.log(jnp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
             # Entries off the diagonal count twice in <P, y y'>.
-            quadratic = _pack(precision * (2 - jnp.eye(dim))[None])
+            quadratic = _pack(precision * (2 - eye)[None])
         else:
             variance = params.covariance.reshape(num, -1)
             quadratic = 1 / jnp.where(variance > 0, variance, jnp.nan)

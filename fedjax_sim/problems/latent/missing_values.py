@@ -135,7 +135,7 @@ class MissingValues:
         num_cells = self.shape[0] * self.shape[1]
         if self.family == "poisson":
             seen = jnp.einsum("b,bjl->", weight, examples.seen)
-            mean = jnp.einsum("b,bjl->", weight, self._filled(examples, jnp.zeros(()))) / seen
+            mean = jnp.einsum("b,bjl->", weight, self._filled(examples, 0.0)) / seen
             return jnp.full(num_cells, jnp.log(jnp.maximum(mean, LEAST_INTENSITY)))
         return jnp.zeros(num_cells, examples.values.dtype)
 
@@ -172,7 +172,7 @@ class MissingValues:
         """Compute the sum over the cells seen of psi(theta) - y theta, for each matrix: `f[B]`."""
         chex.assert_shape([examples.values, examples.seen], (None, *self.shape))
         theta = self.natural(params).reshape(self.shape)
-        observed = self._filled(examples, jnp.zeros(()))
+        observed = self._filled(examples, 0.0)
         loss = self._log_partition(theta)[None] - observed * theta[None]
         return jnp.sum(jnp.where(examples.seen > 0, loss, 0), axis=(1, 2))
 
@@ -208,7 +208,7 @@ class MissingValues:
         return fit + self.penalty(params)
 
     @staticmethod
-    def _filled(examples: Matrix, fill: Array) -> Array:
+    def _filled(examples: Matrix, fill: Array | float) -> Array:
         """Replace missing cells by `fill`: `f[B, J, L]`."""
         return jnp.where(examples.seen > 0, examples.values, fill)
 
@@ -267,7 +267,7 @@ class MissingValues:
         # A little damping keeps rows solvable whose curvature vanishes.
         least = jnp.finfo(factor.dtype).tiny
         damping = self.ridge + 1e-6 * jnp.trace(hessian, axis1=1, axis2=2) + least
-        hessian = hessian + damping[:, None, None] * jnp.eye(self.rank)[None]
+        hessian = hessian + damping[:, None, None] * jnp.eye(self.rank, dtype=factor.dtype)[None]
         direction = jnp.linalg.solve(hessian, gradient[..., None])[..., 0]
         change = product(direction, other.T)
 

@@ -188,10 +188,15 @@ def count_control_bits(hyper: Any, senders: np.ndarray, size: int) -> tuple[np.n
       senders: `i64[T]`, participants of each tick.
       size: Bits of a model.
     """
+    moves = anchor_moves(hyper, senders)
+    slopes = size * hyper.num_clients * moves * (hyper.control_variates.anchor == "global")
+    return slopes, slopes + size * (hyper.num_clients - senders) * moves
+
+
+def anchor_moves(hyper: Any, senders: np.ndarray) -> np.ndarray:
+    """Tell at which ticks the anchor moves: `bool[T]`. The arguments are those above."""
     if hyper.control_variates.anchor == "none":
-        return np.zeros_like(senders), np.zeros_like(senders)
+        return np.zeros(senders.shape, bool)
     period = np.arange(len(senders)) // int(hyper.control_variates.control_rounds)
     latest = np.maximum.accumulate(np.where(senders > 0, period, -1))
-    has_come = np.diff(latest, prepend=-1) > 0
-    slopes = size * hyper.num_clients * has_come * (hyper.control_variates.anchor == "global")
-    return slopes, slopes + size * (hyper.num_clients - senders) * has_come
+    return np.diff(latest, prepend=-1) > 0

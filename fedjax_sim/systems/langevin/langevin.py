@@ -91,6 +91,7 @@ from fedjax_sim.systems.langevin.control_variates import (
     Anchor,
     Controls,
     ControlVariates,
+    anchor_moves,
     count_control_bits,
 )
 from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
@@ -388,6 +389,24 @@ def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, L
     return senders * up + both_ways + slopes, senders * down + both_ways + slopes_and_anchors
 
 
+def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> Leaf | None:
+    """Count the bits that each client sends and receives at each tick, `i64[T, N]`.
+
+    None without control variates, as only participants send and receive then.
+    """
+    if hyper.control_variates.anchor == "none":
+        return None
+    model = jax.eval_shape(_first_model, problem)
+    takes_part = np.zeros((len(timeline.time), hyper.num_clients), bool)
+    ticks, slots = np.nonzero(timeline.clients != EMPTY)
+    takes_part[ticks, timeline.clients[ticks, slots]] = True
+    size, senders = full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
+    own = sum(message_bits(model, hyper)) + 2 * count_precondition_bits(hyper, takes_part, size)
+    slopes = 2 * size * (hyper.control_variates.anchor == "global")
+    moves = anchor_moves(hyper, senders)[:, None]
+    return takes_part * own + moves * (slopes + size * ~takes_part)
+
+
 @jax.jit
 def _first_model(problem: Problem) -> Params:
     return problem.init(jax.random.key(0))
@@ -423,7 +442,7 @@ system = System(
     schedule_weighted_rounds,
     algorithm,
     "federated averaging Langevin dynamics: averages of noisy local steps sample a posterior",
-    messages=Messages(message_bits, traffic, relies_on=RELIED_ON),
+    messages=Messages(message_bits, traffic, bits_by_client, relies_on=RELIED_ON),
     hints=Hints(rounds_within),
     fit=Fit(complete=complete),
     paper=paper,

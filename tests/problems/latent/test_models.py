@@ -15,7 +15,8 @@ from sklearn.mixture import GaussianMixture as Reference
 from fedjax_sim import ConfigError
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import latent
-from fedjax_sim.problems.latent.missing_values import LowRank, Matrix, truncated
+from fedjax_sim.problems.latent.gaussian_mixture import COVARIANCE_TYPES
+from fedjax_sim.problems.latent.missing_values import FAMILIES, LowRank, Matrix, truncated
 from fedjax_sim.problems.latent.noisy_mean import Seen
 from tests.reference import mixture
 
@@ -475,6 +476,40 @@ def test_the_noisy_mean_in_closed_form() -> None:
     assert float(gap) == pytest.approx(
         0.5 * 0.6 / 1.25 * np.sum((np.asarray(s) - best) ** 2), rel=1e-10
     )
+
+
+MODELS = [
+    *(latent.GaussianMixture(2, covariance_type=kind, prior=0.1) for kind in COVARIANCE_TYPES),
+    latent.GaussianMixture(2, COVARIANCE),
+    latent.BernoulliMixture(2),
+    latent.FactorAnalysis(1),
+    latent.NoisyMean(0.1),
+    *(latent.MissingValues((9, 6), 2, family=f, method="alternating", ridge=0.3) for f in FAMILIES),
+    latent.MissingValues((9, 6), 2),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_32_bits_stay_so_where_64_are_on(model: Any) -> None:
+    examples: Any = np.random.default_rng(0).random((4, 2))
+    if isinstance(model, latent.MissingValues):
+        examples = cells("gaussian")
+    elif isinstance(model, latent.NoisyMean):
+        examples = Seen(examples, examples[:, 0])
+    examples = jax.tree.map(np.float32, examples)
+    problem = latent.make_estimation(
+        model, examples, Partition(np.arange(4)[:, None], np.ones(4, int))
+    )
+
+    def all_of_it() -> Any:
+        statistics = problem.init(jax.random.key(0))
+        params = problem.maximise(statistics)
+        natural = problem.natural(params)
+        means = problem.client_statistics(natural)
+        return statistics, params, natural, means, problem.evaluate(statistics)
+
+    found = jax.tree.leaves(jax.eval_shape(all_of_it))
+    assert {str(leaf.dtype) for leaf in found} == {"float32"}
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64])
