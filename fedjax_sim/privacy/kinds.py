@@ -7,8 +7,8 @@ import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import (
-    Checked,
     ConfigError,
+    Kind,
     Named,
     choice,
     count,
@@ -16,23 +16,12 @@ from fedjax_sim.settings import (
     parse_kind,
     real,
     struct,
-    write_kind,
 )
 from fedjax_sim.types import Array
 
 
-class Privacy(Checked):
-    """The common base of the kinds.
-
-    Attributes:
-      name: Name on the command line.
-    """
-
-    name: str
-
-    def __str__(self) -> str:
-        """Write the kind as `parse_privacy` reads it."""
-        return write_kind(self)
+class Privacy(Kind):
+    """The common base of the kinds."""
 
 
 @struct

@@ -58,6 +58,7 @@ from fedjax_sim.privacy import (
     privatise,
     square_root_bands,
 )
+from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.aggregation import expand, keep_if_empty, weighted_sum
 from fedjax_sim.server.own_updates import Training, own_update
 from fedjax_sim.server.report_settings import (
@@ -66,7 +67,7 @@ from fedjax_sim.server.report_settings import (
     ScheduledReports,
     has_poisson_cohorts,
 )
-from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
+from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Keeper, Memo, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError

@@ -71,7 +71,7 @@ from fedjax_sim.settings.names import (
     with_default,
 )
 from fedjax_sim.settings.structs import Checked, OneOfSeveral, alternatives, alternatives_in, struct
-from fedjax_sim.settings.text import parse, parse_kind, write_kind
+from fedjax_sim.settings.text import Kind, parse, parse_kind
 
 __all__ = [
     "FORMER_NAMES",
@@ -81,6 +81,7 @@ __all__ = [
     "ConfigError",
     "DefaultCount",
     "DefaultTime",
+    "Kind",
     "Named",
     "OneOfSeveral",
     "UnknownAttributeError",
@@ -127,5 +128,4 @@ __all__ = [
     "weights",
     "whole",
     "with_default",
-    "write_kind",
 ]
