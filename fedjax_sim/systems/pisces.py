@@ -44,11 +44,12 @@ import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, seeing_losses
 from fedjax_sim.server import Reports, report_messages, stale_models
-from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
+from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
 from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.cohorts import client_weighting, mean_weights
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import (
     Clock,
@@ -96,12 +97,7 @@ class Hyper(Clients, LocalTraining, Reports):
         "work, divided by this.",
         above=0,
     )
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of a tick's reports: equal, or in proportion to "
-        "their numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of a tick's reports")
     choice: Choice = group(Choice(), "who is given work")
     server_lr: float = real(1.0, "Learning rate of the server.", above=0)
 
@@ -274,12 +270,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         never = Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
         acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
         is_there = jnp.arange(num_slots) < filled
-        is_equal = hyper.weighting == "equal"
-        own = jnp.ones_like(slots.client) if is_equal else counts[jnp.maximum(slots.client, 0)]
-        share = jnp.where(is_there, own, 0).astype(float)
-        received = Received(
-            acts, slots.client, slots.steps, slots.version, share / jnp.maximum(share.sum(), 1)
-        )
+        weight = mean_weights(hyper.weighting, counts, slots.client, is_there)
+        received = Received(acts, slots.client, slots.steps, slots.version, weight)
         flights = pace.flights.after_action(acts, carried.tick)
         return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
 

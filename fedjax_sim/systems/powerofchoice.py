@@ -125,9 +125,7 @@ def count_bits_of_clients(
     model = shapes_of_model(problem)
     is_chosen = timeline.clients != EMPTY
     num_chosen = is_chosen.sum(axis=1, dtype=np.int64)
-    delays, table = hyper.delays, hyper.delays.client_table
-    nothing_is_lost = is_known(delays.drop_rate, 0) and is_known(hyper.clock.deadline, 0)
-    nothing_is_lost &= table is None or table.drop_rate is None
+    nothing_is_lost = not hyper.delays.loses_updates and is_known(hyper.clock.deadline, 0)
     # Then fewer reports than are asked for are those of all candidates.
     is_short = nothing_is_lost & (num_chosen < hyper.num_chosen)
     num_others = np.where(is_short, 0, hyper.num_selected - num_chosen)

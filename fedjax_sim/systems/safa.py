@@ -54,9 +54,10 @@ from fedjax_sim.server import (
     stale_models,
 )
 from fedjax_sim.server.report_counts import downlink_of_slots
-from fedjax_sim.settings import choice, count, real, struct
+from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.cohorts import client_weighting
 from fedjax_sim.timelines.delays.devices import is_lost
 from fedjax_sim.timelines.live import (
     Clock,
@@ -103,12 +104,7 @@ class Hyper(Clients, LocalTraining, Reports):
         least=0,
         simpler_at=(0.0,),
     )
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of the cache: equal, or in proportion to their "
-        "numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of the cache")
 
     def check_together(self) -> None:
         """Check combinations of settings.

@@ -3,13 +3,14 @@
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.settings import choice
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import EMPTY, Array, Key
 
@@ -67,6 +68,33 @@ def draw_poisson_cohorts(
     clients = draw_cohorts(cohorts_key, num_clients, most, num_ticks)
     slots = jnp.arange(most)[None]
     return jnp.where(slots < jnp.maximum(size, 1), clients, EMPTY), slots < size
+
+
+def client_weighting(mean: str) -> Any:
+    """Make the setting of what clients weigh, a choice of "equal" and "examples".
+
+    Args:
+      mean: In what they weigh, in words.
+    """
+    about = f"Weights of the clients, in {mean}: equal, or in proportion to their numbers of "
+    return choice("equal", ("equal", "examples"), f"{about}examples.")
+
+
+def mean_weights(weighting: str, counts: Array, clients: Array, is_in: Array) -> Array:
+    """Weigh clients in a mean of those that are in, by their setting `client_weighting`.
+
+    Args:
+      weighting: The setting.
+      counts: Everyone's number of examples, `i32[N]`.
+      clients: Client numbers, `i32[S]`; `EMPTY` in empty slots.
+      is_in: `bool[S]`.
+
+    Returns:
+      `f[S]` of sum 1; 0 if nobody is in.
+    """
+    own = jnp.ones_like(clients) if weighting == "equal" else counts[jnp.maximum(clients, 0)]
+    share = jnp.where(is_in, own, 0).astype(float)
+    return share / jnp.maximum(share.sum(), 1)
 
 
 class Draws(NamedTuple):

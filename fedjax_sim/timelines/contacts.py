@@ -13,7 +13,13 @@ from fedjax_sim.settings import Checked, ConfigError, count, group, is_not, real
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
-from fedjax_sim.timelines.delays.devices import draw_devices, is_available, is_lost, time_available
+from fedjax_sim.timelines.delays.devices import (
+    bisect,
+    draw_devices,
+    is_available,
+    is_lost,
+    time_available,
+)
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
@@ -97,9 +103,7 @@ class Contacts(Clients):
             raise ConfigError(
                 "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
             )
-        period = np.asarray(self.clock.server_wait, float) + np.asarray(
-            self.clock.server_interact, float
-        )
+        period = np.asarray(self.period, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         if self.delays.time_of == "update":
@@ -240,21 +244,15 @@ def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> A
     rows = hyper.recorded.by_client(hyper.num_clients)
     first, finish = jnp.asarray(rows.first), jnp.asarray(rows.finish)
 
-    def rows_until(client: Array, time: Array, side_right: bool) -> Array:
-        """Find the end of the client's rows that finish before a time, or at it, by bisection."""
+    def rows_until(time: Array) -> Array:
+        """Find the end of the clients' rows that finish before a time, or at it."""
 
-        def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bounds
-            middle = (low + high) // 2
-            at = finish[jnp.minimum(middle, finish.size - 1)]
-            is_before = (at <= time) if side_right else (at < time)
-            go_right = is_before & (low < high)
-            return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
+        def is_before(row: Array) -> Array:
+            at = finish[jnp.minimum(row, finish.size - 1)]
+            return at < time if hyper.clock.strict_deadline else at <= time
 
-        return jax.lax.fori_loop(0, 32, halve, (first[client], first[client + 1]))[0]
+        return bisect(is_before, first[clients], first[clients + 1], trips=32)
 
     # A step that ended exactly at the previous contact was counted there, unless the deadline is
     # strict.
-    inclusive = not hyper.clock.strict_deadline
-    steps = rows_until(clients, end, inclusive) - rows_until(clients, start, inclusive)
-    return jnp.minimum(steps, hyper.local_steps).astype("int32")
+    return jnp.minimum(rows_until(end) - rows_until(start), hyper.local_steps).astype("int32")

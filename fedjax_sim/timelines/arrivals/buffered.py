@@ -170,12 +170,10 @@ class Arrivals(Clients):
             )
         if self.clock.restart == "new_version" and self.clock.ties == "random":
             raise ConfigError("clock.ties", "random", '"client" under restart = "new_version"')
-        drop_rate = self.delays.drop_rate
-        if self.delays.client_table is not None and self.delays.client_table.drop_rate is not None:
-            drop_rate = self.delays.client_table.drop_rate
-        if self.clock.restart == "fresh" and np.max(drop_rate) > 0:
+        most = float(np.max(self.delays.drop_rates))
+        if self.clock.restart == "fresh" and most > 0:
             allowed = '0 under restart = "fresh", which draws no second update in a tick'
-            raise ConfigError("delays.drop_rate", float(np.max(drop_rate)), allowed)
+            raise ConfigError("delays.drop_rate", most, allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""

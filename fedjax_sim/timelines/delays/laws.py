@@ -55,16 +55,6 @@ BLOCK = 2**14
 """Most updates whose running times are drawn at once."""
 
 
-def _is_trace(value: Any) -> bool:
-    """Tell whether a value is a trace or None."""
-    return value is None or isinstance(value, Trace)
-
-
-def _is_table(value: Any) -> bool:
-    """Tell whether a value is a table of clients or None."""
-    return value is None or isinstance(value, ClientTable)
-
-
 def _has_bandwidth(table: ClientTable | None) -> bool:
     """Tell whether a table of clients says how long messages take."""
     return table is not None and table.has_bandwidth
@@ -210,14 +200,14 @@ class ClientDelays(Checked):
     client_table: Any = static(
         None,
         "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.delays.client_table`",
-        _is_table,
+        lambda value: value is None or isinstance(value, ClientTable),
         read_client_table,
         meaning="Names, speeds, bandwidths, losses and windows of single clients.",
     )
     trace: Any = static(
         None,
         "a Trace, or the name of a CSV file with columns client, start, finish",
-        _is_trace,
+        lambda value: value is None or isinstance(value, Trace),
         read_trace,
         meaning="Recorded times of the clients' work, which replace speeds and delay law.",
     )
@@ -255,17 +245,9 @@ class ClientDelays(Checked):
             names += ["drop_rate"]
         if table is not None and table.windows is not None:
             names += ["on_time", "off_time", "cycle_spread"]
-        return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(
-            "slow_fraction",
-            "slow_clients",
-            *RATES,
-            "rate_spread",
-            "runtime_law",
-            *SPREADS,
-            "time_of",
-            *(() if table is not None and table.only_names else ("client_table",)),
-            *("drop_rate", "on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
-        )
+        kept = ("trace", "client_table") if table is not None and table.only_names else ("trace",)
+        replaced = (name for name in fields(type(self)) if name not in kept)
+        return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(*replaced)
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.
@@ -307,11 +289,32 @@ class ClientDelays(Checked):
     @property
     def largest_rate(self) -> Any:
         """Rate of the fastest client, without any spread of rates; not inside a trace."""
-        return (
-            np.maximum(self.rate_fast, self.rate_slow)
-            if not self.has_own_speeds
-            else self.client_table.rate.max()
-        )
+        if self.has_own_speeds:
+            return self.client_table.rate.max()
+        return np.maximum(self.rate_fast, self.rate_slow)
+
+    @property
+    def drop_rates(self) -> Any:
+        """Share of updates that is lost, of all clients or, by the table, `f64[N]` of each."""
+        table = self.client_table
+        return self.drop_rate if table is None or table.drop_rate is None else table.drop_rate
+
+    @property
+    def loses_updates(self) -> bool:
+        """Whether updates may be lost, as far as is known."""
+        return self.drop_rates is not self.drop_rate or not is_known(self.drop_rate, 0)
+
+    @property
+    def has_breaks(self) -> bool:
+        """Whether clients may be away, as far as is known."""
+        table = self.client_table
+        return not is_known(self.off_time, 0) or (table is not None and table.windows is not None)
+
+    @property
+    def connections(self) -> tuple[tuple[Any, np.ndarray | None], ...]:
+        """Bits of the messages to clients and from them, with the speeds, `f64[N]` each."""
+        table = self.client_table
+        return () if table is None else ((self.bits_down, table.down), (self.bits_up, table.up))
 
     def _check_speed(self, name: str, value: Any, *, is_rate: bool) -> None:
         """Check that the largest of some rates or spreads is allowed under the law."""
@@ -412,15 +415,10 @@ class Clients(Checked):
     @property
     def needs_message_bits(self) -> bool:
         """Whether messages take time, and it is not set how many bits they have."""
-        table = self.delays.client_table
-        unset = [
+        return any(
             speed is not None and not np.all(np.asarray(bits) > 0)
-            for bits, speed in (
-                (self.delays.bits_up, table and table.up),
-                (self.delays.bits_down, table and table.down),
-            )
-        ]
-        return any(unset)
+            for bits, speed in self.delays.connections
+        )
 
     def with_message_bits(self, up: int, down: int) -> Any:
         """Set the bits of messages that are not set.
@@ -433,13 +431,12 @@ class Clients(Checked):
           The settings.
         """
         this: Any = self
+        given = {"bits_up": (this.delays.bits_up, up), "bits_down": (this.delays.bits_down, down)}
         return this.replace(
-            bits_up=np.where(np.asarray(self.delays.bits_up) > 0, self.delays.bits_up, float(up))[
-                ()
-            ],
-            bits_down=np.where(
-                np.asarray(self.delays.bits_down) > 0, self.delays.bits_down, float(down)
-            )[()],
+            **{
+                name: np.where(np.asarray(own) > 0, own, float(bits))[()]
+                for name, (own, bits) in given.items()
+            }
         )
 
     @property
@@ -484,28 +481,23 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     Returns:
       Rates and spreads, `f64[N]` each.
     """
-    if clients.delays.has_own_speeds:
+    delays, num = clients.delays, clients.num_clients
+    if delays.has_own_speeds:
         return Speeds(
-            jnp.asarray(clients.delays.client_table.rate),
-            jnp.asarray(clients.delays.client_table.spread),
+            jnp.asarray(delays.client_table.rate), jnp.asarray(delays.client_table.spread)
         )
-    num = clients.num_clients
-    is_drawn = clients.delays.slow_clients == "random"
-    place = (
-        jax.random.permutation(stream(key, "speeds"), num) if is_drawn else jnp.arange(num)[::-1]
-    )
-    num_slow = jnp.ceil(jnp.asarray(clients.delays.slow_fraction, float) * num - 1e-6)
-    pairs = (
-        (clients.delays.rate_slow, clients.delays.rate_fast),
-        (clients.delays.spread_slow, clients.delays.spread_fast),
-    )
+    place = jnp.arange(num)[::-1]
+    if delays.slow_clients == "random":
+        place = jax.random.permutation(stream(key, "speeds"), num)
+    num_slow = jnp.ceil(jnp.asarray(delays.slow_fraction, float) * num - 1e-6)
+    pairs = (delays.rate_slow, delays.rate_fast), (delays.spread_slow, delays.spread_fast)
     speeds = Speeds(
         *(
             jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
             for slow, fast in pairs
         )
     )
-    spread = clients.delays.rate_spread
+    spread = delays.rate_spread
     if is_known(spread, 0):
         return speeds
     normal = jax.random.normal(stream(key, "rates"), (num,), speeds.rate.dtype)

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.delays.client_table import read_rows
+from fedjax_sim.types import Array
 
 
 @checked
@@ -162,6 +164,24 @@ class ClientRows(NamedTuple):
     first: np.ndarray
     start: np.ndarray
     finish: np.ndarray
+
+    def durations(self, client: Array, visit: Array) -> Array:
+        """Look up how long work took; after a client's last row comes its first one again.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          visit: How often the client worked before, `i32[...]`.
+
+        Returns:
+          Virtual times, `f[...]`.
+        """
+        first = jnp.asarray(self.first)
+        row = first[client] + visit % (first[client + 1] - first[client])
+        return jnp.asarray(self.finish - self.start, float)[row]
+
+    def mean_durations(self) -> np.ndarray:
+        """Compute how long each client's work took on average, `f64[N]`."""
+        return np.add.reduceat(self.finish - self.start, self.first[:-1]) / np.diff(self.first)
 
 
 @checked

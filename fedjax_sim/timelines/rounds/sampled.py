@@ -32,6 +32,7 @@ from fedjax_sim.settings import (
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import (
     Draws,
+    client_weighting,
     draw_by_share,
     draw_cohorts,
     draw_poisson_cohorts,
@@ -68,12 +69,7 @@ class Cohort(Checked):
         hyper = fedavg.Hyper(num_selected=5, cohort=by_size)
     """
 
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of the reports that are used: equal, or in proportion "
-        "to their numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of the reports that are used")
     selection: str = choice(
         "uniform",
         ("uniform", "by_examples", "poisson"),
