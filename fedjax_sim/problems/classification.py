@@ -6,6 +6,7 @@ Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -140,21 +141,9 @@ class Classification(Supervised):
 
 @checked
 def make_classification(
-    model: Model,
-    dataset: Dataset,
-    partition: Partition,
-    *,
-    mean: Finite | Sequence[Finite] = 0.0,
-    std: Above0 | Sequence[Above0] = 1.0,
-    augmentation: Augmentation | None = None,
-    per_class: bool = False,
-    per_client: bool = False,
-    test_partition: Partition | None = None,
-    start: Params | None = None,
-    frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: AtLeast0 | None = None,
+    model: Model, dataset: Dataset, partition: Partition, **options: Any
 ) -> Classification:
-    """Build a classification problem.
+    """Build a classification problem; `make_classifications` builds several.
 
         clients = iid(data.train_labels, num_clients=8, seed=0)
         problem = make_classification(MLP((16,), 10), data, clients)
@@ -163,15 +152,7 @@ def make_classification(
       model: A network whose logits are `[B, K]` for images `[B, H, W, C]`.
       dataset: Training and test set, as `fedjax_sim.datasets.load` returns them.
       partition: Who holds which training example, from a function of `fedjax_sim.partition`.
-      mean: As in `make_classifications`; so are all that follow.
-      std: As there.
-      augmentation: As there.
-      per_class: As there.
-      per_client: As there.
-      test_partition: As there.
-      start: As there.
-      frozen: As there.
-      prior_precision: As there.
+      options: Further arguments of `make_classifications`, by name.
 
     Returns:
       The problem.
@@ -179,21 +160,7 @@ def make_classification(
     Raises:
       ConfigError: If an option, the data or the partition is not allowed.
     """
-    problems = make_classifications(
-        model,
-        dataset,
-        [partition],
-        mean=mean,
-        std=std,
-        augmentation=augmentation,
-        per_class=per_class,
-        per_client=per_client,
-        test_partition=test_partition,
-        start=start,
-        frozen=frozen,
-        prior_precision=prior_precision,
-    )
-    return problems[0]
+    return make_classifications(model, dataset, [partition], **options)[0]
 
 
 @checked

@@ -48,11 +48,11 @@ from fedjax_sim.server import (
     Memo,
     Reports,
     Wire,
-    expand,
     keep_if_empty,
     report_messages,
     stale_models,
 )
+from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_counts import downlink_of_slots
 from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
@@ -249,11 +249,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         is_picked, believed = event.weight > 0, wire.combination.believed(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
-        cache = jax.tree.map(
-            lambda kept, w: jnp.where(expand(syncs, kept) > 0, w[None], kept),
-            state.cache,
-            state.server,
-        )
+        newest = jax.tree.map(lambda w: w[None], state.server)
+        cache = where_slots(syncs > 0, newest, state.cache)
         cache = write_clients(cache, jnp.where(is_picked, believed, EMPTY), reports)
         server = weighted_sum(share, cache)
         cache = write_clients(cache, jnp.where(is_picked, EMPTY, believed), reports)
