@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from fedjax_sim.checking import AtLeast0, Count, Fraction, Limit, checked
 from fedjax_sim.privacy.accounting import check_package, once_each
-from fedjax_sim.privacy.participation import reports_of
+from fedjax_sim.privacy.participation import largest_sums, reports_of
 from fedjax_sim.types import Timeline
 
 
@@ -90,12 +90,8 @@ def sensitivities(
     names, where = np.unique((rows * num_clients + of[:, None])[inside], return_inverse=True)
     squares = np.bincount(where.ravel(), entries[inside], len(names)) ** 2
     ends = np.concatenate([[0], np.cumsum(is_tick)])[np.asarray(ticks, np.int64)]
-    sums, seen, found = np.zeros(num_clients), 0, np.zeros(len(ends))
-    for evaluation in np.argsort(ends, kind="stable"):
-        until = int(np.searchsorted(names, ends[evaluation] * num_clients))
-        np.add.at(sums, names[seen:until] % num_clients, squares[seen:until])
-        seen, found[evaluation] = until, np.sqrt(sums.max())
-    return found
+    row, client = np.divmod(names, num_clients)
+    return np.sqrt(largest_sums(row, client, squares, ends, num_clients))
 
 
 @checked

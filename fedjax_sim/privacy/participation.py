@@ -98,13 +98,30 @@ def most_participations(
       `i64[V]`: the largest number of participations of one client in the first `ticks` ticks.
     """
     when, _, clients = reports_of(timeline, num_clients)
-    counts = np.zeros(num_clients, np.int64)
-    ends = np.asarray(ticks, np.int64)
-    found, seen = np.zeros(len(ends), np.int64), 0
+    return largest_sums(when, clients, np.ones(len(when), np.int64), np.asarray(ticks), num_clients)
+
+
+def largest_sums(
+    when: np.ndarray, clients: np.ndarray, amounts: np.ndarray, ends: np.ndarray, num_clients: int
+) -> np.ndarray:
+    """Find the largest sum of a client's amounts before given ends.
+
+    Args:
+      when: Their places in time, ascending, `i64[R]`.
+      clients: Whose they are, `i64[R]`.
+      amounts: `[R]`, at least 0.
+      ends: Places that are too late, `i64[V]`.
+      num_clients: Number of clients, N.
+
+    Returns:
+      Sums, `[V]`.
+    """
+    sums, seen = np.zeros(num_clients, amounts.dtype), 0
+    found = np.zeros(len(ends), amounts.dtype)
     for place in np.argsort(ends, kind="stable"):
         until = int(np.searchsorted(when, ends[place]))
-        np.add.at(counts, clients[seen:until], 1)
-        seen, found[place] = until, counts.max()
+        np.add.at(sums, clients[seen:until], amounts[seen:until])
+        seen, found[place] = until, sums.max()
     return found
 
 

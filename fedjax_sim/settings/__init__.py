@@ -20,7 +20,7 @@ of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
 - `text`: reads and writes values as the command line has them.
 """
 
-from fedjax_sim.settings.checks import check, check_all, check_known
+from fedjax_sim.settings.checks import check, check_all, check_known, check_left
 from fedjax_sim.settings.declared import (
     choice,
     clients_named,
@@ -92,6 +92,7 @@ __all__ = [
     "check_all",
     "check_file",
     "check_known",
+    "check_left",
     "choice",
     "clients_named",
     "count",

@@ -37,7 +37,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
+from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.settings import ConfigError, count, real, struct
 from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedbuff
@@ -259,7 +259,6 @@ system = with_clock(
     algorithm=algorithm,
     summary="tiers of equally fast clients: rounds within each, asynchronous between them",
     can_repeat=False,
-    messages=report_messages(),
     hints=Hints(ticks_within),
 )
 paper = system.paper

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
-from fedjax_sim.server import Reports, RoundState, report_messages
+from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
@@ -238,6 +238,5 @@ system = with_clock(
     paper=preset(Hyper, FAVANO),
     algorithm=algorithm,
     summary="as many clients as are expected before a deadline that follows what was observed",
-    messages=report_messages(),
 )
 paper = system.paper

@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, seeing_losses
-from fedjax_sim.server import Reports, report_messages, stale_models
+from fedjax_sim.server import Reports, stale_models
 from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedbuff
@@ -84,6 +84,7 @@ class Choice(Checked):
 class Hyper(Clients, LocalTraining, Reports):
     """Settings of Pisces: clients, pace, choice, local training, messages, the server's step."""
 
+    tells_losses = True
     concurrency: int = count(10, "Clients at work at one time, C.")
     most_reports: int = count(
         0,
@@ -105,8 +106,8 @@ class Hyper(Clients, LocalTraining, Reports):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If more clients are at work, or report in a tick, than there are, if a trace
-            lacks rows of some client, or if clients add noise of their own.
+          ConfigError: If more clients are at work, or report in a tick, than there are, or if a
+            trace lacks rows of some client.
         """
         super().check_together()
         check_clients(self, are_distinct=False)
@@ -114,9 +115,6 @@ class Hyper(Clients, LocalTraining, Reports):
             if getattr(self, name) > self.num_clients:
                 allowed = f"at most num_clients = {self.num_clients}"
                 raise ConfigError(name, getattr(self, name), allowed)
-        if self.has_own_noise:
-            allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
     @property
     def num_slots(self) -> int:
@@ -322,7 +320,6 @@ system = with_clock(
     paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
-    messages=report_messages(),
     hints=Hints(ticks_within),
 )
 paper = system.paper

@@ -51,6 +51,7 @@ from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_preci
 class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
+    tells_losses = True
     num_chosen: int = count(3, "Candidates with the largest losses, which train, m.")
     candidates: str = choice(
         "uniform",
@@ -73,9 +74,6 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
             raise ConfigError("num_chosen", self.num_chosen, allowed)
         if self.clock.num_asked:
             raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
-        if self.has_own_noise:
-            allowed = "without noise here, because candidates tell the server their losses as well"
-            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
 
 def clock(problem: Any, hyper: Hyper) -> Clock:

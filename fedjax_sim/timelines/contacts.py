@@ -9,7 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, ConfigError, count, group, is_not, real, struct, switch
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    check_left,
+    count,
+    group,
+    is_not,
+    real,
+    struct,
+    switch,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
@@ -109,13 +119,10 @@ class Contacts(Clients):
         if self.delays.time_of == "update":
             allowed = '"step", as contacts interrupt clients between steps'
             raise ConfigError("delays.time_of", "update", allowed)
-        for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
-            if self.delays.runtime_law == "count_geom" and getattr(self.clock, name):
-                raise ConfigError(
-                    f"clock.{name}",
-                    True,
-                    "false under runtime_law = count_geom, whose counts do not depend on time",
-                )
+        if self.delays.runtime_law == "count_geom":
+            switches = "carry_residual", "busy_during_interaction", "strict_deadline"
+            why = "under runtime_law = count_geom, whose counts do not depend on time"
+            check_left(self, {f"clock.{name}": False for name in switches}, why)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""

@@ -36,10 +36,6 @@ def _is_attack(attack: Any) -> bool:
     return not isinstance(attack, Honest)
 
 
-def _is_empty(clients: Any) -> bool:
-    return not clients
-
-
 @struct
 class Adversary(Checked):
     """Settings of an attack on the messages that clients send to the server.
@@ -68,7 +64,7 @@ class Adversary(Checked):
         least=0,
         most=1,
         simpler_at=(0.0,),
-        only_with={"attack": _is_attack, "attackers": _is_empty},
+        only_with={"attack": _is_attack, "attackers": lambda clients: not clients},
     )
     attackers: tuple[int, ...] = clients_named(
         "Numbers of the clients that are malicious, instead of a share of them.",
