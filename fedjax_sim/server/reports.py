@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.checking import checked
@@ -552,8 +553,8 @@ class Wire:
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
-            return _as(state.server, noisy), memo._replace(bound=moved)
-        return _as(state.server, keep_if_empty(event, noisy, exact)), memo
+            return optax.tree.cast_like(noisy, state.server), memo._replace(bound=moved)
+        return optax.tree.cast_like(keep_if_empty(event, noisy, exact), state.server), memo
 
     def noisy_sum(self, key: Key, event: Event, updates: Params, memo: Memo) -> tuple[Params, Memo]:
         """Sum clipped updates with the tick's weights, with noise that the schedule accounts for.
@@ -584,7 +585,7 @@ class Wire:
             )
         noisy = jax.tree.map(jnp.add, exact, noise)
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
-        return _as(updates, noisy), memo._replace(noises=noises)
+        return optax.tree.cast_like(noisy, updates), memo._replace(noises=noises)
 
     def _clipped(self, event: Event, updates: Params, bound: Any) -> tuple[Params, Array]:
         """Clip updates of the schedule's clients in at least 32 bits, as `clip_updates` does.
@@ -687,8 +688,3 @@ class Wire:
         """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
-
-
-def _as(models: Params, wide: Params) -> Params:
-    """Return sums in the types of models, whatever the models' leading axes."""
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, models)
