@@ -22,7 +22,6 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import (
     bisect,
     draw_devices,
@@ -30,6 +29,7 @@ from fedjax_sim.timelines.delays.devices import (
     is_lost,
     time_available,
 )
+from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 

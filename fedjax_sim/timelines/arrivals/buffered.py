@@ -39,8 +39,8 @@ from fedjax_sim.timelines.arrivals.queue import (
 )
 from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
+from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = (

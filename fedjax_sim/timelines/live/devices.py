@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.delays import Speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
-from fedjax_sim.timelines.delays.laws import update_time
+from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes, update_time
 from fedjax_sim.types import Array, Instant, Key
 
 

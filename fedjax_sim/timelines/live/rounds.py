@@ -19,8 +19,8 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, count, group, is_known, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.timelines.cohorts import client_weighting
-from fedjax_sim.timelines.delays import Clients, Speeds
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.delays.laws import Clients, Speeds
 from fedjax_sim.timelines.live.devices import (
     Drawn,
     are_available,

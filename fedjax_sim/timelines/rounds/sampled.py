@@ -38,7 +38,7 @@ from fedjax_sim.timelines.cohorts import (
     draw_poisson_cohorts,
     draw_with_replacement,
 )
-from fedjax_sim.timelines.delays import Clients
+from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import (
     CohortClock,

@@ -18,9 +18,13 @@ from fedjax_sim.checking import Above0, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays import Speeds, draw_client_speeds
 from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.delays.laws import draw_standard, scaled_runtimes
+from fedjax_sim.timelines.delays.laws import (
+    Speeds,
+    draw_client_speeds,
+    draw_standard,
+    scaled_runtimes,
+)
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 

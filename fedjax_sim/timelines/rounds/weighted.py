@@ -13,8 +13,8 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, struct, weights, whole
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
-from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import loss_shares
+from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.rounds.synchronous import CohortClock, assemble_rounds, check_clients
 from fedjax_sim.types import Array, Key, Timeline
 
