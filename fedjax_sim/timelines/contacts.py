@@ -110,9 +110,8 @@ class Contacts(Clients):
         """
         super().check_together()
         if self.num_selected > self.num_clients:
-            raise ConfigError(
-                "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
-            )
+            allowed = f"at most num_clients = {self.num_clients}"
+            raise ConfigError("num_selected", self.num_selected, allowed)
         period = np.asarray(self.period, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")

@@ -139,40 +139,25 @@ class Arrivals(Clients):
             `restart`.
         """
         super().check_together()
-        if (
-            self.clock.restart not in FREE
-            and self.delays.trace is None
-            and self.buffer_size > self.num_clients
-        ):
-            raise ConfigError(
-                "buffer_size",
-                self.buffer_size,
-                f"at most num_clients = {self.num_clients}, or it can never fill",
-            )
-        if self.delays.trace is not None and self.buffer_size > self.delays.trace.client.size:
-            raise ConfigError(
-                "buffer_size",
-                self.buffer_size,
-                f"at most the {self.delays.trace.client.size} rows of the trace",
-            )
-        if self.clock.restart == "own_finish" and not self.clock.send_old_model:
-            raise ConfigError(
-                "clock.send_old_model",
-                False,
-                'true under restart = "own_finish", '
-                "where clients continue before the tick's model is made",
-            )
-        if self.clock.restart in IMMEDIATE and self.clock.send_old_model:
-            raise ConfigError(
-                "clock.send_old_model",
-                True,
-                f'false under restart = "{self.clock.restart}", which takes the newest model',
-            )
-        if self.clock.restart == "new_version" and self.clock.ties == "random":
-            raise ConfigError("clock.ties", "random", '"client" under restart = "new_version"')
+        trace, restart = self.delays.trace, self.clock.restart
+        if trace is not None and self.buffer_size > trace.client.size:
+            allowed = f"at most the {trace.client.size} rows of the trace"
+            raise ConfigError("buffer_size", self.buffer_size, allowed)
+        if trace is None and restart not in FREE and self.buffer_size > self.num_clients:
+            allowed = f"at most num_clients = {self.num_clients}, or it can never fill"
+            raise ConfigError("buffer_size", self.buffer_size, allowed)
+        under = f'under restart = "{restart}"'
+        if restart == "own_finish" and not self.clock.send_old_model:
+            allowed = f"true {under}, where clients continue before the tick's model is made"
+            raise ConfigError("clock.send_old_model", False, allowed)
+        if restart in IMMEDIATE and self.clock.send_old_model:
+            allowed = f"false {under}, which takes the newest model"
+            raise ConfigError("clock.send_old_model", True, allowed)
+        if restart == "new_version" and self.clock.ties == "random":
+            raise ConfigError("clock.ties", "random", f'"client" {under}')
         most = float(np.max(self.delays.drop_rates))
-        if self.clock.restart == "fresh" and most > 0:
-            allowed = '0 under restart = "fresh", which draws no second update in a tick'
+        if restart == "fresh" and most > 0:
+            allowed = f"0 {under}, which draws no second update in a tick"
             raise ConfigError("delays.drop_rate", most, allowed)
 
     def decided(self) -> dict[str, str]:

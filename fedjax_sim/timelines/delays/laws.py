@@ -360,11 +360,8 @@ class Clients(Checked):
         super().check_together()
         table = self.delays.client_table
         if table is not None and table.size != self.num_clients:
-            raise ConfigError(
-                "delays.client_table",
-                f"of {table.size} rows",
-                f"of num_clients = {self.num_clients} rows",
-            )
+            allowed = f"of num_clients = {self.num_clients} rows"
+            raise ConfigError("delays.client_table", f"of {table.size} rows", allowed)
         if self.delays.trace is not None:
             self.recorded  # noqa: B018 - checks the clients
         if not self.source_of_times:

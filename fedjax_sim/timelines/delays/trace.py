@@ -76,21 +76,14 @@ class Trace:
         columns = [np.asarray(client), np.asarray(start, float), np.asarray(finish, float)]
         shapes = [column.shape for column in columns]
         if len(set(shapes)) > 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
-            raise ConfigError(
-                "trace",
-                shapes,
-                "three columns (client, start, finish) of the same length, at least 1",
-            )
+            allowed = "three columns (client, start, finish) of the same length, at least 1"
+            raise ConfigError("trace", shapes, allowed)
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
-            raise ConfigError(
-                "trace",
-                "a row with finish before start, or start below 0",
-                "rows with 0 <= start <= finish",
-            )
+            found = "a row with finish before start, or start below 0"
+            raise ConfigError("trace", found, "rows with 0 <= start <= finish")
         if not np.all((columns[0] == np.round(columns[0])) & (np.abs(columns[0]) < 2**31)):
-            raise ConfigError(
-                "trace", "a client that is not a whole number", "whole client numbers from 0"
-            )
+            found = "a client that is not a whole number"
+            raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
         self.text = text[order] if self.texts else text
         self.client, self.start, self.finish = (
