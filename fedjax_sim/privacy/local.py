@@ -37,20 +37,16 @@ from jax.flatten_util import ravel_pytree
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.privacy.accounting import check_package, once_each
 from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite, gaussian_like
-from fedjax_sim.settings import Kind, Named, fixed, parse_kind, real, struct
+from fedjax_sim.privacy.kinds import OfNoise
+from fedjax_sim.settings import Named, fixed, parse_kind, real, struct
 from fedjax_sim.types import Key, Params
 
 FINEST = 1e-4
 """Grid of privacy losses: dp-accounting's default, or this share of the loss of one message."""
 
 
-class LocalPrivacy(Kind):
+class LocalPrivacy(OfNoise):
     """The common base of the kinds."""
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether clients add noise, so that there is an epsilon. Not for traced settings."""
-        return False
 
 
 @struct
@@ -71,11 +67,6 @@ class OwnNoise(LocalPrivacy):
         "for Gaussian noise, the scale for Laplace noise. 0 only clips.",
         least=0,
     )
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether clients add noise, so that there is an epsilon. Not for traced settings."""
-        return bool(np.any(np.asarray(self.noise) > 0))
 
     def check_package(self) -> None:
         """Check that the package that computes epsilon is there.

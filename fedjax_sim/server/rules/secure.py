@@ -47,7 +47,7 @@ class SecureSum(Rule):
         """Return the sum of the coded messages, decoded."""
         width = jnp.asarray(self.width).astype("int32")
         keys = optax.tree.split_key_like(key, messages)
-        return jax.tree.map(lambda *pair: self._sum(*pair, weight, width), keys, messages)
+        return jax.tree.map(lambda own, x: self._sum(own, x, weight, width), keys, messages)
 
     def _sum(self, key: Key, leaf: Array, weight: Array, width: Array) -> Array:
         """Sum a leaf `[S, ...]` with weights: `[...]`."""

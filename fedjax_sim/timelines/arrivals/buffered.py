@@ -331,8 +331,8 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     is_late = at_own if hyper.clock.restart == "before_aggregation" else 0
     version = (before - is_late) // size
     holds = (jnp.arange(num) + (hyper.clock.restart == "free")) // size
-    of_slots = (leaf.reshape(shape) for leaf in (client, version, holds))
-    return _timeline(time.reshape(shape)[:, -1], *of_slots, hyper)
+    client, version, holds = (leaf.reshape(shape) for leaf in (client, version, holds))
+    return _timeline(time.reshape(shape)[:, -1], client, version, holds, hyper)
 
 
 def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:

@@ -303,25 +303,14 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
         before = length - (end - begin)
         worked = before - np.repeat(before[first[:-1]], np.diff(first))
         total = worked[first[1:] - 1] + (end - begin)[first[1:] - 1]
-        return Windows(
-            jnp.asarray(first[:-1]),
-            jnp.asarray(first[1:]),
-            jnp.asarray(begin),
-            jnp.asarray(end),
-            jnp.asarray(worked),
-            jnp.asarray(period),
-            jnp.asarray(total),
-            jnp.zeros(num),
-            int(np.diff(first).max()),
-        )
+        found = first[:-1], first[1:], begin, end, worked, period, total, np.zeros(num)
+        return Windows._make([*map(jnp.asarray, found), int(np.diff(first).max())])
     if is_known(hyper.delays.off_time, 0):
         return None
     on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)
-    phase_key = stream(key, "phases")
     everyone = jnp.arange(num, dtype="int32")
-    phase = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=float))(
-        everyone
-    )
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, "phases"), everyone)
+    phase = jax.vmap(lambda own: jax.random.uniform(own, dtype=float))(keys)
     none, all_on, cycle = jnp.zeros(num), jnp.full(num, on), jnp.full(num, on + off)
     phase = phase * hyper.delays.cycle_spread * (on + off)
     return Windows(everyone, everyone + 1, none, all_on, none, cycle, all_on, phase, 1)
