@@ -131,18 +131,12 @@ def draw_with_replacement(key: Key, share: Array, num_draws: int, num_ticks: int
     place = jax.vmap(
         lambda t: jax.random.uniform(jax.random.fold_in(key, t), (num_draws,), ends.dtype)
     )(jnp.arange(num_ticks))
-    drawn = jnp.sort(
-        jnp.minimum(jnp.searchsorted(ends, place * ends[-1], side="right"), share.shape[0] - 1),
-        axis=1,
-    )
-    is_first = jnp.concatenate(
-        [jnp.ones((num_ticks, 1), bool), drawn[:, 1:] != drawn[:, :-1]], axis=1
-    )
+    drawn = jnp.searchsorted(ends, place * ends[-1], side="right")
+    drawn = jnp.sort(jnp.minimum(drawn, share.shape[0] - 1), axis=1)
+    is_first = jnp.diff(drawn, axis=1, prepend=-1) != 0
     times = (drawn[:, :, None] == drawn[:, None, :]).sum(axis=-1)
-    return Draws(
-        jnp.where(is_first, drawn, EMPTY).astype("int32"),
-        jnp.where(is_first, times, 0).astype("int32"),
-    )
+    clients, times = jnp.where(is_first, drawn, EMPTY), jnp.where(is_first, times, 0)
+    return Draws(clients.astype("int32"), times.astype("int32"))
 
 
 def draw_by_share(key: Key, share: Array, num_selected: int, num_ticks: int) -> Array:
@@ -195,8 +189,9 @@ def previous_visits(clients: Array) -> tuple[Array, Array]:
     tick = order // clients.shape[1]
     previous = jnp.where(is_first, -1, jnp.roll(tick, 1))
     visit = place - jax.lax.cummax(jnp.where(is_first, place, 0))
-    back = jnp.zeros_like(flat).at[order]
-    shape = clients.shape
-    return back.set(previous.astype(flat.dtype)).reshape(shape), back.set(
-        visit.astype(flat.dtype)
-    ).reshape(shape)
+
+    def back(found: Array) -> Array:
+        in_place = jnp.zeros_like(flat).at[order].set(found.astype(flat.dtype))
+        return in_place.reshape(clients.shape)
+
+    return back(previous), back(visit)

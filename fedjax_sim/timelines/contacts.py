@@ -195,18 +195,13 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
 def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps, at most K, that the delay law gives in each window: `i32[T, S]`."""
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
-    key = stream(key, "runtimes")
-    num = 1 if hyper.delays.runtime_law == "count_geom" else hyper.local_steps
-    draw = jax.vmap(
-        lambda t, speeds: draw_runtimes(
-            jax.random.fold_in(key, t), speeds, num, hyper.delays.runtime_law
-        )
-    )
-    times = draw(jnp.arange(clients.shape[0]), speeds)
-    if hyper.delays.runtime_law == "count_geom":
-        return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype(
-            "int32"
-        )
+    law, ticks = hyper.delays.runtime_law, jnp.arange(clients.shape[0])
+    num = 1 if law == "count_geom" else hyper.local_steps
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, "runtimes"), ticks)
+    times = jax.vmap(lambda own, speeds: draw_runtimes(own, speeds, num, law))(keys, speeds)
+    if law == "count_geom":
+        steps = jnp.minimum(times[..., 0], hyper.local_steps)
+        return jnp.where(window > 0, steps, 0).astype("int32")
     if hyper.clock.carry_residual:
         return _carried_steps(clients, times, window, hyper)
     return _completed(times, window, hyper)
@@ -214,14 +209,10 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
 
 def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps with running times `f64[..., K]` that end within the window `f64[...]`."""
-    finish = jnp.cumsum(times, axis=-1)
+    finish, end = jnp.cumsum(times, axis=-1), window[..., None]
     # A sum of K equal times may miss the window's end by its last bits.
-    slack = 1e-12 * window[..., None]
-    done = (
-        finish < window[..., None] - slack
-        if hyper.clock.strict_deadline
-        else finish <= window[..., None] + slack
-    )
+    slack = 1e-12 * end
+    done = finish < end - slack if hyper.clock.strict_deadline else finish <= end + slack
     return done.sum(axis=-1).astype("int32")
 
 
@@ -230,19 +221,16 @@ def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts)
 
     def visit(unfinished: Array, tick: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         clients, times, window = tick
-        times = times.at[:, 0].set(
-            jnp.where(unfinished[clients] > 0, unfinished[clients], times[:, 0])
-        )
+        left = unfinished[clients]
+        times = times.at[:, 0].set(jnp.where(left > 0, left, times[:, 0]))
         steps = _completed(times, window, hyper)
-        next_time = jnp.take_along_axis(jnp.pad(times, ((0, 0), (0, 1))), steps[:, None], axis=1)[
-            :, 0
-        ]
+        padded = jnp.pad(times, ((0, 0), (0, 1)))
+        next_time = jnp.take_along_axis(padded, steps[:, None], axis=1)[:, 0]
         place = jnp.where(clients == EMPTY, hyper.num_clients, clients)
         return unfinished.at[place].set(next_time, mode="drop"), steps
 
-    return jax.lax.scan(visit, jnp.zeros(hyper.num_clients, times.dtype), (clients, times, window))[
-        1
-    ]
+    nothing = jnp.zeros(hyper.num_clients, times.dtype)
+    return jax.lax.scan(visit, nothing, (clients, times, window))[1]
 
 
 def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> Array:

@@ -220,20 +220,15 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     Returns:
       The approximate number of ticks.
     """
-    if hyper.delays.trace is not None:
-        return hyper.delays.trace.client.size / hyper.buffer_size
-    working = (
-        hyper.delays.on_time
-        / (hyper.delays.on_time + hyper.delays.off_time)
-        * (1 - hyper.delays.drop_rate)
-    )
-    rate = hyper.num_clients * hyper.delays.mean_rate
-    if hyper.clock.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
-        rate = hyper.num_at_work / hyper.delays.mean_time
+    delays, clock = hyper.delays, hyper.clock
+    if delays.trace is not None:
+        return delays.trace.client.size / hyper.buffer_size
+    working = delays.on_time / (delays.on_time + delays.off_time) * (1 - delays.drop_rate)
+    rate = hyper.num_clients * delays.mean_rate
+    if clock.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
+        rate = hyper.num_at_work / delays.mean_time
     fill = hyper.buffer_size * hyper.times_per_update / (rate * working)
-    return time / (
-        fill if hyper.clock.restart in IMMEDIATE else np.maximum(hyper.clock.server_interact, fill)
-    )
+    return time / (fill if clock.restart in IMMEDIATE else np.maximum(clock.server_interact, fill))
 
 
 class _Lots(NamedTuple):
