@@ -219,17 +219,24 @@ class ClientDelays(Checked):
           ConfigError: If a speed is not allowed under the law.
         """
         super().check_together()
-        table = self.client_table
-        for names, of_table in ((RATES, "rate"), (SPREADS, "spread")):
-            for name in (f"client_table {of_table}",) if self.has_own_speeds else names:
-                self._check_speed(
-                    name,
-                    getattr(table, of_table) if self.has_own_speeds else getattr(self, name),
-                    is_rate=of_table == "rate",
-                )
-        is_probability = self.runtime_law in ("runtime_geom", "count_geom")
-        if is_probability and not self.has_own_speeds and np.any(np.asarray(self.rate_spread) > 0):
-            allowed = f"0 under {self.runtime_law}, whose rates are probabilities"
+        law, own = self.runtime_law, self.has_own_speeds
+        rates, spreads = ({name: getattr(self, name) for name in each} for each in (RATES, SPREADS))
+        if own:
+            rates = {"client_table rate": self.client_table.rate}
+            spreads = {"client_table spread": self.client_table.spread}
+        is_probability, is_pareto = law in ("runtime_geom", "count_geom"), law == "runtime_pareto"
+        for name, value in rates.items():
+            if is_probability and (most := float(np.max(value))) > 1:
+                raise ConfigError(name, most, f"at most 1, a probability, under {law}")
+        for name, value in spreads.items():
+            most = float(np.max(value))
+            if own and most > 0 and law not in SPREAD_LAWS:
+                raise ConfigError(name, most, f"0 under {law}, which has no spread")
+            if law in BOUNDED_SPREADS and (most > 1 or (is_pareto and most == 1)):
+                words = "below" if is_pareto else "at most"
+                raise ConfigError(name, most, f"{words} 1 under {law}")
+        if is_probability and not own and np.any(np.asarray(self.rate_spread) > 0):
+            allowed = f"0 under {law}, whose rates are probabilities"
             raise ConfigError("rate_spread", self.rate_spread, allowed)
 
     def decided(self) -> dict[str, str]:
@@ -315,21 +322,6 @@ class ClientDelays(Checked):
         """Bits of the messages to clients and from them, with the speeds, `f64[N]` each."""
         table = self.client_table
         return () if table is None else ((self.bits_down, table.down), (self.bits_up, table.up))
-
-    def _check_speed(self, name: str, value: Any, *, is_rate: bool) -> None:
-        """Check that the largest of some rates or spreads is allowed under the law."""
-        worst = float(np.max(value))
-        if is_rate and self.runtime_law in ("runtime_geom", "count_geom") and worst > 1:
-            raise ConfigError(name, worst, f"at most 1, a probability, under {self.runtime_law}")
-        of_table = self.has_own_speeds and not is_rate
-        if of_table and worst > 0 and self.runtime_law not in SPREAD_LAWS:
-            raise ConfigError(name, worst, f"0 under {self.runtime_law}, which has no spread")
-        if not is_rate and self.runtime_law in BOUNDED_SPREADS:
-            is_pareto = self.runtime_law == "runtime_pareto"
-            if worst > 1 or (is_pareto and worst == 1):
-                raise ConfigError(
-                    name, worst, f"{'below' if is_pareto else 'at most'} 1 under {self.runtime_law}"
-                )
 
 
 @struct
