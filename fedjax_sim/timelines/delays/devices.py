@@ -114,7 +114,7 @@ def transfer_times(hyper: Clients) -> Array | None:
     total = jnp.zeros(table.size)
     for bits, speed in hyper.delays.connections:
         if speed is not None:
-            total += jnp.asarray(bits, float) / jnp.asarray(speed)
+            total += jnp.asarray(bits, float) / jnp.asarray(speed, float)
     return total
 
 
@@ -303,8 +303,11 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
         before = length - (end - begin)
         worked = before - np.repeat(before[first[:-1]], np.diff(first))
         total = worked[first[1:] - 1] + (end - begin)[first[1:] - 1]
-        found = first[:-1], first[1:], begin, end, worked, period, total, np.zeros(num)
-        return Windows._make([*map(jnp.asarray, found), int(np.diff(first).max())])
+        # Of the type of floats now: JAX may remember that of an array in an earlier program.
+        found = (begin, end, worked, period, total, np.zeros(num))
+        times = [jnp.asarray(x, float) for x in found]
+        places = jnp.asarray(first[:-1]), jnp.asarray(first[1:])
+        return Windows._make([*places, *times, int(np.diff(first).max())])
     if is_known(hyper.delays.off_time, 0):
         return None
     on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)

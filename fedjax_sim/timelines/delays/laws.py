@@ -472,9 +472,8 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """
     delays, num = clients.delays, clients.num_clients
     if delays.has_own_speeds:
-        return Speeds(
-            jnp.asarray(delays.client_table.rate), jnp.asarray(delays.client_table.spread)
-        )
+        table = delays.client_table
+        return Speeds(jnp.asarray(table.rate, float), jnp.asarray(table.spread, float))
     place = jnp.arange(num)[::-1]
     if delays.slow_clients == "random":
         place = jax.random.permutation(stream(key, "speeds"), num)
