@@ -150,15 +150,8 @@ def local_training(
       none of `gradient`, `direction` and `is_corrected` uses.
     """
     uses_extras = gradient is not None or direction is not None or is_corrected
-    training = unchecked(training_of)(
-        problem,
-        hyper,
-        plan,
-        gradient=gradient,
-        direction=direction,
-        is_corrected=is_corrected,
-        proximal=proximal,
-    )
+    slopes: dict[str, Any] = {"gradient": gradient, "direction": direction, "proximal": proximal}
+    training = unchecked(training_of)(problem, hyper, plan, is_corrected=is_corrected, **slopes)
 
     def train(
         key: Key,

@@ -88,14 +88,6 @@ def _makes_steps(value: Any) -> bool:
         return False
 
 
-def _may_remember(optimizer: Any) -> bool:
-    return optimizer is not optax.sgd
-
-
-def _is_bound(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value < float("inf")
-
-
 class Descent(optax.GradientTransformation):
     """Plain gradient descent, `optax.sgd(rate)`, whose update is -rate g and nothing else.
 
@@ -133,7 +125,7 @@ class ClientTraining(Checked):
     example_clip: float = static(
         0.0,
         "0, or a finite number above 0",
-        _is_bound,
+        lambda value: isinstance(value, int | float) and 0 <= value < float("inf"),
         float,
         meaning="Largest L2 norm of the gradient of a single example's loss in local steps, which "
         "is clipped to it before the mean over the mini-batch; 0 does not clip.",
@@ -151,7 +143,7 @@ class ClientTraining(Checked):
         ("fresh", "kept"),
         "Whether the state of a client's optimizer, such as its momentum, starts afresh with each "
         "update, or is kept from one update of the client to its next.",
-        only_with={"optimizer": _may_remember},
+        only_with={"optimizer": lambda optimizer: optimizer is not optax.sgd},
     )
 
 

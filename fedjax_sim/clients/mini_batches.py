@@ -164,9 +164,7 @@ def example_losses(
     Returns:
       A function from a model and the number q of a local step to `f[B]`.
     """
-    losses, drawn = _draw_batches(
-        problem, hyper, key, client, offset, most_steps=None, is_alone=False
-    )
+    losses, drawn = _draw_batches(problem, hyper, key, client, offset)
 
     def of_batch(model: Params, q: Array) -> Array:
         examples, noise = drawn(q)
@@ -182,8 +180,8 @@ def _draw_batches(
     client: Array,
     offset: Array,
     *,
-    most_steps: int | None,
-    is_alone: bool,
+    most_steps: int | None = None,
+    is_alone: bool = False,
 ) -> tuple[ClientLosses, Callable[[Array], tuple[Array, Key]]]:
     """Return a client's losses, and a function from a step's number to its mini-batch and key.
 

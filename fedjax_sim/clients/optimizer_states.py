@@ -3,8 +3,9 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.checking import checked, unchecked
@@ -31,35 +32,6 @@ class LastingTraining(LocalTraining):
     """
 
     training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING)
-
-
-class LastingTrain(Protocol):
-    """Local training that is bound to a problem, settings and a plan."""
-
-    def __call__(
-        self,
-        key: Key,
-        event: Event,
-        optimizers: Any,
-        *,
-        start: Params,
-        extras: Any = (),
-        total: Total | None = None,
-    ) -> tuple[Params, Any, Work]:
-        """Run every slot's local steps.
-
-        `extras` and `total` are those of `fedjax_sim.clients.Train`.
-
-        Args:
-          event: The tick, in which a client fills at most one slot.
-          optimizers: States of all clients' optimizers, as `first_optimizers` makes them.
-          start: Model that all slots start from, leaves `[...]`.
-
-        Returns:
-          The models reached, leaves `[S, ...]`, or the sum, leaves `[...]`; the states of all
-          clients' optimizers after the steps; and the gradient evaluations spent. The model of an
-          empty slot is its start.
-        """
 
 
 @checked
@@ -89,7 +61,7 @@ def lasting_training(
     *,
     direction: Direction | None = None,
     proximal: Array | float | None = None,
-) -> LastingTrain:
+) -> Callable[..., tuple[Params, Any, Work]]:
     """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
 
     `direction` and `proximal` are those of `local_training`.
@@ -102,8 +74,11 @@ def lasting_training(
         assert states[0].count[jnp.array([0, 3, 7])].tolist() == [2, 1, 0]  # steps of these clients
 
     Returns:
-      A function like that of `local_training`, which also takes and returns the states of all
-      clients' optimizers.
+      A function like a `fedjax_sim.clients.Train`, whose slots all start from `start`. After the
+      event, in which a client fills at most one slot, it takes the states of all clients'
+      optimizers, as `first_optimizers` makes them. It returns the models reached, leaves `[S,
+      ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
+      spent. The model of an empty slot is its start.
     """
     training = unchecked(training_of)(problem, hyper, plan, direction=direction, proximal=proximal)
 

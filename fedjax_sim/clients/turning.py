@@ -9,29 +9,24 @@ import jax.numpy as jnp
 import optax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from fedjax_sim.types import Params
+from fedjax_sim.types import Array, Params
 
 
 def turn(model: Params, are_turned: tuple[bool, ...]) -> Params:
     """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`."""
-    leaves, structure = jax.tree.flatten(model)
-    turned = [
-        jnp.swapaxes(leaf, -1, -2) if is_turned else leaf
-        for leaf, is_turned in zip(leaves, are_turned, strict=True)
-    ]
-    return jax.tree.unflatten(structure, turned)
+    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    return jax.tree.map(lambda x, is_one: jnp.swapaxes(x, -1, -2) if is_one else x, model, flags)
 
 
 def in_row_major(model: Params, are_turned: tuple[bool, ...]) -> Params:
     """Lay arrays that were transposed out in memory row by row."""
-    leaves, structure = jax.tree.flatten(model)
-    laid = [
-        with_layout_constraint(leaf, Layout(major_to_minor=tuple(range(leaf.ndim))))
-        if is_turned
-        else leaf
-        for leaf, is_turned in zip(leaves, are_turned, strict=True)
-    ]
-    return jax.tree.unflatten(structure, laid)
+
+    def laid(leaf: Array, is_turned: bool) -> Array:
+        layout = Layout(major_to_minor=tuple(range(leaf.ndim)))
+        return with_layout_constraint(leaf, layout) if is_turned else leaf
+
+    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    return jax.tree.map(laid, model, flags)
 
 
 def turned_in_state(

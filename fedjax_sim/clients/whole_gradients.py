@@ -3,7 +3,8 @@
 Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
 """
 
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -92,23 +93,10 @@ def whole_gradient(
     return LossGradient(lambda model, q: losses.client_loss(model, client, keys(q)))
 
 
-class GradientsAt(Protocol):
-    """Gradients that are bound to a problem, settings and a plan."""
-
-    def __call__(self, key: Key, event: Event, model: Params) -> tuple[Params, Work]:
-        """Compute the gradient of the loss of every slot's client.
-
-        Args:
-          model: The model, leaves `[...]`.
-
-        Returns:
-          Leaves `[S, ...]`, any finite numbers in empty slots, and the gradient evaluations spent:
-          ceil(m / batch_size) for all examples of a client, or 1 for a mini-batch.
-        """
-
-
 @checked
-def gradients_at(problem: Any, hyper: Any, plan: Plan, *, is_exact: bool) -> GradientsAt:
+def gradients_at(
+    problem: Any, hyper: Any, plan: Plan, *, is_exact: bool
+) -> Callable[[Key, Event, Params], tuple[Params, Work]]:
     """Bind gradients of clients' losses.
 
         gradients, work = gradients_at(problem, hyper, plan, is_exact=True)(key, event, model)
@@ -121,8 +109,9 @@ def gradients_at(problem: Any, hyper: Any, plan: Plan, *, is_exact: bool) -> Gra
         next local step.
 
     Returns:
-      A function from key, event and model to the gradients of the slots' clients, leaves `[S,
-      ...]`, and the work done.
+      A function from key, event and a model, leaves `[...]`, to the gradients of the slots'
+      clients, leaves `[S, ...]` with any finite numbers in empty slots, and the gradient
+      evaluations spent: ceil(m / batch_size) for all examples of a client, or 1 for a mini-batch.
     """
 
     def gradients(key: Key, event: Event, model: Params) -> tuple[Params, Work]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.settings import fixed, struct, write_kind
+from fedjax_sim.settings import Kind, fixed, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -30,7 +30,7 @@ class Rounding(NamedTuple):
     gap: Array
 
 
-class Compressor:
+class Compressor(Kind):
     """The interface of compressors.
 
     Most compressors round each entry to one of two neighbours, independently of the others. They
@@ -49,13 +49,7 @@ class Compressor:
                 return 8 * dim
 
         hyper = fedavg.Hyper(compression=Rounded())
-
-    Attributes:
-      name: Name on the command line. It is a static field because JAX treats dataclasses with equal
-        fields as the same kind of pytree, whatever their class.
     """
-
-    name: str
 
     def around(self, magnitude: Array) -> Rounding:
         """Find the two neighbours of each magnitude.
@@ -138,10 +132,6 @@ class Compressor:
           The number of bits.
         """
         raise NotImplementedError
-
-    def __str__(self) -> str:
-        """Write the compressor as `parse_compressor` reads it: name and non-default values."""
-        return write_kind(self)
 
 
 @struct

@@ -12,8 +12,8 @@ so that it is given z / 2; its PLD accountant doubles the change itself and is g
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Hashable, Iterator
-from typing import Annotated, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,30 +30,8 @@ from fedjax_sim.settings import ConfigError
 
 SELECTIONS = ("uniform", "poisson")
 """Samplings of clients that accountants cover: cohorts of fixed size, and Poisson sampling."""
-
-
-class Accounted(Hashable, Protocol):
-    """A mechanism that is repeated, in a form that an accountant covers."""
-
-    @property
-    def accountant(self) -> str:
-        """The accountant, "rdp" or "pld"."""
-
-    @property
-    def delta(self) -> float:
-        """Probability with which the guarantee may fail."""
-
-    def check(self) -> None:
-        """Check that the accountant covers it, and that dp-accounting is there."""
-
-    def _replace(self, *, delta: float) -> "Accounted":
-        """Return the same with another delta."""
-
-    def event(self, noise: float) -> Any:
-        """Describe it once, with noise multiplier z, to dp-accounting."""
-
-    def fresh_accountant(self) -> Any:
-        """Make an accountant that has seen nothing."""
+ACCOUNTANTS = ("rdp", "pld")
+"""Accountants of dp-accounting: of Renyi divergences, and of privacy loss distributions."""
 
 
 @checked
@@ -102,21 +80,13 @@ class NoisySteps(NamedTuple):
         Returns:
           An event of dp-accounting.
         """
-        import dp_accounting
-
         # The PLD accountant doubles the change, as if z were relative to adding one example.
-        gaussian = dp_accounting.GaussianDpEvent(2 * noise if self.accountant == "pld" else noise)
-        if self.batch == self.num_examples:
-            return gaussian
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            self.num_examples, self.batch, gaussian
-        )
+        multiplier = 2 * noise if self.accountant == "pld" else noise
+        return _without_replacement(self.num_examples, self.batch, multiplier)
 
     def fresh_accountant(self) -> Any:
         """Make an accountant that has seen nothing."""
-        from dp_accounting import NeighboringRelation
-
-        return _ACCOUNTANTS[self.accountant](NeighboringRelation.REPLACE_ONE)
+        return _fresh_accountant(self.accountant, "REPLACE_ONE")
 
 
 class Mechanism(NamedTuple):
@@ -163,43 +133,40 @@ class Mechanism(NamedTuple):
             share = self.cohort / self.num_clients
             return gaussian if share == 1 else dp_accounting.PoissonSampledDpEvent(share, gaussian)
         multiplier = noise if self.accountant == "pld" else noise / 2
-        gaussian = dp_accounting.GaussianDpEvent(multiplier)
-        if self.cohort == self.num_clients:
-            return gaussian
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            self.num_clients, self.cohort, gaussian
-        )
+        return _without_replacement(self.num_clients, self.cohort, multiplier)
 
     def fresh_accountant(self) -> Any:
         """Make an accountant that has seen nothing."""
-        from dp_accounting import NeighboringRelation
-
-        relation = {
-            "poisson": NeighboringRelation.ADD_OR_REMOVE_ONE,
-            "uniform": NeighboringRelation.REPLACE_ONE,
-        }[self.selection]
-        return _ACCOUNTANTS[self.accountant](relation)
+        relation = "ADD_OR_REMOVE_ONE" if self.selection == "poisson" else "REPLACE_ONE"
+        return _fresh_accountant(self.accountant, relation)
 
 
-def _rdp(relation: Any) -> Any:
-    from dp_accounting import rdp
-
-    return rdp.RdpAccountant(neighboring_relation=relation)
+Accounted = NoisySteps | Mechanism
+"""A mechanism that is repeated, in a form that an accountant covers."""
 
 
-def _pld(relation: Any) -> Any:
-    from dp_accounting import pld
+def _without_replacement(number: int, drawn: int, noise: float) -> Any:
+    """Describe Gaussian noise on the sum of some of `number`, drawn without replacement."""
+    import dp_accounting
 
-    return pld.PLDAccountant(neighboring_relation=relation)
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    if drawn == number:
+        return gaussian
+    return dp_accounting.SampledWithoutReplacementDpEvent(number, drawn, gaussian)
 
 
-_ACCOUNTANTS: dict[str, Callable[[Any], Any]] = {"rdp": _rdp, "pld": _pld}
+def _fresh_accountant(name: str, relation: str) -> Any:
+    """Make an accountant for neighbours in one of dp-accounting's relations."""
+    from dp_accounting import NeighboringRelation, pld, rdp
+
+    kind = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[name]
+    return kind(neighboring_relation=NeighboringRelation[relation])
 
 
 def _check_accountant(name: str) -> None:
     """Check that an accountant exists, and that dp-accounting is there."""
-    if name not in _ACCOUNTANTS:
-        raise ConfigError("accountant", name, "one of " + ", ".join(_ACCOUNTANTS))
+    if name not in ACCOUNTANTS:
+        raise ConfigError("accountant", name, "one of " + ", ".join(ACCOUNTANTS))
     check_package(name)
 
 
@@ -241,10 +208,22 @@ def epsilon_after(
       `f64[...]`: 0 after no round, infinity without noise.
     """
     mechanism.check()
-    numbers = np.asarray(rounds, int)
-    spend = _spending(mechanism, float(noise))
-    table = {int(number): spend(int(number)) for number in np.unique(numbers)}
-    return np.array([table[int(number)] for number in numbers.ravel()]).reshape(numbers.shape)
+    return once_each(_spending(mechanism, float(noise)), np.asarray(rounds, int))
+
+
+def once_each(function: Callable[[Any], float], numbers: np.ndarray) -> npt.NDArray[np.float64]:
+    """Compute a function that takes long, once for each number; it is 0 at 0.
+
+    Args:
+      function: From a number above 0 to a number.
+      numbers: `[...]`, at least 0.
+
+    Returns:
+      `f64[...]`.
+    """
+    values, places = np.unique(numbers, return_inverse=True)
+    found = np.array([function(each) if each else 0.0 for each in values.tolist()], float)
+    return found[places].reshape(numbers.shape)
 
 
 @checked
@@ -311,25 +290,19 @@ def _quietly() -> Iterator[None]:
 
 @functools.cache
 def _spending(mechanism: Accounted, noise: float) -> Callable[[int], float]:
-    """Return a function from a number of rounds to epsilon."""
+    """Return a function from a number of rounds, at least 1, to epsilon."""
     if noise == 0:
-        return lambda rounds: np.inf if rounds else 0.0
+        return lambda rounds: np.inf
     delta = mechanism.delta
     if mechanism.accountant == "rdp":
         from dp_accounting.rdp import compute_epsilon
 
         # Renyi divergences of rounds add up and depend on no delta.
         of_one = _one_round(mechanism._replace(delta=0.0), noise)
-        return lambda rounds: (
-            float(compute_epsilon(of_one.orders, rounds * of_one.rdp, delta)[0]) if rounds else 0.0
-        )
+        return lambda rounds: float(compute_epsilon(of_one.orders, rounds * of_one.rdp, delta)[0])
     event = mechanism.event(noise)
     return functools.cache(
-        lambda rounds: (
-            float(mechanism.fresh_accountant().compose(event, rounds).get_epsilon(delta))
-            if rounds
-            else 0.0
-        )
+        lambda rounds: float(mechanism.fresh_accountant().compose(event, rounds).get_epsilon(delta))
     )
 
 

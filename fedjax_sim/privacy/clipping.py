@@ -70,6 +70,27 @@ def clip_sums(
     return _shortened(updates, jnp.asarray(norm), bound)[0]
 
 
+@checked
+def finite(updates: Params, is_present: Array | bool = True) -> tuple[Params, Array]:
+    """Leave out updates that are not finite.
+
+    Args:
+      updates: Leaves `[S, ...]`.
+      is_present: `bool[S]`, whose there are.
+
+    Returns:
+      The updates, 0 where there is none or one that is left out, and who has another, `bool[S]`.
+    """
+    is_heard: Any = is_present
+    for leaf in jax.tree.leaves(updates):
+        is_heard &= jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+
+    def kept(leaf: Array) -> Array:
+        return jnp.where(is_heard.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
+
+    return jax.tree.map(kept, updates), is_heard
+
+
 def _number_of_slots(updates: Params) -> int:
     """Return S, and check that all leaves have it."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates)]

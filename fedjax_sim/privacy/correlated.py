@@ -32,8 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import AtLeast0, Count, Fraction, Limit, checked
-from fedjax_sim.privacy.accounting import check_package
-from fedjax_sim.types import EMPTY, Timeline
+from fedjax_sim.privacy.accounting import check_package, once_each
+from fedjax_sim.privacy.participation import largest_sums, reports_of
+from fedjax_sim.types import Timeline
 
 
 @checked
@@ -76,12 +77,9 @@ def sensitivities(
     Returns:
       `f64[V]`. With one band and weight 1 / m it is sqrt(k) / m for k participations.
     """
-    clients, weight = np.asarray(timeline.clients), np.asarray(timeline.weight, float)
-    is_there = (clients != EMPTY) & np.isfinite(np.asarray(timeline.time))[:, None]
-    is_tick = is_there.any(axis=1)
-    number = np.cumsum(is_tick) - 1
-    when, slot = np.nonzero(is_there)
-    of, share, place = clients[when, slot].astype(np.int64), weight[when, slot], number[when]
+    when, slot, of = reports_of(timeline, num_clients)
+    is_tick = np.isin(np.arange(len(timeline.time)), when)
+    share, place = np.asarray(timeline.weight, float)[when, slot], np.cumsum(is_tick)[when] - 1
     # Entries of B a of every client: rows from its participation on.
     total = int(is_tick.sum())
     bands = min(len(coefficients), max(total, 1))
@@ -92,12 +90,8 @@ def sensitivities(
     names, where = np.unique((rows * num_clients + of[:, None])[inside], return_inverse=True)
     squares = np.bincount(where.ravel(), entries[inside], len(names)) ** 2
     ends = np.concatenate([[0], np.cumsum(is_tick)])[np.asarray(ticks, np.int64)]
-    sums, seen, found = np.zeros(num_clients), 0, np.zeros(len(ends))
-    for evaluation in np.argsort(ends, kind="stable"):
-        until = int(np.searchsorted(names, ends[evaluation] * num_clients))
-        np.add.at(sums, names[seen:until] % num_clients, squares[seen:until])
-        seen, found[evaluation] = until, np.sqrt(sums.max())
-    return found
+    row, client = np.divmod(names, num_clients)
+    return np.sqrt(largest_sums(row, client, squares, ends, num_clients))
 
 
 @checked
@@ -126,11 +120,7 @@ def gaussian_epsilon(
     changes = np.asarray(sensitivity, float)
     if deviation == 0:
         return np.where(changes > 0, np.inf, 0.0)
-    table = {
-        x: float(get_epsilon_gaussian(float(deviation) / x, float(delta))) if x else 0.0
-        for x in map(float, np.unique(changes))
-    }
-    return np.array([table[float(x)] for x in changes.ravel()]).reshape(changes.shape)
+    return once_each(lambda x: get_epsilon_gaussian(float(deviation) / x, float(delta)), changes)
 
 
 @checked

@@ -7,8 +7,8 @@ import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import (
-    Checked,
     ConfigError,
+    Kind,
     Named,
     choice,
     count,
@@ -16,23 +16,21 @@ from fedjax_sim.settings import (
     parse_kind,
     real,
     struct,
-    write_kind,
 )
 from fedjax_sim.types import Array
 
 
-class Privacy(Checked):
-    """The common base of the kinds.
+class OfNoise(Kind):
+    """The common base of kinds that may have the setting `noise`."""
 
-    Attributes:
-      name: Name on the command line.
-    """
+    @property
+    def has_noise(self) -> bool:
+        """Whether there is noise, so that there is an epsilon. Not for traced settings."""
+        return bool(np.any(np.asarray(getattr(self, "noise", 0.0)) > 0))
 
-    name: str
 
-    def __str__(self) -> str:
-        """Write the kind as `parse_privacy` reads it."""
-        return write_kind(self)
+class Privacy(OfNoise):
+    """The common base of the kinds."""
 
 
 @struct
@@ -84,7 +82,7 @@ class Clipping(Privacy):
     @property
     def has_noise(self) -> bool:
         """Whether there is noise, given or to be found. Not for traced settings."""
-        return bool(np.any(np.asarray(self.noise) > 0) or np.any(np.asarray(self.epsilon) > 0))
+        return super().has_noise or bool(np.any(np.asarray(self.epsilon) > 0))
 
     def update_noise(self, cohort: int) -> Any:
         """Compute the noise multiplier of the sum of updates; `cohort` is the expected size."""
@@ -191,11 +189,6 @@ class CorrelatedNoise(Privacy):
     delta: float = real(
         1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
     )
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether there is noise, so that there is an epsilon. Not for traced settings."""
-        return bool(np.any(np.asarray(self.noise) > 0))
 
 
 PRIVACY: Named[type[Privacy]] = Named.of(

@@ -35,32 +35,18 @@ import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.checking import Limit, checked
-from fedjax_sim.privacy.accounting import check_package
-from fedjax_sim.privacy.clipping import clip_sums, clip_updates, gaussian_like
-from fedjax_sim.settings import Checked, Named, fixed, parse_kind, real, struct, write_kind
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.privacy.accounting import check_package, once_each
+from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite, gaussian_like
+from fedjax_sim.privacy.kinds import OfNoise
+from fedjax_sim.settings import Named, fixed, parse_kind, real, struct
+from fedjax_sim.types import Key, Params
 
 FINEST = 1e-4
 """Grid of privacy losses: dp-accounting's default, or this share of the loss of one message."""
 
 
-class LocalPrivacy(Checked):
-    """The common base of the kinds.
-
-    Attributes:
-      name: Name on the command line.
-    """
-
-    name: str
-
-    def __str__(self) -> str:
-        """Write the kind as `parse_local_privacy` reads it."""
-        return write_kind(self)
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether clients add noise, so that there is an epsilon. Not for traced settings."""
-        return False
+class LocalPrivacy(OfNoise):
+    """The common base of the kinds."""
 
 
 @struct
@@ -81,11 +67,6 @@ class OwnNoise(LocalPrivacy):
         "for Gaussian noise, the scale for Laplace noise. 0 only clips.",
         least=0,
     )
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether clients add noise, so that there is an epsilon. Not for traced settings."""
-        return bool(np.any(np.asarray(self.noise) > 0))
 
     def check_package(self) -> None:
         """Check that the package that computes epsilon is there.
@@ -279,8 +260,7 @@ def local_epsilon(
     if not privacy.has_noise:
         return np.where(numbers > 0, np.inf, 0.0)
     privacy.check_package()
-    table = {int(k): privacy.spent(int(k)) if k else 0.0 for k in np.unique(numbers)}
-    return np.array([table[int(k)] for k in numbers.ravel()], float).reshape(numbers.shape)
+    return once_each(privacy.spent, numbers)
 
 
 @checked
@@ -301,18 +281,7 @@ def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
     Returns:
       What clients send, leaves `[S, ...]`.
     """
-    is_finite = functools.reduce(
-        jnp.logical_and,
-        [
-            jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
-            for leaf in jax.tree.leaves(updates)
-        ],
-    )
-
-    def known(leaf: Array) -> Array:
-        return jnp.where(is_finite.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
-
-    clipped = privacy.clipped(jax.tree.map(known, updates))
+    clipped = privacy.clipped(finite(updates)[0])
     return jax.tree.map(jnp.add, clipped, jax.vmap(privacy.draw)(keys, clipped))
 
 

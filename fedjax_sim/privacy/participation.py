@@ -67,7 +67,7 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     Raises:
       ConfigError: If a slot names a client that does not exist.
     """
-    ticks, clients = _reports(timeline, num_clients)
+    ticks, _, clients = reports_of(timeline, num_clients)
     counts = np.bincount(clients, minlength=num_clients)
     separation = np.full(num_clients, len(np.asarray(timeline.clients)), np.int64)
     # Ticks are in order already, so that a stable sort lists every client's in order.
@@ -97,14 +97,31 @@ def most_participations(
     Returns:
       `i64[V]`: the largest number of participations of one client in the first `ticks` ticks.
     """
-    when, clients = _reports(timeline, num_clients)
-    counts = np.zeros(num_clients, np.int64)
-    ends = np.asarray(ticks, np.int64)
-    found, seen = np.zeros(len(ends), np.int64), 0
+    when, _, clients = reports_of(timeline, num_clients)
+    return largest_sums(when, clients, np.ones(len(when), np.int64), np.asarray(ticks), num_clients)
+
+
+def largest_sums(
+    when: np.ndarray, clients: np.ndarray, amounts: np.ndarray, ends: np.ndarray, num_clients: int
+) -> np.ndarray:
+    """Find the largest sum of a client's amounts before given ends.
+
+    Args:
+      when: Their places in time, ascending, `i64[R]`.
+      clients: Whose they are, `i64[R]`.
+      amounts: `[R]`, at least 0.
+      ends: Places that are too late, `i64[V]`.
+      num_clients: Number of clients, N.
+
+    Returns:
+      Sums, `[V]`.
+    """
+    sums, seen = np.zeros(num_clients, amounts.dtype), 0
+    found = np.zeros(len(ends), amounts.dtype)
     for place in np.argsort(ends, kind="stable"):
         until = int(np.searchsorted(when, ends[place]))
-        np.add.at(counts, clients[seen:until], 1)
-        seen, found[place] = until, counts.max()
+        np.add.at(sums, clients[seen:until], amounts[seen:until])
+        seen, found[place] = until, sums.max()
     return found
 
 
@@ -133,21 +150,17 @@ def most_sent(
       `i64[V]`: the largest number for one client when the last of the first `ticks` ticks acts; 0
       before any tick.
     """
-    when, clients = _reports(timeline, num_clients)
-    is_there = (timeline.clients != EMPTY) & np.isfinite(timeline.time)[:, None]
-    began = np.asarray(timeline.version)[is_there]
+    when, slots, clients = reports_of(timeline, num_clients)
+    began = np.asarray(timeline.version)[when, slots]
     order = np.lexsort((began, when, clients))
     when, clients, began = when[order], clients[order], began[order]
     # Reports by client, then by tick, as one ascending number.
     length = len(timeline.time) + 1
-    places, ends = (
-        clients * length + when,
-        np.searchsorted(clients, np.arange(num_clients), "right"),
-    )
-    first = np.searchsorted(clients, np.arange(num_clients))
+    places, everyone = clients * length + when, np.arange(num_clients)
+    first, ends = (np.searchsorted(clients, everyone, side) for side in ("left", "right"))
     found = np.zeros(np.shape(ticks), np.int64)
     for i, end in enumerate(np.minimum(np.asarray(ticks, np.int64), length - 1)):
-        following = np.searchsorted(places, np.arange(num_clients) * length + end)
+        following = np.searchsorted(places, everyone * length + end)
         is_known = following < ends
         next_began = np.append(began, 0)[following]
         if end:
@@ -155,11 +168,14 @@ def most_sent(
     return found
 
 
-def _reports(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """List ticks and clients of all reports in order of ticks; ticks at time `inf` never happen."""
+def reports_of(timeline: Timeline, num_clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """List ticks, slots and clients of all reports, in order of ticks.
+
+    Ticks at time `inf` never happen.
+    """
     clients = np.asarray(timeline.clients)
     happens = np.isfinite(np.asarray(timeline.time))[:, None]
     if np.any((clients >= num_clients) & happens):
         raise ConfigError("num_clients", num_clients, f"at least {clients.max() + 1}, the clients")
     ticks, slots = np.nonzero((clients != EMPTY) & happens)
-    return ticks, clients[ticks, slots].astype(np.int64)
+    return ticks, slots, clients[ticks, slots].astype(np.int64)

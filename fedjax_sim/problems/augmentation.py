@@ -63,15 +63,14 @@ class Augmentation:
 
 def _crop(key: Key, images: Array, pad: int) -> Array:
     """Shift every image by up to `pad` pixels in each direction and fill the border with 0."""
-    num, height, width = images.shape[:3]
-    shift = jax.random.randint(key, (num, 2), -pad, pad + 1, "int32")
-    rows = shift[:, :1] + jnp.arange(height)[None]
-    columns = shift[:, 1:] + jnp.arange(width)[None]
-    is_row, is_column = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
-    inside = is_row[:, :, None] & is_column[:, None, :]
-    rows = jnp.clip(rows, 0, height - 1)[:, :, None]
-    columns = jnp.clip(columns, 0, width - 1)[:, None, :]
-    return jnp.where(inside[..., None], images[jnp.arange(num)[:, None, None], rows, columns], 0)
+    num, *shape = images.shape
+    corners = jax.random.randint(key, (num, 2), -pad, pad + 1, "int32") + pad
+    bordered = jnp.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+
+    def cut(image: Array, corner: Array) -> Array:
+        return jax.lax.dynamic_slice(image, (*corner, 0), shape)
+
+    return jax.vmap(cut)(bordered, corners)
 
 
 AUGMENTATIONS: dict[str, Augmentation | None] = {

@@ -6,6 +6,7 @@ Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -138,21 +139,26 @@ class Classification(Supervised):
         return self._map_clients(of_client)
 
 
+class ClassificationOptions(TypedDict, total=False):
+    """The options of `make_classifications`; see there."""
+
+    mean: Finite | Sequence[Finite]
+    std: Above0 | Sequence[Above0]
+    augmentation: Augmentation | None
+    per_class: bool
+    per_client: bool
+    test_partition: Partition | None
+    start: Params | None
+    frozen: str | Callable[[str], bool] | None
+    prior_precision: AtLeast0 | None
+
+
 @checked
 def make_classification(
     model: Model,
     dataset: Dataset,
     partition: Partition,
-    *,
-    mean: Finite | Sequence[Finite] = 0.0,
-    std: Above0 | Sequence[Above0] = 1.0,
-    augmentation: Augmentation | None = None,
-    per_class: bool = False,
-    per_client: bool = False,
-    test_partition: Partition | None = None,
-    start: Params | None = None,
-    frozen: str | Callable[[str], bool] | None = None,
-    prior_precision: AtLeast0 | None = None,
+    **options: Unpack[ClassificationOptions],
 ) -> Classification:
     """Build a classification problem.
 
@@ -163,15 +169,8 @@ def make_classification(
       model: A network whose logits are `[B, K]` for images `[B, H, W, C]`.
       dataset: Training and test set, as `fedjax_sim.datasets.load` returns them.
       partition: Who holds which training example, from a function of `fedjax_sim.partition`.
-      mean: As in `make_classifications`; so are all that follow.
-      std: As there.
-      augmentation: As there.
-      per_class: As there.
-      per_client: As there.
-      test_partition: As there.
-      start: As there.
-      frozen: As there.
-      prior_precision: As there.
+      **options: `mean`, `std`, `augmentation`, `per_class`, `per_client`, `test_partition`, `start`,
+        `frozen` and `prior_precision`, as in `make_classifications`.
 
     Returns:
       The problem.
@@ -179,21 +178,7 @@ def make_classification(
     Raises:
       ConfigError: If an option, the data or the partition is not allowed.
     """
-    problems = make_classifications(
-        model,
-        dataset,
-        [partition],
-        mean=mean,
-        std=std,
-        augmentation=augmentation,
-        per_class=per_class,
-        per_client=per_client,
-        test_partition=test_partition,
-        start=start,
-        frozen=frozen,
-        prior_precision=prior_precision,
-    )
-    return problems[0]
+    return make_classifications(model, dataset, [partition], **options)[0]
 
 
 @checked

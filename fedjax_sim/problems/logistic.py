@@ -185,11 +185,8 @@ def make_logistic(
         `prior_precision` is not allowed, or a partition does not fit the data set.
     """
     if dataset.num_classes != 2:
-        raise ConfigError(
-            "num_classes of the data set",
-            dataset.num_classes,
-            "2 for a logistic regression of two classes",
-        )
+        allowed = "2 for a logistic regression of two classes"
+        raise ConfigError("num_classes of the data set", dataset.num_classes, allowed)
     check_data(dataset)
     for name in ("train_labels", "test_labels"):
         if (largest := int(np.max(getattr(dataset, name), initial=0))) > 1:

@@ -97,6 +97,26 @@ def expand(weight: Array, leaf: Array) -> Array:
 
 
 @checked
+def where_slots(flags: Array, new: StateT, old: StateT) -> StateT:
+    """Choose between two models for each slot.
+
+        new, old = jnp.ones((2, 3)), jnp.zeros((2, 3))
+        assert where_slots(jnp.array([True, False]), new, old).tolist() == [[1] * 3, [0] * 3]
+
+    Args:
+      flags: `bool[S]`.
+      new: Leaves `[S, ...]`, or `[1, ...]`.
+      old: Leaves `[S, ...]`.
+
+    Returns:
+      The new ones where the flags are true, the others elsewhere, leaves `[S, ...]`.
+    """
+    return jax.tree.map(
+        lambda a, b: jnp.where(flags.reshape(-1, *(1,) * (b.ndim - 1)), a, b), new, old
+    )
+
+
+@checked
 def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
 

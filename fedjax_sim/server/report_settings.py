@@ -1,6 +1,6 @@
 """Settings of the messages between clients and server: compression, error feedback, privacy."""
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
+    check_left,
     fields,
     group,
     part,
@@ -119,6 +120,8 @@ class Reports(Robust):
         hyper = Hyper(aggregator=Median(), messages=ClientMessages(error_feedback=True))
     """
 
+    tells_losses: ClassVar[bool] = False
+    """Whether clients send the server more than messages: their losses."""
     messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
@@ -149,14 +152,17 @@ class Reports(Robust):
         if self.aggregator.needs_own() is not False:
             allowed = "one without root data with local_privacy: they are examples of clients"
             raise ConfigError("aggregator", str(self.aggregator), allowed)
-        for name, allowed_value in ALL_HEARD.items():
-            value = self._of(name, allowed_value)
-            if np.any(np.asarray(value != allowed_value)):
-                allowed = f"{allowed_value!r} with local_privacy, because {UNHEARD}"
-                raise ConfigError(name, value, allowed)
+        if self.tells_losses:
+            allowed = "without noise here, because clients tell the server their losses as well"
+            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
+        check_left(self, ALL_HEARD, f"with local_privacy, because {UNHEARD}")
+        self._check_table(f"with local_privacy, because {UNHEARD}")
+
+    def _check_table(self, why: str) -> None:
+        """Check that a table of clients loses no message, or say why it must not."""
         table = self._of("delays.client_table", None)
         if table is not None and table.drop_rate is not None:
-            allowed = f"a table without drop_rate with local_privacy, because {UNHEARD}"
+            allowed = f"a table without drop_rate {why}"
             raise ConfigError("delays.client_table", "with drop_rate", allowed)
 
     def facts(self, ticks: np.ndarray) -> dict[str, np.ndarray]:
@@ -287,15 +293,9 @@ class PrivateReports(ScheduledReports):
             raise ConfigError("training.example_clip", self._of("training.example_clip"), allowed)
         if not isinstance(privacy, Clipping):
             return
-        for name, (allowed_value, why) in PRIVATE.items():
-            value = self._of(name, allowed_value)
-            if np.any(np.asarray(value != allowed_value)):
-                raise ConfigError(name, value, f"{allowed_value!r} with privacy, because {why}")
-        table = self._of("delays.client_table")
-        if table is not None and table.drop_rate is not None:
-            why = PRIVATE["delays.drop_rate"][1]
-            allowed = f"a table without drop_rate with privacy, because {why}"
-            raise ConfigError("delays.client_table", "with drop_rate", allowed)
+        for name, (only, why) in PRIVATE.items():
+            check_left(self, {name: only}, f"with privacy, because {why}")
+        self._check_table(f"with privacy, because {PRIVATE['delays.drop_rate'][1]}")
         if self._of("training.sampling") == "shuffled_epochs":
             allowed = (
                 "reshuffled or another one with privacy, because an epoch that lasts from one "
@@ -303,11 +303,6 @@ class PrivateReports(ScheduledReports):
             )
             raise ConfigError("training.sampling", "shuffled_epochs", allowed)
         if privacy.has_noise:
-            if self.has_own_noise:
-                allowed = "without noise with privacy that has noise: a run states one epsilon"
-                raise ConfigError(
-                    "messages.local_privacy", str(self.messages.local_privacy), allowed
-                )
             self._mechanism.check()
         self._check_count(privacy)
 

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.checking import checked
@@ -58,7 +59,8 @@ from fedjax_sim.privacy import (
     privatise,
     square_root_bands,
 )
-from fedjax_sim.server.aggregation import expand, keep_if_empty, weighted_sum
+from fedjax_sim.privacy.clipping import finite
+from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
 from fedjax_sim.server.own_updates import Training, own_update
 from fedjax_sim.server.report_settings import (
     RELIED_ON,
@@ -66,11 +68,12 @@ from fedjax_sim.server.report_settings import (
     ScheduledReports,
     has_poisson_cohorts,
 )
-from fedjax_sim.server.robustness import COMBINED, Combination, combination_of, finite
+from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
 from fedjax_sim.server.steps import step_server
-from fedjax_sim.server.versions import Keeper, Memo, Versioned, first_version, next_version
+from fedjax_sim.server.versions import Memo, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
+from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan
 
 
@@ -233,7 +236,8 @@ class Wire:
         Returns:
           What both sides remember.
         """
-        zeros = jax.tree.map(jnp.zeros_like, sent if report is None else report)
+        report, adversary = sent if report is None else report, self.combination.adversary
+        zeros = jax.tree.map(jnp.zeros_like, report)
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         precision = jnp.result_type(jnp.float32, *jax.tree.leaves(sent))
         return Memo(
@@ -245,13 +249,8 @@ class Wire:
                 if self.has_memory_of_noise
                 else ()
             ),
-            attackers=self._first_of_attackers(sent if report is None else report),
+            attackers=() if adversary.is_idle else adversary.attack.first_memory(report),
         )
-
-    def _first_of_attackers(self, message: Params) -> Any:
-        """Return what attackers remember before the first tick. message: leaves `[...]`."""
-        adversary = self.combination.adversary
-        return () if adversary.is_idle else adversary.attack.first_memory(message)
 
     @property
     def has_memory_of_noise(self) -> bool:
@@ -311,10 +310,7 @@ class Wire:
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
-            is_sent = (senders != EMPTY).astype("int32")
-            reports = jax.tree.map(
-                lambda x, y: jnp.where(expand(is_sent, x) > 0, y, x), models[0], reports
-            )
+            reports = where_slots(senders != EMPTY, reports, models[0])
             believed = self.combination.believed(here, sent)
             senders = jnp.where(believed == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports
@@ -346,21 +342,16 @@ class Wire:
             reason = "epsilon is the schedule's"
             raise ConfigError("messages.local_privacy", self.own_noise.name, f"{allowed}: {reason}")
         tick_key = jax.random.fold_in(stream(key, "local privacy"), event.tick)
-        keys = jax.vmap(lambda client: jax.random.fold_in(tick_key, client))(
-            jnp.maximum(event.clients, 0)
-        )
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(tick_key, jnp.maximum(event.clients, 0))
         if self.can_repeat:
-            keys = jax.vmap(jax.random.fold_in)(keys, _earlier_slots(event.clients))
+            _, earlier = previous_visits(event.clients[None])
+            keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
         progress = jax.tree.map(lambda y, x: wide_of(y) - wide_of(x), local, starts)
         noisy = privatise(keys, self.own_noise, progress)
         claimed = jax.tree.map(lambda x, d: (wide_of(x) + d).astype(x.dtype), starts, noisy)
         is_attacker = self.combination.attackers(key, event)
-        if is_attacker is None:
-            return claimed
-        return jax.tree.map(
-            lambda own, kept: jnp.where(expand(is_attacker, kept), kept, own), claimed, local
-        )
+        return claimed if is_attacker is None else where_slots(is_attacker, local, claimed)
 
     def decode(
         self,
@@ -562,8 +553,8 @@ class Wire:
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
-            return _as(state.server, noisy), memo._replace(bound=moved)
-        return _as(state.server, keep_if_empty(event, noisy, exact)), memo
+            return optax.tree.cast_like(noisy, state.server), memo._replace(bound=moved)
+        return optax.tree.cast_like(keep_if_empty(event, noisy, exact), state.server), memo
 
     def noisy_sum(self, key: Key, event: Event, updates: Params, memo: Memo) -> tuple[Params, Memo]:
         """Sum clipped updates with the tick's weights, with noise that the schedule accounts for.
@@ -594,7 +585,7 @@ class Wire:
             )
         noisy = jax.tree.map(jnp.add, exact, noise)
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
-        return _as(updates, noisy), memo._replace(noises=noises)
+        return optax.tree.cast_like(noisy, updates), memo._replace(noises=noises)
 
     def _clipped(self, event: Event, updates: Params, bound: Any) -> tuple[Params, Array]:
         """Clip updates of the schedule's clients in at least 32 bits, as `clip_updates` does.
@@ -642,7 +633,7 @@ class Wire:
         return first_version(server, self.plan)._replace(memo=self.first(server))
 
     def next_version(
-        self, key: Key, event: Event, state: Keeper, memo: Memo, server: Params
+        self, key: Key, event: Event, state: Any, memo: Memo, server: Params
     ) -> Versioned:
         """Publish the server's new model, and keep the version that clients receive.
 
@@ -697,17 +688,3 @@ class Wire:
         """
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         return {"clip_norm": state.memo.bound} if is_adaptive else {}
-
-
-def _as(models: Params, wide: Params) -> Params:
-    """Return sums in the types of models, whatever the models' leading axes."""
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), wide, models)
-
-
-def _earlier_slots(clients: Array) -> Array:
-    """Count the earlier slots of the same client in a tick: `i32[S]`. clients: `i32[S]`."""
-    order = jnp.argsort(clients, stable=True)
-    ordered = clients[order]
-    first = jnp.searchsorted(ordered, ordered, side="left").astype("int32")
-    place = jnp.arange(clients.shape[0], dtype="int32")
-    return jnp.zeros_like(place).at[order].set(place - first)

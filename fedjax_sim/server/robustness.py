@@ -35,6 +35,7 @@ import numpy as np
 from fedjax_sim.batching import weighted_sum
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import Identity
+from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
 from fedjax_sim.server.attacks import (
     Adversary,
@@ -278,27 +279,6 @@ class Combination:
         progress = jax.tree.map(lambda u, w: u - w[None], models, server)
         weight = is_present / (1 + is_present.sum())
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
-
-
-@checked
-def finite(messages: Params, is_present: Array) -> tuple[Params, Array]:
-    """Leave out messages that are not finite.
-
-    Args:
-      messages: Leaves `[S, ...]`.
-      is_present: `bool[S]`, who sends one.
-
-    Returns:
-      The messages, 0 where nobody is heard, and who is heard, `bool[S]`.
-    """
-    is_heard = is_present
-    for leaf in jax.tree.leaves(messages):
-        is_heard &= jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
-
-    def kept(leaf: Array) -> Array:
-        return jnp.where(expand(is_heard, jnp.empty(leaf.shape, bool)), leaf, 0)
-
-    return jax.tree.map(kept, messages), is_heard
 
 
 @checked

@@ -5,7 +5,7 @@ server made some ticks ago. The engine works out from the schedule how many rows
 which row each version has (`fedjax_sim.engine.planning.store`).
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,14 +50,6 @@ class Versioned(NamedTuple):
     memo: Memo = Memo()
 
 
-class Keeper(Protocol):
-    """Any state that keeps old versions, such as `Versioned`."""
-
-    @property
-    def versions(self) -> Params:
-        """Server models that some client works from, leaves `[R, ...]`."""
-
-
 @checked
 def first_version(model: Params, plan: Plan) -> Versioned:
     """Begin with a model in row 0. Other rows are written before they are read.
@@ -78,14 +70,14 @@ def first_version(model: Params, plan: Plan) -> Versioned:
 
 
 @checked
-def stale_models(state: Keeper, event: Event) -> Params:
+def stale_models(state: Any, event: Event) -> Params:
     """Read the server model that each slot's work started from: leaves `[S, ...]`.
 
         state = first_version(jnp.full(3, 5.0), Plan(rows=4))
         assert (stale_models(state, event) == 5.0).all()  # both slots read row 0
 
     Args:
-      state: A state that keeps old versions.
+      state: A state that keeps old versions, such as `Versioned`.
 
     Returns:
       Leaves `[S, ...]`.
@@ -94,7 +86,7 @@ def stale_models(state: Keeper, event: Event) -> Params:
 
 
 @checked
-def next_version(state: Keeper, event: Event, model: Params) -> Versioned:
+def next_version(state: Any, event: Event, model: Params) -> Versioned:
     """Make a model the server's, and keep it in the store for clients that will start from it.
 
         state = next_version(first_version(model, Plan(rows=4)), event, model + 1)

@@ -20,7 +20,7 @@ of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
 - `text`: reads and writes values as the command line has them.
 """
 
-from fedjax_sim.settings.checks import check, check_all, check_known
+from fedjax_sim.settings.checks import check, check_all, check_known, check_left
 from fedjax_sim.settings.declared import (
     choice,
     clients_named,
@@ -71,7 +71,7 @@ from fedjax_sim.settings.names import (
     with_default,
 )
 from fedjax_sim.settings.structs import Checked, OneOfSeveral, alternatives, alternatives_in, struct
-from fedjax_sim.settings.text import parse, parse_kind, write_kind
+from fedjax_sim.settings.text import Kind, parse, parse_kind
 
 __all__ = [
     "FORMER_NAMES",
@@ -81,6 +81,7 @@ __all__ = [
     "ConfigError",
     "DefaultCount",
     "DefaultTime",
+    "Kind",
     "Named",
     "OneOfSeveral",
     "UnknownAttributeError",
@@ -91,6 +92,7 @@ __all__ = [
     "check_all",
     "check_file",
     "check_known",
+    "check_left",
     "choice",
     "clients_named",
     "count",
@@ -127,5 +129,4 @@ __all__ = [
     "weights",
     "whole",
     "with_default",
-    "write_kind",
 ]

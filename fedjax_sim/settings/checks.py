@@ -3,7 +3,7 @@
 import contextvars
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,6 +112,23 @@ def _refuse_idle(hypers: Sequence[Any], given: Collection[str] | None) -> None:
 def _is_same(value: Any, default: Any) -> bool:
     """Tell whether a value is the default, or an array of it."""
     return value is default or (default is not None and not np.any(np.asarray(value != default)))
+
+
+def check_left(hyper: Any, values: Mapping[str, Any], why: str) -> None:
+    """Check that settings are left at the only values that another choice allows.
+
+    Args:
+      hyper: A settings struct, which need not have all of them.
+      values: The values by the names of the settings.
+      why: What follows a value in the sentence of an error.
+
+    Raises:
+      ConfigError: If a setting has another value.
+    """
+    for name, only in values.items():
+        value = value_of(hyper, name) if name in fields(type(hyper)) else only
+        if not _is_same(value, only):
+            raise ConfigError(name, value, f"{only!r} {why}")
 
 
 def check_known(value: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from fedjax_sim.settings.checks import check
 from fedjax_sim.settings.errors import ConfigError
 from fedjax_sim.settings.names import fields, full_name
+from fedjax_sim.settings.structs import Checked
 
 
 def parse(hyper_type: type, name: str, text: str) -> Any:
@@ -79,25 +80,28 @@ def parse_kind(
     return found
 
 
-def write_kind(value: Any) -> str:
-    """Write a struct as `parse_kind` reads it: its `name`, and values that are not defaults.
+class Kind(Checked):
+    """The common base of what has several kinds, such as attacks, rules or compressors.
 
-    Args:
-      value: A struct with the attribute `name`.
-
-    Returns:
-      The text.
+    Attributes:
+      name: Name on the command line. It is a static field because JAX treats dataclasses with equal
+        fields as the same kind of pytree, whatever their class.
     """
-    known = fields(type(value))
-    given = {
-        field.name: getattr(value, field.name)
-        for field in dataclasses.fields(value)
-        if field.name in known and getattr(value, field.name) != known[field.name].default
-    }
 
-    def written(each: Any) -> str:
-        if isinstance(each, tuple):
-            return "+".join(map(str, each))
-        return each if isinstance(each, str) else format(each, ".12g")
+    name: str
 
-    return ":".join([value.name, *(f"{name}={written(each)}" for name, each in given.items())])
+    def __str__(self) -> str:
+        """Write the name, and values that are not defaults, as `parse_kind` reads them."""
+        known = fields(type(self))
+        given = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if field.name in known and getattr(self, field.name) != known[field.name].default
+        }
+
+        def written(each: Any) -> str:
+            if isinstance(each, tuple):
+                return "+".join(map(str, each))
+            return each if isinstance(each, str) else format(each, ".12g")
+
+        return ":".join([self.name, *(f"{name}={written(each)}" for name, each in given.items())])

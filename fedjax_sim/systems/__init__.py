@@ -3,7 +3,7 @@
 A file defines its settings (`Hyper`), what it carries from tick to tick (`State`), the algorithm's
 `init` and `step`, and the `system` that combines them with a timeline. To write a new one, start
 from `fedbuff.py` (asynchronous) or `fedavg.py` (synchronous). A system with parts that no other one
-needs is a folder, with the algorithm in the file of its name: `favano`, `fedopt`, `langevin`.
+needs is a folder, with the algorithm in the file of its name: `favano`, `langevin`.
 Systems do not import each other: what two of them need lives in `fedjax_sim.clients`,
 `fedjax_sim.server`, `fedjax_sim.compression` or `fedjax_sim.timelines`. Only a system that is the
 algorithm of another one on a live clock, such as `oort`, imports that.

@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
-from fedjax_sim.server import Reports, report_messages
+from fedjax_sim.server import Reports
 from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
@@ -173,7 +173,6 @@ system = with_clock(
     paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="federated averaging with fewer local steps as the loss falls",
-    messages=report_messages(),
     hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),
 )
 paper = system.paper

@@ -34,17 +34,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
-from fedjax_sim.settings import ConfigError, choice, count, real, struct
+from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
+from fedjax_sim.settings import ConfigError, count, real, struct
 from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
 from fedjax_sim.timelines import Clients
-from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.cohorts import client_weighting, mean_weights
+from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
 from fedjax_sim.timelines.live import (
     Clock,
     Drawn,
@@ -68,12 +68,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
     num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: int = count(10, "Size of the cohort, S: clients of a round of a tier.")
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of a round: equal, or in proportion to their numbers "
-        "of examples.",
-    )
+    weighting: str = client_weighting("the mean of a round")
     proximal: float = real(
         0.4, "Strength of the pull to where local training started, lambda.", least=0
     )
@@ -99,12 +94,7 @@ class Hyper(Clients, LocalTraining, Reports):
 def tiers_of(devices: Devices) -> Array:
     """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest."""
     hyper: Any = devices.hyper
-    if hyper.delays.trace is None:
-        latency = hyper.times_per_update / devices.speeds.rate
-    else:
-        rows = hyper.recorded.by_client(hyper.num_clients)
-        total = np.add.reduceat(rows.finish - rows.start, rows.first[:-1])
-        latency = jnp.asarray(total / np.diff(rows.first), float)
+    latency = mean_times(devices)
     if devices.transfer is not None:
         latency = latency + devices.transfer
     order = jnp.argsort(latency, stable=True)
@@ -180,14 +170,12 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         done, now = carried.work.take(tier), ends.take(tier)
         who = jnp.maximum(done.client, 0)
         is_in = (done.client != EMPTY) & ~is_lost(devices, who, done.number)
-        own = jnp.ones_like(who) if hyper.weighting == "equal" else counts[who]
-        share = jnp.where(is_in, own, 0).astype(float)
         received = Received(
             now,
             jnp.where(is_in, done.client, EMPTY),
             done.steps,
             done.version,
-            share / jnp.maximum(share.sum(), 1),
+            mean_weights(hyper.weighting, counts, who, is_in),
         )
         version = carried.tick + 1  # the model that this report makes
         after = begin_round(key, devices, carried, tier, now, version)
@@ -268,7 +256,6 @@ system = with_clock(
     algorithm=algorithm,
     summary="tiers of equally fast clients: rounds within each, asynchronous between them",
     can_repeat=False,
-    messages=report_messages(),
     hints=Hints(ticks_within),
 )
 paper = system.paper

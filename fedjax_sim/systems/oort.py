@@ -34,8 +34,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
-from fedjax_sim.server import Reports, report_messages
-from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
+from fedjax_sim.server import Reports
+from fedjax_sim.settings import Checked, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put, put_all
@@ -95,14 +95,8 @@ class Choice(Checked):
 class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Oort: rounds, local training, messages, and the choice."""
 
+    tells_losses = True
     choice: Choice = group(Choice(), "whom the server asks")
-
-    def check_together(self) -> None:
-        """Check combinations of settings."""
-        super().check_together()
-        if self.has_own_noise:
-            allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
 
 class Memory(NamedTuple):
@@ -225,6 +219,5 @@ system = with_clock(
     paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="guided choice of clients: useful and fast ones, in rounds that follow from it",
-    messages=report_messages(),
 )
 paper = system.paper

@@ -43,12 +43,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, seeing_losses
-from fedjax_sim.server import Reports, report_messages, stale_models
-from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
+from fedjax_sim.server import Reports, stale_models
+from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
 from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.cohorts import client_weighting, mean_weights
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import (
     Clock,
@@ -83,6 +84,7 @@ class Choice(Checked):
 class Hyper(Clients, LocalTraining, Reports):
     """Settings of Pisces: clients, pace, choice, local training, messages, the server's step."""
 
+    tells_losses = True
     concurrency: int = count(10, "Clients at work at one time, C.")
     most_reports: int = count(
         0,
@@ -96,12 +98,7 @@ class Hyper(Clients, LocalTraining, Reports):
         "work, divided by this.",
         above=0,
     )
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of a tick's reports: equal, or in proportion to "
-        "their numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of a tick's reports")
     choice: Choice = group(Choice(), "who is given work")
     server_lr: float = real(1.0, "Learning rate of the server.", above=0)
 
@@ -109,8 +106,8 @@ class Hyper(Clients, LocalTraining, Reports):
         """Check combinations of settings.
 
         Raises:
-          ConfigError: If more clients are at work, or report in a tick, than there are, if a trace
-            lacks rows of some client, or if clients add noise of their own.
+          ConfigError: If more clients are at work, or report in a tick, than there are, or if a
+            trace lacks rows of some client.
         """
         super().check_together()
         check_clients(self, are_distinct=False)
@@ -118,9 +115,6 @@ class Hyper(Clients, LocalTraining, Reports):
             if getattr(self, name) > self.num_clients:
                 allowed = f"at most num_clients = {self.num_clients}"
                 raise ConfigError(name, getattr(self, name), allowed)
-        if self.has_own_noise:
-            allowed = "without noise here, because clients tell the server their losses as well"
-            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
     @property
     def num_slots(self) -> int:
@@ -274,12 +268,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         never = Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
         acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
         is_there = jnp.arange(num_slots) < filled
-        is_equal = hyper.weighting == "equal"
-        own = jnp.ones_like(slots.client) if is_equal else counts[jnp.maximum(slots.client, 0)]
-        share = jnp.where(is_there, own, 0).astype(float)
-        received = Received(
-            acts, slots.client, slots.steps, slots.version, share / jnp.maximum(share.sum(), 1)
-        )
+        weight = mean_weights(hyper.weighting, counts, slots.client, is_there)
+        received = Received(acts, slots.client, slots.steps, slots.version, weight)
         flights = pace.flights.after_action(acts, carried.tick)
         return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
 
@@ -330,7 +320,6 @@ system = with_clock(
     paper=preset(Hyper, FAVANO),
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
-    messages=report_messages(),
     hints=Hints(ticks_within),
 )
 paper = system.paper

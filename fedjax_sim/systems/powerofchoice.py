@@ -51,6 +51,7 @@ from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_preci
 class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
+    tells_losses = True
     num_chosen: int = count(3, "Candidates with the largest losses, which train, m.")
     candidates: str = choice(
         "uniform",
@@ -73,9 +74,6 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
             raise ConfigError("num_chosen", self.num_chosen, allowed)
         if self.clock.num_asked:
             raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
-        if self.has_own_noise:
-            allowed = "without noise here, because candidates tell the server their losses as well"
-            raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
 
 
 def clock(problem: Any, hyper: Hyper) -> Clock:
@@ -125,9 +123,7 @@ def count_bits_of_clients(
     model = shapes_of_model(problem)
     is_chosen = timeline.clients != EMPTY
     num_chosen = is_chosen.sum(axis=1, dtype=np.int64)
-    delays, table = hyper.delays, hyper.delays.client_table
-    nothing_is_lost = is_known(delays.drop_rate, 0) and is_known(hyper.clock.deadline, 0)
-    nothing_is_lost &= table is None or table.drop_rate is None
+    nothing_is_lost = not hyper.delays.loses_updates and is_known(hyper.clock.deadline, 0)
     # Then fewer reports than are asked for are those of all candidates.
     is_short = nothing_is_lost & (num_chosen < hyper.num_chosen)
     num_others = np.where(is_short, 0, hyper.num_selected - num_chosen)

@@ -48,15 +48,16 @@ from fedjax_sim.server import (
     Memo,
     Reports,
     Wire,
-    expand,
     keep_if_empty,
     report_messages,
     stale_models,
 )
+from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_counts import downlink_of_slots
-from fedjax_sim.settings import choice, count, real, struct
+from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients
+from fedjax_sim.timelines.cohorts import client_weighting
 from fedjax_sim.timelines.delays.devices import is_lost
 from fedjax_sim.timelines.live import (
     Clock,
@@ -103,12 +104,7 @@ class Hyper(Clients, LocalTraining, Reports):
         least=0,
         simpler_at=(0.0,),
     )
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of the cache: equal, or in proportion to their "
-        "numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of the cache")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -253,11 +249,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         is_picked, believed = event.weight > 0, wire.combination.believed(event, reports)
         # Who has not reported for tau rounds received the newest model, after empty rounds too.
         syncs = (event.tick - state.base) // hyper.lag_tolerance
-        cache = jax.tree.map(
-            lambda kept, w: jnp.where(expand(syncs, kept) > 0, w[None], kept),
-            state.cache,
-            state.server,
-        )
+        newest = jax.tree.map(lambda w: w[None], state.server)
+        cache = where_slots(syncs > 0, newest, state.cache)
         cache = write_clients(cache, jnp.where(is_picked, believed, EMPTY), reports)
         server = weighted_sum(share, cache)
         cache = write_clients(cache, jnp.where(is_picked, EMPTY, believed), reports)

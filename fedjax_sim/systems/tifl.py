@@ -36,7 +36,7 @@ import numpy as np
 
 from fedjax_sim.batching import any_lane
 from fedjax_sim.clients import LastingTraining, batch_loss
-from fedjax_sim.server import Reports, report_messages
+from fedjax_sim.server import Reports
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -332,6 +332,5 @@ system = with_clock(
     Hyper=Hyper,
     paper=preset(Hyper, FAVANO),
     summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
-    messages=report_messages(),
 )
 paper = system.paper

@@ -23,63 +23,63 @@ What clocks are made of:
 The four kinds of clocks do not import each other. To write a clock, start from `contacts.py`.
 """
 
-from fedjax_sim.timelines.arrivals import (
+from fedjax_sim.timelines.arrivals.buffered import (
     ArrivalClock,
     Arrivals,
-    ClientQueues,
     arrivals_within,
+    schedule_arrivals,
+)
+from fedjax_sim.timelines.arrivals.client_queues import (
+    ClientQueues,
     client_queues_within,
     routing_shares,
-    schedule_arrivals,
     schedule_client_queues,
 )
 from fedjax_sim.timelines.contacts import ContactClock, Contacts, schedule_contacts
-from fedjax_sim.timelines.delays import (
+from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
+from fedjax_sim.timelines.delays.devices import draw_losses, loss_shares
+from fedjax_sim.timelines.delays.laws import (
     RUNTIME_LAWS,
     STEP_COUNT_LAWS,
     ClientDelays,
     Clients,
-    ClientTable,
     Speeds,
-    Trace,
     draw_client_rates,
     draw_client_speeds,
-    draw_losses,
     draw_runtimes,
-    loss_shares,
-    read_client_table,
-    read_trace,
 )
-from fedjax_sim.timelines.grouped import (
-    ExchangeDelays,
+from fedjax_sim.timelines.delays.trace import Trace, read_trace
+from fedjax_sim.timelines.grouped.arrivals import (
     GroupArrivals,
+    group_arrivals_within,
+    schedule_group_arrivals,
+)
+from fedjax_sim.timelines.grouped.groups import (
+    ExchangeDelays,
     GroupClock,
     Grouping,
     Groups,
     IterationDelays,
     Members,
-    aggregation_weights,
     complete_groups,
     delay_sizes,
-    group_arrivals_within,
-    group_rounds_within,
     list_members,
     paper_delays,
-    schedule_group_arrivals,
+)
+from fedjax_sim.timelines.grouped.rounds import (
+    aggregation_weights,
+    group_rounds_within,
     schedule_group_rounds,
 )
-from fedjax_sim.timelines.rounds import (
+from fedjax_sim.timelines.rounds.coins import CoinRounds, schedule_coin_rounds
+from fedjax_sim.timelines.rounds.sampled import (
     Cohort,
-    CohortClock,
     CohortRounds,
-    CoinRounds,
-    WeightedRounds,
     cohort_system,
-    rounds_within,
     schedule_cohort_rounds,
-    schedule_coin_rounds,
-    schedule_weighted_rounds,
 )
+from fedjax_sim.timelines.rounds.synchronous import CohortClock, rounds_within
+from fedjax_sim.timelines.rounds.weighted import WeightedRounds, schedule_weighted_rounds
 
 __all__ = [
     "RUNTIME_LAWS",

@@ -3,13 +3,14 @@
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.settings import choice
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 from fedjax_sim.types import EMPTY, Array, Key
 
@@ -69,6 +70,33 @@ def draw_poisson_cohorts(
     return jnp.where(slots < jnp.maximum(size, 1), clients, EMPTY), slots < size
 
 
+def client_weighting(mean: str) -> Any:
+    """Make the setting of what clients weigh, a choice of "equal" and "examples".
+
+    Args:
+      mean: In what they weigh, in words.
+    """
+    about = f"Weights of the clients, in {mean}: equal, or in proportion to their numbers of "
+    return choice("equal", ("equal", "examples"), f"{about}examples.")
+
+
+def mean_weights(weighting: str, counts: Array, clients: Array, is_in: Array) -> Array:
+    """Weigh clients in a mean of those that are in, by their setting `client_weighting`.
+
+    Args:
+      weighting: The setting.
+      counts: Everyone's number of examples, `i32[N]`.
+      clients: Client numbers, `i32[S]`; `EMPTY` in empty slots.
+      is_in: `bool[S]`.
+
+    Returns:
+      `f[S]` of sum 1; 0 if nobody is in.
+    """
+    own = jnp.ones_like(clients) if weighting == "equal" else counts[jnp.maximum(clients, 0)]
+    share = jnp.where(is_in, own, 0).astype(float)
+    return share / jnp.maximum(share.sum(), 1)
+
+
 class Draws(NamedTuple):
     """One multiset of clients per tick. A client fills at most one slot, whatever its count.
 
@@ -103,18 +131,12 @@ def draw_with_replacement(key: Key, share: Array, num_draws: int, num_ticks: int
     place = jax.vmap(
         lambda t: jax.random.uniform(jax.random.fold_in(key, t), (num_draws,), ends.dtype)
     )(jnp.arange(num_ticks))
-    drawn = jnp.sort(
-        jnp.minimum(jnp.searchsorted(ends, place * ends[-1], side="right"), share.shape[0] - 1),
-        axis=1,
-    )
-    is_first = jnp.concatenate(
-        [jnp.ones((num_ticks, 1), bool), drawn[:, 1:] != drawn[:, :-1]], axis=1
-    )
+    drawn = jnp.searchsorted(ends, place * ends[-1], side="right")
+    drawn = jnp.sort(jnp.minimum(drawn, share.shape[0] - 1), axis=1)
+    is_first = jnp.diff(drawn, axis=1, prepend=-1) != 0
     times = (drawn[:, :, None] == drawn[:, None, :]).sum(axis=-1)
-    return Draws(
-        jnp.where(is_first, drawn, EMPTY).astype("int32"),
-        jnp.where(is_first, times, 0).astype("int32"),
-    )
+    clients, times = jnp.where(is_first, drawn, EMPTY), jnp.where(is_first, times, 0)
+    return Draws(clients.astype("int32"), times.astype("int32"))
 
 
 def draw_by_share(key: Key, share: Array, num_selected: int, num_ticks: int) -> Array:
@@ -167,8 +189,9 @@ def previous_visits(clients: Array) -> tuple[Array, Array]:
     tick = order // clients.shape[1]
     previous = jnp.where(is_first, -1, jnp.roll(tick, 1))
     visit = place - jax.lax.cummax(jnp.where(is_first, place, 0))
-    back = jnp.zeros_like(flat).at[order]
-    shape = clients.shape
-    return back.set(previous.astype(flat.dtype)).reshape(shape), back.set(
-        visit.astype(flat.dtype)
-    ).reshape(shape)
+
+    def back(found: Array) -> Array:
+        in_place = jnp.zeros_like(flat).at[order].set(found.astype(flat.dtype))
+        return in_place.reshape(clients.shape)
+
+    return back(previous), back(visit)

@@ -9,11 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, ConfigError, count, group, is_not, real, struct, switch
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    check_left,
+    count,
+    group,
+    is_not,
+    real,
+    struct,
+    switch,
+)
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
-from fedjax_sim.timelines.delays import Clients, Speeds, draw_client_speeds, draw_runtimes
-from fedjax_sim.timelines.delays.devices import draw_devices, is_available, is_lost, time_available
+from fedjax_sim.timelines.delays.devices import (
+    bisect,
+    draw_devices,
+    is_available,
+    is_lost,
+    time_available,
+)
+from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, draw_runtimes
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
@@ -94,24 +110,18 @@ class Contacts(Clients):
         """
         super().check_together()
         if self.num_selected > self.num_clients:
-            raise ConfigError(
-                "num_selected", self.num_selected, f"at most num_clients = {self.num_clients}"
-            )
-        period = np.asarray(self.clock.server_wait, float) + np.asarray(
-            self.clock.server_interact, float
-        )
+            allowed = f"at most num_clients = {self.num_clients}"
+            raise ConfigError("num_selected", self.num_selected, allowed)
+        period = np.asarray(self.period, float)
         if np.any(period <= 0):
             raise ConfigError("server_wait + server_interact", float(period.min()), "above 0")
         if self.delays.time_of == "update":
             allowed = '"step", as contacts interrupt clients between steps'
             raise ConfigError("delays.time_of", "update", allowed)
-        for name in ("carry_residual", "busy_during_interaction", "strict_deadline"):
-            if self.delays.runtime_law == "count_geom" and getattr(self.clock, name):
-                raise ConfigError(
-                    f"clock.{name}",
-                    True,
-                    "false under runtime_law = count_geom, whose counts do not depend on time",
-                )
+        if self.delays.runtime_law == "count_geom":
+            switches = "carry_residual", "busy_during_interaction", "strict_deadline"
+            why = "under runtime_law = count_geom, whose counts do not depend on time"
+            check_left(self, {f"clock.{name}": False for name in switches}, why)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
@@ -185,18 +195,13 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
 def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps, at most K, that the delay law gives in each window: `i32[T, S]`."""
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
-    key = stream(key, "runtimes")
-    num = 1 if hyper.delays.runtime_law == "count_geom" else hyper.local_steps
-    draw = jax.vmap(
-        lambda t, speeds: draw_runtimes(
-            jax.random.fold_in(key, t), speeds, num, hyper.delays.runtime_law
-        )
-    )
-    times = draw(jnp.arange(clients.shape[0]), speeds)
-    if hyper.delays.runtime_law == "count_geom":
-        return jnp.where(window > 0, jnp.minimum(times[..., 0], hyper.local_steps), 0).astype(
-            "int32"
-        )
+    law, ticks = hyper.delays.runtime_law, jnp.arange(clients.shape[0])
+    num = 1 if law == "count_geom" else hyper.local_steps
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, "runtimes"), ticks)
+    times = jax.vmap(lambda own, speeds: draw_runtimes(own, speeds, num, law))(keys, speeds)
+    if law == "count_geom":
+        steps = jnp.minimum(times[..., 0], hyper.local_steps)
+        return jnp.where(window > 0, steps, 0).astype("int32")
     if hyper.clock.carry_residual:
         return _carried_steps(clients, times, window, hyper)
     return _completed(times, window, hyper)
@@ -204,14 +209,10 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
 
 def _completed(times: Array, window: Array, hyper: Contacts) -> Array:
     """Count the steps with running times `f64[..., K]` that end within the window `f64[...]`."""
-    finish = jnp.cumsum(times, axis=-1)
+    finish, end = jnp.cumsum(times, axis=-1), window[..., None]
     # A sum of K equal times may miss the window's end by its last bits.
-    slack = 1e-12 * window[..., None]
-    done = (
-        finish < window[..., None] - slack
-        if hyper.clock.strict_deadline
-        else finish <= window[..., None] + slack
-    )
+    slack = 1e-12 * end
+    done = finish < end - slack if hyper.clock.strict_deadline else finish <= end + slack
     return done.sum(axis=-1).astype("int32")
 
 
@@ -220,19 +221,16 @@ def _carried_steps(clients: Array, times: Array, window: Array, hyper: Contacts)
 
     def visit(unfinished: Array, tick: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         clients, times, window = tick
-        times = times.at[:, 0].set(
-            jnp.where(unfinished[clients] > 0, unfinished[clients], times[:, 0])
-        )
+        left = unfinished[clients]
+        times = times.at[:, 0].set(jnp.where(left > 0, left, times[:, 0]))
         steps = _completed(times, window, hyper)
-        next_time = jnp.take_along_axis(jnp.pad(times, ((0, 0), (0, 1))), steps[:, None], axis=1)[
-            :, 0
-        ]
+        padded = jnp.pad(times, ((0, 0), (0, 1)))
+        next_time = jnp.take_along_axis(padded, steps[:, None], axis=1)[:, 0]
         place = jnp.where(clients == EMPTY, hyper.num_clients, clients)
         return unfinished.at[place].set(next_time, mode="drop"), steps
 
-    return jax.lax.scan(visit, jnp.zeros(hyper.num_clients, times.dtype), (clients, times, window))[
-        1
-    ]
+    nothing = jnp.zeros(hyper.num_clients, times.dtype)
+    return jax.lax.scan(visit, nothing, (clients, times, window))[1]
 
 
 def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> Array:
@@ -240,21 +238,15 @@ def _trace_steps(clients: Array, start: Array, end: Array, hyper: Contacts) -> A
     rows = hyper.recorded.by_client(hyper.num_clients)
     first, finish = jnp.asarray(rows.first), jnp.asarray(rows.finish)
 
-    def rows_until(client: Array, time: Array, side_right: bool) -> Array:
-        """Find the end of the client's rows that finish before a time, or at it, by bisection."""
+    def rows_until(time: Array) -> Array:
+        """Find the end of the clients' rows that finish before a time, or at it."""
 
-        def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = bounds
-            middle = (low + high) // 2
-            at = finish[jnp.minimum(middle, finish.size - 1)]
-            is_before = (at <= time) if side_right else (at < time)
-            go_right = is_before & (low < high)
-            return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
+        def is_before(row: Array) -> Array:
+            at = finish[jnp.minimum(row, finish.size - 1)]
+            return at < time if hyper.clock.strict_deadline else at <= time
 
-        return jax.lax.fori_loop(0, 32, halve, (first[client], first[client + 1]))[0]
+        return bisect(is_before, first[clients], first[clients + 1], trips=32)
 
     # A step that ended exactly at the previous contact was counted there, unless the deadline is
     # strict.
-    inclusive = not hyper.clock.strict_deadline
-    steps = rows_until(clients, end, inclusive) - rows_until(clients, start, inclusive)
-    return jnp.minimum(steps, hyper.local_steps).astype("int32")
+    return jnp.minimum(rows_until(end) - rows_until(start), hyper.local_steps).astype("int32")

@@ -23,7 +23,7 @@ from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.events.clocks import Instant
-from fedjax_sim.timelines.delays import Trace
+from fedjax_sim.timelines.delays.trace import Trace
 
 FEDAVG, OORT = (fedjax_sim.SYSTEMS[name] for name in ("fedavg", "oort"))
 SCALE = 1.0

@@ -14,7 +14,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedavg, fedcs
 from fedjax_sim.timelines import ClientTable, Trace
-from fedjax_sim.timelines.delays import Speeds, draw_runtimes
+from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
 from fedjax_sim.types import EMPTY
 from tests.systems.live_traces import choice_key, trace
 

@@ -138,6 +138,17 @@ def test_a_night_is_no_round() -> None:
     assert memory.last.max() == rounds
 
 
+def test_a_table_serves_a_planned_run_and_then_a_live_one() -> None:
+    """Its arrays have 64 bits where schedules are drawn, and those of other floats in a clock."""
+    table = ClientTable(RATES, up=8 * RATES, available=[[(0.0, 40.0)]] * N, period=80.0)
+    clock = {"client_table": table, "server_interact": 1.0, "num_selected": ASKED}
+    problem = Quadratic.of(CENTERS.astype("float32"), curvature=CURVATURE)
+    for system in (fedavg.system, oort.system):
+        hyper = system.Hyper(num_clients=N, local_steps=1, **clock)
+        run = fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(2), num_evals=1)
+        assert np.isfinite(run.curves.loss).all()
+
+
 @pytest.mark.slow
 def test_rounds_get_shorter_and_reserves_are_left_out() -> None:
     """Against a uniform choice from the same clients; and with 6 asked of whom 4 are used."""

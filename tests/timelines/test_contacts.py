@@ -238,7 +238,7 @@ def test_whole_windows_are_whole(draw: Callable) -> None:
 @pytest.mark.parametrize("name", ["carry_residual", "busy_during_interaction", "strict_deadline"])
 def test_counts_that_do_not_depend_on_time_take_no_clock(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"{name} is True, but must be false under runtime_law = count_geom"
+        ConfigError, match=f"{name} is True, but must be False under runtime_law = count_geom"
     ):
         check(CONTACTS(runtime_law="count_geom", **{name: True}))
 

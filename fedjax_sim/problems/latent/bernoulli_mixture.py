@@ -27,11 +27,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.problems.latent.mixtures import (
-    component_logits,
-    expected_statistics,
-    responsibilities,
-)
+from fedjax_sim.problems.latent.mixtures import OfComponents
 from fedjax_sim.types import Array, Key
 
 
@@ -49,7 +45,7 @@ class Mixture(NamedTuple):
 
 @checked
 @struct.dataclass
-class BernoulliMixture:
+class BernoulliMixture(OfComponents):
     """The model of this module.
 
     Attributes:
@@ -98,20 +94,6 @@ class BernoulliMixture:
         first = jnp.log(params.weights) + absent.sum(axis=1)
         return jnp.concatenate([first, (jnp.log(params.means) - absent).ravel()])
 
-    def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
-        """Compute the weighted sum of the responsibilities rho and of rho y.
-
-        Args:
-          natural: `f[q]`, phi(theta).
-          examples: `f[B, D]`.
-          weight: `f[B]`, weight of each example.
-
-        Returns:
-          `f[q]`.
-        """
-        chex.assert_shape(weight, examples.shape[:1])
-        return expected_statistics(self._logits(natural, examples), examples, weight)
-
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) of examples `f[B, D]`: `f[B]`."""
         return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=0)
@@ -133,15 +115,6 @@ class BernoulliMixture:
         """
         return -self.loss(params, examples)
 
-    def responsibilities(self, params: Mixture, examples: Array) -> Array:
-        """Compute the probability of each component given each example: `f[B, G]`.
-
-        Args:
-          params: theta.
-          examples: `f[B, D]`.
-        """
-        return responsibilities(self._logits(self.natural(params), examples)).T
-
     def num_free(self, params: Mixture) -> int:
         """Count the free parameters.
 
@@ -149,11 +122,3 @@ class BernoulliMixture:
           params: theta, for its shapes.
         """
         return self.components - 1 + params.means.size
-
-    def _split(self, vector: Array) -> tuple[Array, Array]:
-        """Split s or phi into its two parts: `f[G]`, `f[G, D]`."""
-        return vector[: self.components], vector[self.components :].reshape(self.components, -1)
-
-    def _logits(self, natural: Array, examples: Array) -> Array:
-        """Compute log p(y, z; theta) for every example and component: `f[G, B]`."""
-        return component_logits(*self._split(natural), examples)

@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import chex
 import jax
@@ -199,36 +199,32 @@ class Estimation:
         return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
 
 
+class EstimationOptions(TypedDict, total=False):
+    """The options of `make_estimations`; see there."""
+
+    weighting: Annotated[str, OneOf(("pooled", "equal"))]
+    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None
+    per_client: bool
+
+
 @checked
 def make_estimation(
-    model: LatentModel,
-    data: Any,
-    partition: Partition,
-    *,
-    weighting: Annotated[str, OneOf(("pooled", "equal"))] = "pooled",
-    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None = None,
-    per_client: bool = False,
+    model: LatentModel, data: Any, partition: Partition, **options: Unpack[EstimationOptions]
 ) -> Estimation:
     """Build an estimation problem.
 
     Args:
       model: The latent-variable model, without data.
-      data: Examples of all clients: a pytree of finite leaves `[n, ...]`. The dtype of its first
-        leaf is that of the problem; 64 bits are kept where `jax.enable_x64` is on. If it is of
-        whole numbers, of bools, or of fewer than 32 bits, all leaves become float32.
+      data: Examples of all clients, as in `make_estimations`.
       partition: Who holds which example, as the functions of `fedjax_sim.partition` return it.
-      weighting: "pooled" gives every example the same weight, so that the share of client i is
-        N counts_i / sum(counts); "equal" gives every client the same weight.
-      start: Initial statistics S_0 `[q]`, or None to draw them.
-      per_client: Whether the mean loss of every client's examples is measured too.
+      **options: `weighting`, `start` and `per_client`, as in `make_estimations`.
 
     Returns:
       The problem.
 
     Raises:
-      ConfigError: If `weighting`, a number of the model, the data or the partition is not allowed.
+      ConfigError: If an option, a number of the model, the data or the partition is not allowed.
     """
-    options: dict[str, Any] = {"weighting": weighting, "start": start, "per_client": per_client}
     return make_estimations(model, data, [partition], **options)[0]
 
 

@@ -27,6 +27,7 @@ from flax import struct
 from jax.scipy.linalg import cho_solve
 
 from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.problems.latent.mixtures import pack, unpack
 from fedjax_sim.types import Array, Key, Leaf
 
 
@@ -97,7 +98,7 @@ class FactorAnalysis:
         precision = eye + inner
         # Entries off the diagonal of z z' count twice.
         doubled = precision * (2 - eye)
-        return jnp.concatenate([precise.ravel(), -doubled[np.tril_indices(self.factors)] / 2])
+        return jnp.concatenate([precise.ravel(), -pack(doubled) / 2])
 
     def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
         """Compute the weighted sum of the expected statistics: `f[q]`.
@@ -115,7 +116,7 @@ class FactorAnalysis:
         second = jnp.matmul(means.T, weighted, precision="highest")
         eye = jnp.eye(self.factors, dtype=factor.dtype)
         second += weight.sum() * cho_solve((factor, True), eye)
-        return jnp.concatenate([cross.ravel(), second[np.tril_indices(self.factors)]])
+        return jnp.concatenate([cross.ravel(), pack(second)])
 
     def loss(self, params: Factors, examples: Array) -> Array:
         """Compute -log p(y; theta) - (D / 2) log(2 pi) of examples `f[B, D]`: `f[B]`."""
@@ -159,10 +160,8 @@ class FactorAnalysis:
     def _split(self, statistics: Array) -> tuple[Array, Array]:
         """Split s into S_yz `f[D, k]` and S_zz `f[k, k]`."""
         size = self.mean.shape[0] * self.factors
-        place = np.zeros((self.factors, self.factors), int)
-        rows, columns = np.tril_indices(self.factors)
-        place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-        return statistics[:size].reshape(-1, self.factors), statistics[size:][place]
+        cross = statistics[:size].reshape(-1, self.factors)
+        return cross, unpack(statistics[size:], self.factors)
 
     def _posterior(self, natural: Array, centred: Array) -> tuple[Array, Array]:
         """Compute the Cholesky factor of z's precision given y, and z's means: `f[B, k]`."""

@@ -55,10 +55,10 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 
 from fedjax_sim.checking import AtLeast0, Count, checked
 from fedjax_sim.problems.latent.mixtures import (
-    component_logits,
-    expected_statistics,
-    responsibilities,
+    OfComponents,
+    pack,
     spread_examples,
+    unpack,
 )
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Leaf
@@ -87,7 +87,7 @@ class Mixture(NamedTuple):
 
 @checked
 @struct.dataclass
-class GaussianMixture:
+class GaussianMixture(OfComponents):
     """The model of this module.
 
     Its loss is the negative log-density less (D / 2) log(2 pi), as in eq. (57).
@@ -195,7 +195,7 @@ class GaussianMixture:
             means = self.mean[None] + jnp.clip(means - self.mean[None], -most, most)
         covariance = self.covariance
         if self.covariance_type == "full":
-            covariance = _unpack(moments, dim) - means[:, :, None] * means[:, None, :]
+            covariance = unpack(moments, dim) - means[:, :, None] * means[:, None, :]
         elif self.covariance_type == "diag":
             covariance = moments - jnp.square(means)
         elif self.covariance_type == "spherical":
@@ -225,7 +225,7 @@ class GaussianMixture:
             return sent
         if self.covariance_type in ("diag", "spherical"):
             return (*sent, params.covariance)
-        return (*sent, _pack(params.covariance))
+        return (*sent, pack(params.covariance))
 
     def natural(self, params: Mixture) -> Array:
         """Compute the natural parameters phi(theta): `f[q]`.
@@ -244,7 +244,7 @@ class GaussianMixture:
             precise = jnp.einsum("gde,ge->gd", precision, params.means, precision="highest")
             log_det = 2 * jnp.log(jnp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
             # Entries off the diagonal count twice in <P, y y'>.
-            quadratic = _pack(precision * (2 - eye)[None])
+            quadratic = pack(precision * (2 - eye)[None])
         else:
             variance = params.covariance.reshape(num, -1)
             quadratic = 1 / jnp.where(variance > 0, variance, jnp.nan)
@@ -254,21 +254,6 @@ class GaussianMixture:
         first = jnp.log(params.weights) - square / 2 - log_det / 2
         second = jnp.concatenate([precise, -quadratic / 2], axis=1)
         return jnp.concatenate([first, second.ravel()])
-
-    def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
-        """Compute the weighted sum of the responsibilities rho and of rho t(y), eq. (58).
-
-        Args:
-          natural: `f[q]`, phi(theta).
-          examples: `f[B, D]` or `f[B]`.
-          weight: `f[B]`, weight of each example.
-
-        Returns:
-          `f[q]`.
-        """
-        chex.assert_shape(weight, examples.shape[:1])
-        features = self._features(examples)
-        return expected_statistics(self._logits(natural, features), features, weight)
 
     def loss(self, params: Mixture, examples: Array) -> Array:
         """Compute -log p(y; theta) - (D / 2) log(2 pi) of examples `f[B, D]` or `f[B]`: `f[B]`."""
@@ -318,17 +303,12 @@ class GaussianMixture:
         """Compute log p(y; theta) of examples `f[B, D]` or `f[B]`: `f[B]`."""
         return -self.loss(params, examples) - params.means.shape[1] / 2 * np.log(2 * np.pi)
 
-    def responsibilities(self, params: Mixture, examples: Array) -> Array:
-        """Compute the probability of each component given each example: `f[B, G]`."""
-        logits = self._logits(self.natural(params), self._features(examples))
-        return responsibilities(logits).T
-
     def num_free(self, params: Mixture) -> int:
         """Count the free parameters."""
         known = self.covariance is not None
         entries = params.covariance
         if self.covariance_type in ("tied", "full"):
-            entries = _pack(params.covariance)
+            entries = pack(params.covariance)
         return self.components - 1 + params.means.size + (0 if known else entries.size)
 
     def _features(self, examples: Array) -> Array:
@@ -337,7 +317,7 @@ class GaussianMixture:
         if self.covariance_type == "tied":
             return examples
         if self.covariance_type == "full":
-            quadratic = _pack(examples[:, :, None] * examples[:, None, :])
+            quadratic = pack(examples[:, :, None] * examples[:, None, :])
         else:
             quadratic = jnp.square(examples)
             if self.covariance_type == "spherical":
@@ -348,7 +328,7 @@ class GaussianMixture:
         """Compute E[t(y)]: `f[F]`."""
         quadratic = {
             "tied": lambda: self.mean[:0],
-            "full": lambda: _pack(self.second_moment),
+            "full": lambda: pack(self.second_moment),
             "diag": lambda: jnp.diag(self.second_moment),
             "spherical": lambda: jnp.trace(self.second_moment)[None],
         }[self.covariance_type]()
@@ -398,29 +378,8 @@ class GaussianMixture:
         each = jax.vmap(bounded) if covariance.ndim == 3 else bounded
         return each(covariance, least, most)
 
-    def _split(self, vector: Array) -> tuple[Array, Array]:
-        """Split s or phi into its two parts: `f[G]`, `f[G, F]`."""
-        return vector[: self.components], vector[self.components :].reshape(self.components, -1)
-
-    def _logits(self, natural: Array, features: Array) -> Array:
-        """Compute log pi_g and the part of log p(y | z = g) that depends on g: `f[G, B]`."""
-        return component_logits(*self._split(natural), features)
-
 
 def _rows(examples: Array) -> Array:
     """Give examples `f[B, D]` or `f[B]` two axes."""
     chex.assert_rank(examples, {1, 2})
     return examples[:, None] if examples.ndim == 1 else examples
-
-
-def _pack(matrices: Array) -> Array:
-    """List the entries on and below the diagonal: `f[..., D, D]` to `f[..., D (D + 1) / 2]`."""
-    return matrices[(..., *np.tril_indices(matrices.shape[-1]))]
-
-
-def _unpack(entries: Array, dim: int) -> Array:
-    """Make symmetric matrices of the entries that `_pack` lists: `f[..., D, D]`."""
-    place = np.zeros((dim, dim), int)
-    rows, columns = np.tril_indices(dim)
-    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
-    return entries[..., place]

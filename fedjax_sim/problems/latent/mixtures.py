@@ -7,24 +7,62 @@ half the time of the other order.
 Dimension letters: `B` examples, `G` components, `D` coordinates of an example, `q` = G + G D.
 """
 
+from typing import Any
+
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.types import Array, Key
 
 
-def component_logits(first: Array, second: Array, examples: Array) -> Array:
-    """Compute the logarithm of the joint density of example and component, up to a constant.
+class OfComponents:
+    """What mixtures have in common; `components` is G, the number of components."""
 
-    Args:
-      first: `f[G]`, first part of phi.
-      second: `f[G, D]`, second part of phi.
-      examples: `f[B, D]`.
+    components: Any
+    natural: Any
 
-    Returns:
-      `f[G, B]`.
-    """
-    return first[:, None] + jnp.matmul(examples, second.T, precision="highest").T
+    def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
+        """Compute the weighted sum of the responsibilities rho, and of rho times the features.
+
+        Args:
+          natural: `f[q]`, phi(theta).
+          examples: `f[B, D]`, or what else the model takes.
+          weight: `f[B]`, weight of each example.
+
+        Returns:
+          `f[q]`.
+        """
+        chex.assert_shape(weight, examples.shape[:1])
+        features = self._features(examples)
+        return expected_statistics(self._logits(natural, features), features, weight)
+
+    def responsibilities(self, params: Any, examples: Array) -> Array:
+        """Compute the probability of each component given each example: `f[B, G]`.
+
+        Args:
+          params: theta.
+          examples: `f[B, D]`, or what else the model takes.
+        """
+        logits = self._logits(self.natural(params), self._features(examples))
+        return jax.nn.softmax(logits, axis=0).T
+
+    def _features(self, examples: Array) -> Array:
+        """Return t(y): the examples themselves, `f[B, D]`, or `f[B, F]`."""
+        return examples
+
+    def _split(self, vector: Array) -> tuple[Array, Array]:
+        """Split s or phi into its two parts: `f[G]`, `f[G, F]`."""
+        return vector[: self.components], vector[self.components :].reshape(self.components, -1)
+
+    def _logits(self, natural: Array, features: Array) -> Array:
+        """Compute the logarithm of the joint density of component and example: `f[G, B]`.
+
+        It is up to what does not depend on the component.
+        """
+        first, second = self._split(natural)
+        return first[:, None] + jnp.matmul(features, second.T, precision="highest").T
 
 
 def expected_statistics(logits: Array, examples: Array, weight: Array) -> Array:
@@ -42,11 +80,6 @@ def expected_statistics(logits: Array, examples: Array, weight: Array) -> Array:
     share = joint * (weight / joint.sum(axis=0))[None]
     second = jnp.matmul(share, examples, precision="highest")
     return jnp.concatenate([share.sum(axis=1), second.ravel()])
-
-
-def responsibilities(logits: Array) -> Array:
-    """Compute the probability of each component given each example: `f[G, B]` from `f[G, B]`."""
-    return jax.nn.softmax(logits, axis=0)
 
 
 def spread_examples(key: Key, examples: Array, weight: Array, number: int) -> Array:
@@ -74,3 +107,16 @@ def spread_examples(key: Key, examples: Array, weight: Array, number: int) -> Ar
         distance = jnp.minimum(distance, jnp.sum(jnp.square(examples - center[None]), axis=1))
         centers.append(center)
     return jnp.stack(centers)
+
+
+def pack(matrices: Array) -> Array:
+    """List the entries on and below the diagonal: `f[..., D, D]` to `f[..., D (D + 1) / 2]`."""
+    return matrices[(..., *np.tril_indices(matrices.shape[-1]))]
+
+
+def unpack(entries: Array, dim: int) -> Array:
+    """Make symmetric matrices of the entries that `pack` lists: `f[..., D, D]`."""
+    place = np.zeros((dim, dim), int)
+    rows, columns = np.tril_indices(dim)
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return entries[..., place]

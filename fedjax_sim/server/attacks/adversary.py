@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.compression.base import wide_of
+from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import parse_attack
 from fedjax_sim.settings import (
@@ -33,10 +34,6 @@ ROUNDING = 1e-5
 
 def _is_attack(attack: Any) -> bool:
     return not isinstance(attack, Honest)
-
-
-def _is_empty(clients: Any) -> bool:
-    return not clients
 
 
 @struct
@@ -67,7 +64,7 @@ class Adversary(Checked):
         least=0,
         most=1,
         simpler_at=(0.0,),
-        only_with={"attack": _is_attack, "attackers": _is_empty},
+        only_with={"attack": _is_attack, "attackers": lambda clients: not clients},
     )
     attackers: tuple[int, ...] = clients_named(
         "Numbers of the clients that are malicious, instead of a share of them.",
@@ -185,9 +182,7 @@ def remembering(
     (draws, messages), cohort = _seen(adversary, key, event, starts, local, num_clients)
     # They learn from those who are honest for ever, as far as their messages are finite.
     is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
-    honest = cohort.is_present & ~is_foe
-    for leaf in jax.tree.leaves(messages):
-        honest &= jnp.isfinite(leaf).reshape(leaf.shape[0], -1).all(axis=1)
+    _, honest = finite(messages, cohort.is_present & ~is_foe)
     cohort = cohort._replace(is_malicious=cohort.is_present & ~honest)
     new = adversary.attack.remember(draws, messages, cohort, memory)
     is_there = honest.any()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.compression.base import wide_of
-from fedjax_sim.settings import Checked, fixed, struct, write_kind
+from fedjax_sim.settings import Kind, fixed, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -42,24 +42,19 @@ class Cohort(NamedTuple):
         return jnp.where(is_honest.any(), is_honest, self.is_present)
 
 
-class Attack(Checked):
+class Attack(Kind):
     """The interface of attacks on messages: what malicious clients send instead of their progress.
 
-        @settings.struct
-        class Silence(Attack):
-            "Send zeros."
-            name: str = settings.fixed("silence")
+    @settings.struct
+    class Silence(Attack):
+        "Send zeros."
+        name: str = settings.fixed("silence")
 
-            def forge(self, key, messages, cohort):
-                return jax.tree.map(jnp.zeros_like, messages)
+        def forge(self, key, messages, cohort):
+            return jax.tree.map(jnp.zeros_like, messages)
 
-        hyper = fedavg.Hyper(attack=Silence(), malicious=0.2)
-
-    Attributes:
-      name: Name on the command line.
+    hyper = fedavg.Hyper(attack=Silence(), malicious=0.2)
     """
-
-    name: str
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Make the messages of malicious clients. Those of others are not used.
@@ -106,10 +101,6 @@ class Attack(Checked):
           memory: What `remember` returned.
         """
         return self
-
-    def __str__(self) -> str:
-        """Write the attack as `parse_attack` reads it: name and non-default values."""
-        return write_kind(self)
 
 
 @struct

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_sim.compression.base import divisor, root, wide_of
 from fedjax_sim.server.attacks.base import (
@@ -184,17 +185,12 @@ class Mimic(Attack):
         now = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
         mean = jax.tree.map(mixed, memory.mean, now)
         apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
-        leaves, structure = jax.tree.flatten(now)
-        keys = jax.random.split(key, len(leaves))
-        drawn = [
-            jax.random.normal(each, leaf.shape, leaf.dtype)
-            for each, leaf in zip(keys, leaves, strict=True)
-        ]
-        before = jax.tree.map(
-            lambda z, new: jnp.where(ticks > 0, z[None], new),
-            memory.direction,
-            jax.tree.unflatten(structure, drawn),
-        )
+
+        def begun(z: Array, leaf: Array, own: Key) -> Array:
+            return jnp.where(ticks > 0, z[None], jax.random.normal(own, leaf.shape, leaf.dtype))
+
+        keys = optax.tree.split_key_like(key, now)
+        before = jax.tree.map(begun, memory.direction, now, keys)
         pulls = _products(apart, before)[:, 0]
         moved = jax.tree.map(lambda leaf: along(pulls, leaf).astype(leaf.dtype) * leaf, apart)
         pulled = _of_length_1(jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), moved))

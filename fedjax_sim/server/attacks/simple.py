@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fedjax_sim.compression.base import wide_of
 from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide
 from fedjax_sim.settings import choice, fixed, real, struct
 from fedjax_sim.types import Array, Key, Params
@@ -126,12 +126,9 @@ def _scaled(messages: Params, factor: Any) -> Params:
 
 def _noise(key: Key, messages: Params, deviation: Any) -> Params:
     """Draw normal numbers with mean 0 in the shapes and types of messages."""
-    leaves, structure = jax.tree.flatten(messages)
-    keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
 
-    def draw(leaf: Array, key: Key) -> Array:
-        wide = wide_of(leaf).dtype
-        noise = jnp.asarray(deviation, wide) * jax.random.normal(key, leaf.shape, wide)
-        return noise.astype(leaf.dtype)
+    def draw(wide: Array, key: Key) -> Array:
+        noise = jax.random.normal(key, wide.shape, wide.dtype)
+        return jnp.asarray(deviation, wide.dtype) * noise
 
-    return jax.tree.map(draw, messages, keys)
+    return in_wide(draw, messages, optax.tree.split_key_like(key, messages))

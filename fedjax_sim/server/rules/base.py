@@ -12,11 +12,11 @@ import numpy as np
 from fedjax_sim.batching import weighted_sum
 from fedjax_sim.compression import Compressor
 from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.settings import Checked, fixed, struct, write_kind
+from fedjax_sim.settings import Kind, fixed, struct
 from fedjax_sim.types import Array, Key, Params
 
 
-class Rule(Checked):
+class Rule(Kind):
     """The interface of rules: what a server makes of the messages of a tick.
 
     A rule returns a centre: of equal messages, that message, but for FLTrust. The server moves by
@@ -28,12 +28,10 @@ class Rule(Checked):
         assert Median().centre(key, messages, weight, is_present) == 2.0
 
     Attributes:
-      name: Name on the command line.
       weighs: Whether messages with larger weights count for more. Where a rule does not weigh, the
         weights of a tick must be equal.
     """
 
-    name: str
     weighs: ClassVar[bool] = False
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
@@ -122,10 +120,6 @@ class Rule(Checked):
         """
         is_enough = is_present.sum() >= self.least()
         return jax.tree.map(lambda leaf: jnp.where(is_enough, leaf, jnp.nan), centre)
-
-    def __str__(self) -> str:
-        """Write the rule as `parse_rule` reads it: name and non-default values."""
-        return write_kind(self)
 
 
 @struct

@@ -17,7 +17,7 @@ from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, No
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
 from fedjax_sim.server.rules.trust import FLTrust
-from fedjax_sim.settings import ConfigError, count, fixed, parse_kind, part, struct, write_kind
+from fedjax_sim.settings import ConfigError, count, fixed, parse_kind, part, struct
 from fedjax_sim.types import Array, Key, Params
 
 INNER: dict[str, type[Rule]] = {
@@ -152,6 +152,5 @@ class Bucketing(Rule):
     def __str__(self) -> str:
         """Write the rule as `parse_rule` reads it: values that are not defaults, the rule last."""
         if self.inner == Median():
-            return write_kind(self)
-        outer = write_kind(dataclasses.replace(self, inner=Median()))
-        return f"{outer}:inner={self.inner}"
+            return super().__str__()
+        return f"{dataclasses.replace(self, inner=Median())}:inner={self.inner}"

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_sim.compression import Compressor
 from fedjax_sim.compression.base import wide_of
@@ -45,10 +46,8 @@ class SecureSum(Rule):
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the sum of the coded messages, decoded."""
         width = jnp.asarray(self.width).astype("int32")
-        leaves, structure = jax.tree.flatten(messages)
-        keys = jax.random.split(key, len(leaves))
-        sums = [self._sum(*pair, weight, width) for pair in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(structure, sums)
+        keys = optax.tree.split_key_like(key, messages)
+        return jax.tree.map(lambda own, x: self._sum(own, x, weight, width), keys, messages)
 
     def _sum(self, key: Key, leaf: Array, weight: Array, width: Array) -> Array:
         """Sum a leaf `[S, ...]` with weights: `[...]`."""

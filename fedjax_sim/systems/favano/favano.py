@@ -98,25 +98,18 @@ class Hyper(Contacts, LocalTraining, Reports):
         if self.delays.trace is not None:
             raise ConfigError("reweight", self.reweight, f"{others} with a recorded trace")
         table = self.delays.client_table
-        is_always_there = np.all(np.asarray(self.delays.off_time) == 0) and np.all(
-            np.asarray(self.delays.drop_rate) == 0
-        )
-        if not is_always_there or (table is not None and not table.only_speeds):
+        is_always_there = not (self.delays.has_breaks or self.delays.loses_updates)
+        if not is_always_there or (table is not None and table.has_bandwidth):
             words = f"{others} where clients have breaks, bandwidths or losses"
             raise ConfigError("reweight", self.reweight, words)
         if self.delays.runtime_law not in STEP_COUNT_LAWS:
             raise ConfigError(
                 "reweight", self.reweight, f"{others} under {self.delays.runtime_law}"
             )
-        period = np.asarray(self.clock.server_wait, float) + np.asarray(
-            self.clock.server_interact, float
-        )
+        period = np.asarray(self.period, float)
         if self.delays.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
-            value, allowed = (
-                float(period.ravel()[0]),
-                "whole under runtime_geom with this reweighting",
-            )
-            raise ConfigError("server_wait + server_interact", value, allowed)
+            allowed = "whole under runtime_geom with this reweighting"
+            raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), allowed)
 
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:

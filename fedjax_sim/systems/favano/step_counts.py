@@ -71,7 +71,10 @@ class StepCounts:
             counts = jnp.arange(num, dtype=float)
             if self.law == "count_geom":
                 return jnp.where(counts == 0, 0.0, rate * (1 - rate) ** jnp.maximum(counts - 1, 0))
-            in_round = _count_in_window(counts, rate, round_time, self.law)
+            if self.law == "runtime_geom":
+                in_round = stats.binom.pmf(counts, round_time, rate)
+            else:
+                in_round = stats.poisson.pmf(counts, rate * round_time)
 
             def next_probability(recent: Array, in_this_round: Array) -> tuple[Array, Array]:
                 """Compute a_k from `recent`: a_{k-1}, a_{k-2}, ... and zeros before a_0."""
@@ -97,12 +100,9 @@ class StepCounts:
 
         It is (1 - z) / (1 - (1 - p) z), where z is the probability of no step in a round.
         """
-
-        def one_client(rate: Array, p: Array, round_time: Array) -> Array:
-            any_in_round = prob_any_given(rate, window=round_time, law=self.law)
-            return any_in_round / (p + (1 - p) * any_in_round)
-
-        return self._each_client(one_client)
+        rate, p, round_time = _arrays(self.rate, self.contact_probability, self.round_time)
+        any_in_round = prob_any_given(rate, window=round_time, law=self.law)
+        return any_in_round / (p + (1 - p) * any_in_round)
 
     @partial(jax.jit, static_argnames="max_steps")
     def mean(self, max_steps: int) -> Array:
@@ -138,7 +138,10 @@ class StepCounts:
         return jnp.moveaxis(self._each_client(one_client), -1, 0)
 
     def _each_client(self, formula: Callable[..., Array]) -> Array:
-        return _each_client(formula, self.rate, self.contact_probability, self.round_time)
+        """Apply a formula of scalars to every client; its result's axes come last."""
+        arrays = _arrays(self.rate, self.contact_probability, self.round_time)
+        result = jax.vmap(formula)(*(array.ravel() for array in arrays))
+        return result.reshape(arrays[0].shape + result.shape[1:])
 
 
 @partial(jax.jit, static_argnames="law")
@@ -153,15 +156,12 @@ def prob_any_given(rate: Array | float, *, window: Array | float, law: str) -> A
     Returns:
       Probabilities, `f[...]`.
     """
-
-    def one_client(rate: Array, window: Array) -> Array:
-        return {
-            "runtime_geom": -jnp.expm1(special.xlog1py(window, -rate)),
-            "runtime_exp": -jnp.expm1(-rate * window),
-            "count_geom": jnp.ones_like(rate),
-        }[law]
-
-    return _each_client(one_client, rate, window)
+    rate, window = _arrays(rate, window)
+    return {
+        "runtime_geom": -jnp.expm1(special.xlog1py(window, -rate)),
+        "runtime_exp": -jnp.expm1(-rate * window),
+        "count_geom": jnp.ones_like(rate),
+    }[law]
 
 
 @partial(jax.jit, static_argnames=("max_steps", "law"))
@@ -182,38 +182,23 @@ def mean_steps_given(
     Returns:
       Means, `f[...]`.
     """
-
-    def one_client(rate: Array, window: Array) -> Array:
-        if law == "count_geom":
-            return -jnp.expm1(special.xlog1py(float(max_steps), -rate)) / rate
-        if max_steps == 1:
-            return prob_any_given(rate, window=window, law=law)
-        if law == "runtime_exp":
-            expected = rate * window
-            return expected * special.gammaincc(
-                max_steps - 1.0, expected
-            ) + max_steps * special.gammainc(float(max_steps), expected)
-        over = window - (max_steps - 1)
-        is_capped = over > 0
-        over = jnp.where(is_capped, over, 1.0)
-        capped = rate * window * special.betainc(
-            over, max_steps - 1.0, 1 - rate
-        ) + max_steps * special.betainc(max_steps, over, rate)
-        return jnp.where(is_capped, capped, rate * window)
-
-    return _each_client(one_client, rate, window)
+    rate, window = _arrays(rate, window)
+    expected = rate * window
+    if law == "count_geom":
+        return -jnp.expm1(special.xlog1py(float(max_steps), -rate)) / rate
+    if max_steps == 1:
+        return prob_any_given(rate, window=window, law=law)
+    if law == "runtime_exp":
+        few = special.gammaincc(max_steps - 1.0, expected)
+        return expected * few + max_steps * special.gammainc(float(max_steps), expected)
+    over = window - (max_steps - 1)
+    is_capped = over > 0
+    over = jnp.where(is_capped, over, 1.0)
+    few = special.betainc(over, max_steps - 1.0, 1 - rate)
+    capped = expected * few + max_steps * special.betainc(max_steps, over, rate)
+    return jnp.where(is_capped, capped, expected)
 
 
-def _count_in_window(counts: Array, rate: Array, window: Array, law: str) -> Array:
-    """Compute the probabilities of step counts `f[num]` in one window of given length."""
-    if law == "runtime_geom":
-        return stats.binom.pmf(counts, window, rate)
-    return stats.poisson.pmf(counts, rate * window)
-
-
-def _each_client(formula: Callable[..., Array], *numbers: Array | float) -> Array:
-    """Apply a formula for scalars to numbers that broadcast; its result's axes come last."""
-    arrays = [jnp.asarray(number, float) for number in numbers]
-    shape = jnp.broadcast_shapes(*(array.shape for array in arrays))
-    result = jax.vmap(formula)(*(jnp.broadcast_to(array, shape).ravel() for array in arrays))
-    return result.reshape(shape + result.shape[1:])
+def _arrays(*numbers: Array | float) -> list[Array]:
+    """Make arrays of floats, of one shape."""
+    return jnp.broadcast_arrays(*(jnp.asarray(number, float) for number in numbers))

@@ -9,27 +9,3 @@ Both find the arrivals in order of time. Clients that wait for the server are in
 (`queue`). For clients that never wait, `free_arrivals` finds all arrivals at once. Where a fixed
 number of tasks is at work, `tasks` follows these from client to client.
 """
-
-from fedjax_sim.timelines.arrivals.buffered import (
-    ArrivalClock,
-    Arrivals,
-    arrivals_within,
-    schedule_arrivals,
-)
-from fedjax_sim.timelines.arrivals.client_queues import (
-    ClientQueues,
-    client_queues_within,
-    routing_shares,
-    schedule_client_queues,
-)
-
-__all__ = [
-    "ArrivalClock",
-    "Arrivals",
-    "ClientQueues",
-    "arrivals_within",
-    "client_queues_within",
-    "routing_shares",
-    "schedule_arrivals",
-    "schedule_client_queues",
-]

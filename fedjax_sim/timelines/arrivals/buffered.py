@@ -39,8 +39,8 @@ from fedjax_sim.timelines.arrivals.queue import (
 )
 from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
+from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.types import Array, Key, Timeline
 
 RESTARTS = (
@@ -139,43 +139,26 @@ class Arrivals(Clients):
             `restart`.
         """
         super().check_together()
-        if (
-            self.clock.restart not in FREE
-            and self.delays.trace is None
-            and self.buffer_size > self.num_clients
-        ):
-            raise ConfigError(
-                "buffer_size",
-                self.buffer_size,
-                f"at most num_clients = {self.num_clients}, or it can never fill",
-            )
-        if self.delays.trace is not None and self.buffer_size > self.delays.trace.client.size:
-            raise ConfigError(
-                "buffer_size",
-                self.buffer_size,
-                f"at most the {self.delays.trace.client.size} rows of the trace",
-            )
-        if self.clock.restart == "own_finish" and not self.clock.send_old_model:
-            raise ConfigError(
-                "clock.send_old_model",
-                False,
-                'true under restart = "own_finish", '
-                "where clients continue before the tick's model is made",
-            )
-        if self.clock.restart in IMMEDIATE and self.clock.send_old_model:
-            raise ConfigError(
-                "clock.send_old_model",
-                True,
-                f'false under restart = "{self.clock.restart}", which takes the newest model',
-            )
-        if self.clock.restart == "new_version" and self.clock.ties == "random":
-            raise ConfigError("clock.ties", "random", '"client" under restart = "new_version"')
-        drop_rate = self.delays.drop_rate
-        if self.delays.client_table is not None and self.delays.client_table.drop_rate is not None:
-            drop_rate = self.delays.client_table.drop_rate
-        if self.clock.restart == "fresh" and np.max(drop_rate) > 0:
-            allowed = '0 under restart = "fresh", which draws no second update in a tick'
-            raise ConfigError("delays.drop_rate", float(np.max(drop_rate)), allowed)
+        trace, restart = self.delays.trace, self.clock.restart
+        if trace is not None and self.buffer_size > trace.client.size:
+            allowed = f"at most the {trace.client.size} rows of the trace"
+            raise ConfigError("buffer_size", self.buffer_size, allowed)
+        if trace is None and restart not in FREE and self.buffer_size > self.num_clients:
+            allowed = f"at most num_clients = {self.num_clients}, or it can never fill"
+            raise ConfigError("buffer_size", self.buffer_size, allowed)
+        under = f'under restart = "{restart}"'
+        if restart == "own_finish" and not self.clock.send_old_model:
+            allowed = f"true {under}, where clients continue before the tick's model is made"
+            raise ConfigError("clock.send_old_model", False, allowed)
+        if restart in IMMEDIATE and self.clock.send_old_model:
+            allowed = f"false {under}, which takes the newest model"
+            raise ConfigError("clock.send_old_model", True, allowed)
+        if restart == "new_version" and self.clock.ties == "random":
+            raise ConfigError("clock.ties", "random", f'"client" {under}')
+        most = float(np.max(self.delays.drop_rates))
+        if restart == "fresh" and most > 0:
+            allowed = f"0 {under}, which draws no second update in a tick"
+            raise ConfigError("delays.drop_rate", most, allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
@@ -237,20 +220,15 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     Returns:
       The approximate number of ticks.
     """
-    if hyper.delays.trace is not None:
-        return hyper.delays.trace.client.size / hyper.buffer_size
-    working = (
-        hyper.delays.on_time
-        / (hyper.delays.on_time + hyper.delays.off_time)
-        * (1 - hyper.delays.drop_rate)
-    )
-    rate = hyper.num_clients * hyper.delays.mean_rate
-    if hyper.clock.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
-        rate = hyper.num_at_work / hyper.delays.mean_time
+    delays, clock = hyper.delays, hyper.clock
+    if delays.trace is not None:
+        return delays.trace.client.size / hyper.buffer_size
+    working = delays.on_time / (delays.on_time + delays.off_time) * (1 - delays.drop_rate)
+    rate = hyper.num_clients * delays.mean_rate
+    if clock.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
+        rate = hyper.num_at_work / delays.mean_time
     fill = hyper.buffer_size * hyper.times_per_update / (rate * working)
-    return time / (
-        fill if hyper.clock.restart in IMMEDIATE else np.maximum(hyper.clock.server_interact, fill)
-    )
+    return time / (fill if clock.restart in IMMEDIATE else np.maximum(clock.server_interact, fill))
 
 
 class _Lots(NamedTuple):
@@ -348,13 +326,8 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     is_late = at_own if hyper.clock.restart == "before_aggregation" else 0
     version = (before - is_late) // size
     holds = (jnp.arange(num) + (hyper.clock.restart == "free")) // size
-    return _timeline(
-        time.reshape(shape)[:, -1],
-        client.reshape(shape),
-        version.reshape(shape),
-        holds.reshape(shape),
-        hyper,
-    )
+    client, version, holds = (leaf.reshape(shape) for leaf in (client, version, holds))
+    return _timeline(time.reshape(shape)[:, -1], client, version, holds, hyper)
 
 
 def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:

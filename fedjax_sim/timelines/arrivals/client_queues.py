@@ -20,8 +20,8 @@ from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, count, real, redefault, struct, weights
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
-from fedjax_sim.timelines.delays import Clients, draw_client_rates
 from fedjax_sim.timelines.delays.devices import draw_devices, per_update
+from fedjax_sim.timelines.delays.laws import Clients, draw_client_rates
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 

@@ -128,18 +128,12 @@ def first_arrivals(
         following = _Queue(followed.client, attempt, followed.visit + 1, lot, start, finish)
         joins = _is_first(following, latest, latest_place) & (jnp.arange(block) < write - read)
         packed = _packed(following, joins, block)
-        queue = _Queue(
-            *(
-                jax.lax.dynamic_update_slice(leaf, x, (write,))
-                for leaf, x in zip(queue, packed, strict=True)
-            )
-        )
-        return _Search(
-            jnp.minimum(read + block, write),
-            write + joins.sum(dtype="int32"),
-            latest,
-            latest_place,
-            queue,
+        return search._replace(
+            read=jnp.minimum(read + block, write),
+            write=write + joins.sum(dtype="int32"),
+            queue=jax.tree.map(
+                lambda leaf, x: jax.lax.dynamic_update_slice(leaf, x, (write,)), queue, packed
+            ),
         )
 
     def until_full(search: _Search) -> _Search:

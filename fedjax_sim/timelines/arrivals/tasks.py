@@ -155,16 +155,7 @@ def replace_finished(
             return own
         if work.devices.windows is None:
             return draw(jnp.int32(0))
-
-        def is_away(found: tuple[Array, Array]) -> Array:
-            number, place = found
-            return (number < TRIES) & ~is_available(work.devices, state.order[place], now)
-
-        return jax.lax.while_loop(
-            is_away,
-            lambda found: (found[0] + 1, draw(found[0])),
-            (jnp.int32(1), draw(jnp.int32(0))),
-        )[1]
+        return draw_until(draw, lambda place: is_available(work.devices, state.order[place], now))
 
     def finish_one(state: State) -> tuple[State, tuple[Replaced, Array]]:
         """Process the earliest finish; also tell whether the update was lost."""
@@ -200,6 +191,25 @@ def replace_finished(
     queue = make_queue(jnp.stack([finish, lots], axis=1), 1)
     state = State(queue, order, updates, start, jnp.int32(0))
     return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
+
+
+def draw_until(draw: Callable[[Array], Array], accepts: Callable[[Array], Array]) -> Array:
+    """Draw until a draw is accepted, at most `TRIES` times.
+
+    Args:
+      draw: Function from the number of the draw, from 0, to what is drawn, `i32[]`.
+      accepts: Function from that to `bool[]`.
+
+    Returns:
+      The last draw, `i32[]`.
+    """
+
+    def is_refused(found: tuple[Array, Array]) -> Array:
+        number, drawn = found
+        return (number < TRIES) & ~accepts(drawn)
+
+    first = jnp.int32(1), draw(jnp.int32(0))
+    return jax.lax.while_loop(is_refused, lambda found: (found[0] + 1, draw(found[0])), first)[1]
 
 
 def route_finished(

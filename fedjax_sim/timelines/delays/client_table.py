@@ -154,25 +154,15 @@ class ClientTable:
             if name in known or not name:
                 raise _bad_cell("client", row, name, "a name, different from the others")
             known.add(name)
-        self.rate = self._column("rate", rate, "a finite number above 0", _is_positive)
+        self.rate, self.up, self.down, self.drop_rate, self.energy_step, self.energy_byte = (
+            None if column is None else _checked_column(name, column)
+            for name, column in columns.items()
+        )
         spreads = np.asarray(spread)
         if spreads.shape not in ((), shape):
             words = "one number, or one per client, from 0"
             raise ConfigError("client_table spread", f"of {spreads.size} numbers", words)
-        filled = self._column(
-            "spread", np.broadcast_to(spreads, shape), "a finite number of at least 0", _is_from_0
-        )
-        assert filled is not None
-        self.spread = filled
-        self.up = self._column("up", up, "a number above 0", lambda x: x > 0)
-        self.down = self._column("down", down, "a number above 0", lambda x: x > 0)
-        self.drop_rate = self._column(
-            "drop_rate", drop_rate, "from 0 to 0.99", lambda x: (x >= 0) & (x <= 0.99)
-        )
-        self.energy_step, self.energy_byte = (
-            self._column(name, columns[name], "a finite number of at least 0", _is_from_0)
-            for name in ("energy_step", "energy_byte")
-        )
+        self.spread = _checked_column("spread", np.broadcast_to(spreads, shape))
         self.windows = None if available is None else self._windows(available, period)
         if available is None and period is not None:
             raise ConfigError("client_table period", "given", "left out without windows")
@@ -206,27 +196,7 @@ class ClientTable:
     @property
     def only_names(self) -> bool:
         """Whether the table says nothing but who the clients are."""
-        return self.only_speeds and self.rate is None
-
-    @property
-    def only_speeds(self) -> bool:
-        """Whether messages take no time and clients are always there and lose nothing."""
-        return not self.has_bandwidth and self.drop_rate is None and self.windows is None
-
-    def _column(
-        self, name: str, values: Any, allowed: str, accepts: Callable[[np.ndarray], np.ndarray]
-    ) -> np.ndarray | None:
-        """Check a column of numbers."""
-        if values is None:
-            return None
-        try:
-            column = np.array(values, float)
-        except (TypeError, ValueError):
-            raise ConfigError(f"client_table {name}", values, "numbers") from None
-        bad = np.flatnonzero(~accepts(column))
-        if bad.size:
-            raise _bad_cell(name, int(bad[0]), float(column[bad[0]]), allowed)
-        return column
+        return not self.has_times and self.drop_rate is None
 
     def _windows(self, available: Sequence[Windows], period: Any) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
@@ -237,7 +207,7 @@ class ClientTable:
             raise ConfigError("client_table period", f"of {given.size} numbers", words)
         periods = np.broadcast_to(given, (self.size,)).copy()
         periods[np.isnan(periods)] = latest
-        self._column("period", periods, "a finite number above 0", _is_positive)
+        _checked_column("period", periods)
         all_windows = []
         for row, windows in enumerate(available):
             ends = [0.0, *(end for _, end in windows)]
@@ -270,19 +240,18 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
-    rows, header = read_rows("client_table", path, {"client", *_NUMBERS, "available"})
+    rows, header = read_rows("client_table", path, {"client", *_COLUMNS, "available"})
     if not header:
         allowed = "a CSV file with a header, of which some columns are client, available, "
-        raise ConfigError("client_table", str(path), allowed + ", ".join(_NUMBERS))
-
-    def numbers(name: str) -> list[float] | None:
-        if name not in header:
-            return None
-        return [
-            _read_cell(name, row, values[name], float, "a number", if_empty=_NUMBERS[name])
+        raise ConfigError("client_table", str(path), allowed + ", ".join(_COLUMNS))
+    numbers: dict[str, Any] = {
+        name: [
+            _read_cell(name, row, values[name], float, "a number", if_empty=column.if_empty)
             for row, values in enumerate(rows)
         ]
-
+        for name, column in _COLUMNS.items()
+        if name in header
+    }
     available = None
     if "available" in header:
         allowed = "windows such as 0-480 1200-1440"
@@ -290,18 +259,8 @@ def read_client_table(path: str | Path) -> ClientTable:
             _read_cell("available", row, values["available"], _read_windows, allowed, if_empty=[])
             for row, values in enumerate(rows)
         ]
-    return ClientTable(
-        numbers("rate"),
-        0.0 if "spread" not in header else numbers("spread"),
-        names=[(values["client"] or "").strip() for values in rows] if "client" in header else (),
-        up=numbers("up"),
-        down=numbers("down"),
-        drop_rate=numbers("drop_rate"),
-        energy_step=numbers("energy_step"),
-        energy_byte=numbers("energy_byte"),
-        available=available,
-        period=numbers("period"),
-    )
+    names = [(values["client"] or "").strip() for values in rows] if "client" in header else ()
+    return ClientTable(**numbers, names=names, available=available)
 
 
 def read_rows(
@@ -338,25 +297,38 @@ def read_rows(
     return rows, columns & {*header}
 
 
-_NUMBERS = {
-    "rate": None,
-    "spread": 0.0,
-    "up": np.inf,
-    "down": np.inf,
-    "drop_rate": 0.0,
-    "energy_step": 0.0,
-    "energy_byte": 0.0,
-    "period": np.nan,
+class _Column(NamedTuple):
+    if_empty: float | None  # What an empty cell stands for; None if it may not be empty.
+    allowed: str
+    accepts: Callable[[np.ndarray], np.ndarray]
+
+
+_ABOVE_0 = "a finite number above 0", lambda x: np.isfinite(x) & (x > 0)
+_FROM_0 = "a finite number of at least 0", lambda x: np.isfinite(x) & (x >= 0)
+_SPEED = "a number above 0", lambda x: x > 0
+_COLUMNS = {
+    "rate": _Column(None, *_ABOVE_0),
+    "spread": _Column(0.0, *_FROM_0),
+    "up": _Column(np.inf, *_SPEED),
+    "down": _Column(np.inf, *_SPEED),
+    "drop_rate": _Column(0.0, "from 0 to 0.99", lambda x: (x >= 0) & (x <= 0.99)),
+    "energy_step": _Column(0.0, *_FROM_0),
+    "energy_byte": _Column(0.0, *_FROM_0),
+    "period": _Column(np.nan, *_ABOVE_0),
 }
-"""Columns of numbers, and what an empty cell stands for; None if a cell may not be empty."""
+"""Columns of numbers."""
 
 
-def _is_positive(x: np.ndarray) -> np.ndarray:
-    return np.isfinite(x) & (x > 0)
-
-
-def _is_from_0(x: np.ndarray) -> np.ndarray:
-    return np.isfinite(x) & (x >= 0)
+def _checked_column(name: str, values: Any) -> np.ndarray:
+    """Check a column of numbers."""
+    try:
+        column = np.array(values, float)
+    except (TypeError, ValueError):
+        raise ConfigError(f"client_table {name}", values, "numbers") from None
+    bad = np.flatnonzero(~_COLUMNS[name].accepts(column))
+    if bad.size:
+        raise _bad_cell(name, int(bad[0]), float(column[bad[0]]), _COLUMNS[name].allowed)
+    return column
 
 
 def _read_windows(text: str) -> list[tuple[float, float]]:

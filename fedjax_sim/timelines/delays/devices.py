@@ -100,12 +100,7 @@ def loss_shares(hyper: Clients) -> Array | None:
 
         assert loss_shares(Clients()) is None and loss_shares(Clients(drop_rate=0.25)) == 0.25
     """
-    table = hyper.delays.client_table
-    if table is not None and table.drop_rate is not None:
-        return jnp.asarray(table.drop_rate)
-    return (
-        None if is_known(hyper.delays.drop_rate, 0) else jnp.asarray(hyper.delays.drop_rate, float)
-    )
+    return jnp.asarray(hyper.delays.drop_rates, float) if hyper.delays.loses_updates else None
 
 
 def transfer_times(hyper: Clients) -> Array | None:
@@ -117,10 +112,18 @@ def transfer_times(hyper: Clients) -> Array | None:
     if table is None or not table.has_bandwidth:
         return None
     total = jnp.zeros(table.size)
-    for bits, speed in ((hyper.delays.bits_down, table.down), (hyper.delays.bits_up, table.up)):
+    for bits, speed in hyper.delays.connections:
         if speed is not None:
-            total += jnp.asarray(bits, float) / jnp.asarray(speed)
+            total += jnp.asarray(bits, float) / jnp.asarray(speed, float)
     return total
+
+
+def mean_times(devices: Devices) -> Array:
+    """Compute how long clients compute on average, by the delay law or the trace: `f[N]`."""
+    hyper = devices.hyper
+    if hyper.delays.trace is None:
+        return hyper.times_per_update / devices.speeds.rate
+    return jnp.asarray(hyper.recorded.by_client(hyper.num_clients).mean_durations(), float)
 
 
 def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple[Array, Array]:
@@ -300,25 +303,17 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
         before = length - (end - begin)
         worked = before - np.repeat(before[first[:-1]], np.diff(first))
         total = worked[first[1:] - 1] + (end - begin)[first[1:] - 1]
-        return Windows(
-            jnp.asarray(first[:-1]),
-            jnp.asarray(first[1:]),
-            jnp.asarray(begin),
-            jnp.asarray(end),
-            jnp.asarray(worked),
-            jnp.asarray(period),
-            jnp.asarray(total),
-            jnp.zeros(num),
-            int(np.diff(first).max()),
-        )
+        # Of the type of floats now: JAX may remember that of an array in an earlier program.
+        found = (begin, end, worked, period, total, np.zeros(num))
+        times = [jnp.asarray(x, float) for x in found]
+        places = jnp.asarray(first[:-1]), jnp.asarray(first[1:])
+        return Windows._make([*places, *times, int(np.diff(first).max())])
     if is_known(hyper.delays.off_time, 0):
         return None
     on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)
-    phase_key = stream(key, "phases")
     everyone = jnp.arange(num, dtype="int32")
-    phase = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(phase_key, i), dtype=float))(
-        everyone
-    )
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, "phases"), everyone)
+    phase = jax.vmap(lambda own: jax.random.uniform(own, dtype=float))(keys)
     none, all_on, cycle = jnp.zeros(num), jnp.full(num, on), jnp.full(num, on + off)
     phase = phase * hyper.delays.cycle_spread * (on + off)
     return Windows(everyone, everyone + 1, none, all_on, none, cycle, all_on, phase, 1)
@@ -370,18 +365,36 @@ def _search(
 
     If there is none, this is the number after the client's last window.
     """
-    low, high = windows.first[client], windows.end_of[client]
     slack = close(wanted) * scale
+
+    def is_before(window: Array) -> Array:
+        here = value(jnp.minimum(window, windows.begin.size - 1))
+        return here <= wanted + slack if strictly else here < wanted - slack
+
+    ends = windows.first[client], windows.end_of[client]
+    return bisect(is_before, *ends, trips=windows.most.bit_length())
+
+
+def bisect(is_before: Callable[[Array], Array], low: Array, high: Array, *, trips: int) -> Array:
+    """Find the first place from `low` on that a condition does not hold of, by bisection.
+
+    Args:
+      is_before: Function from places `i32[...]` to `bool[...]`, true up to some place.
+      low: First places, `i32[...]`.
+      high: Results if it holds of all places before, `i32[...]`.
+      trips: Number of halvings.
+
+    Returns:
+      Places, `i32[...]`.
+    """
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
-        here = value(jnp.minimum(middle, windows.begin.size - 1))
-        is_before = here <= wanted + slack if strictly else here < wanted - slack
-        go_right = is_before & (low < high)
+        go_right = is_before(middle) & (low < high)
         return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
 
-    return jax.lax.fori_loop(0, windows.most.bit_length(), halve, (low, high))[0]
+    return jax.lax.fori_loop(0, trips, halve, (low, high))[0]
 
 
 def _length(windows: Windows, window: Array) -> Array:

@@ -55,16 +55,6 @@ BLOCK = 2**14
 """Most updates whose running times are drawn at once."""
 
 
-def _is_trace(value: Any) -> bool:
-    """Tell whether a value is a trace or None."""
-    return value is None or isinstance(value, Trace)
-
-
-def _is_table(value: Any) -> bool:
-    """Tell whether a value is a table of clients or None."""
-    return value is None or isinstance(value, ClientTable)
-
-
 def _has_bandwidth(table: ClientTable | None) -> bool:
     """Tell whether a table of clients says how long messages take."""
     return table is not None and table.has_bandwidth
@@ -210,14 +200,14 @@ class ClientDelays(Checked):
     client_table: Any = static(
         None,
         "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.delays.client_table`",
-        _is_table,
+        lambda value: value is None or isinstance(value, ClientTable),
         read_client_table,
         meaning="Names, speeds, bandwidths, losses and windows of single clients.",
     )
     trace: Any = static(
         None,
         "a Trace, or the name of a CSV file with columns client, start, finish",
-        _is_trace,
+        lambda value: value is None or isinstance(value, Trace),
         read_trace,
         meaning="Recorded times of the clients' work, which replace speeds and delay law.",
     )
@@ -229,17 +219,24 @@ class ClientDelays(Checked):
           ConfigError: If a speed is not allowed under the law.
         """
         super().check_together()
-        table = self.client_table
-        for names, of_table in ((RATES, "rate"), (SPREADS, "spread")):
-            for name in (f"client_table {of_table}",) if self.has_own_speeds else names:
-                self._check_speed(
-                    name,
-                    getattr(table, of_table) if self.has_own_speeds else getattr(self, name),
-                    is_rate=of_table == "rate",
-                )
-        is_probability = self.runtime_law in ("runtime_geom", "count_geom")
-        if is_probability and not self.has_own_speeds and np.any(np.asarray(self.rate_spread) > 0):
-            allowed = f"0 under {self.runtime_law}, whose rates are probabilities"
+        law, own = self.runtime_law, self.has_own_speeds
+        rates, spreads = ({name: getattr(self, name) for name in each} for each in (RATES, SPREADS))
+        if own:
+            rates = {"client_table rate": self.client_table.rate}
+            spreads = {"client_table spread": self.client_table.spread}
+        is_probability, is_pareto = law in ("runtime_geom", "count_geom"), law == "runtime_pareto"
+        for name, value in rates.items():
+            if is_probability and (most := float(np.max(value))) > 1:
+                raise ConfigError(name, most, f"at most 1, a probability, under {law}")
+        for name, value in spreads.items():
+            most = float(np.max(value))
+            if own and most > 0 and law not in SPREAD_LAWS:
+                raise ConfigError(name, most, f"0 under {law}, which has no spread")
+            if law in BOUNDED_SPREADS and (most > 1 or (is_pareto and most == 1)):
+                words = "below" if is_pareto else "at most"
+                raise ConfigError(name, most, f"{words} 1 under {law}")
+        if is_probability and not own and np.any(np.asarray(self.rate_spread) > 0):
+            allowed = f"0 under {law}, whose rates are probabilities"
             raise ConfigError("rate_spread", self.rate_spread, allowed)
 
     def decided(self) -> dict[str, str]:
@@ -255,17 +252,9 @@ class ClientDelays(Checked):
             names += ["drop_rate"]
         if table is not None and table.windows is not None:
             names += ["on_time", "off_time", "cycle_spread"]
-        return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(
-            "slow_fraction",
-            "slow_clients",
-            *RATES,
-            "rate_spread",
-            "runtime_law",
-            *SPREADS,
-            "time_of",
-            *(() if table is not None and table.only_names else ("client_table",)),
-            *("drop_rate", "on_time", "off_time", "cycle_spread", "bits_up", "bits_down"),
-        )
+        kept = ("trace", "client_table") if table is not None and table.only_names else ("trace",)
+        replaced = (name for name in fields(type(self)) if name not in kept)
+        return dict.fromkeys(names, "a table of clients") | self.decided_by_trace(*replaced)
 
     def decided_by_trace(self, *names: str) -> dict[str, str]:
         """Map the given settings to words for a recorded trace if one is set, else nothing.
@@ -307,26 +296,32 @@ class ClientDelays(Checked):
     @property
     def largest_rate(self) -> Any:
         """Rate of the fastest client, without any spread of rates; not inside a trace."""
-        return (
-            np.maximum(self.rate_fast, self.rate_slow)
-            if not self.has_own_speeds
-            else self.client_table.rate.max()
-        )
+        if self.has_own_speeds:
+            return self.client_table.rate.max()
+        return np.maximum(self.rate_fast, self.rate_slow)
 
-    def _check_speed(self, name: str, value: Any, *, is_rate: bool) -> None:
-        """Check that the largest of some rates or spreads is allowed under the law."""
-        worst = float(np.max(value))
-        if is_rate and self.runtime_law in ("runtime_geom", "count_geom") and worst > 1:
-            raise ConfigError(name, worst, f"at most 1, a probability, under {self.runtime_law}")
-        of_table = self.has_own_speeds and not is_rate
-        if of_table and worst > 0 and self.runtime_law not in SPREAD_LAWS:
-            raise ConfigError(name, worst, f"0 under {self.runtime_law}, which has no spread")
-        if not is_rate and self.runtime_law in BOUNDED_SPREADS:
-            is_pareto = self.runtime_law == "runtime_pareto"
-            if worst > 1 or (is_pareto and worst == 1):
-                raise ConfigError(
-                    name, worst, f"{'below' if is_pareto else 'at most'} 1 under {self.runtime_law}"
-                )
+    @property
+    def drop_rates(self) -> Any:
+        """Share of updates that is lost, of all clients or, by the table, `f64[N]` of each."""
+        table = self.client_table
+        return self.drop_rate if table is None or table.drop_rate is None else table.drop_rate
+
+    @property
+    def loses_updates(self) -> bool:
+        """Whether updates may be lost, as far as is known."""
+        return self.drop_rates is not self.drop_rate or not is_known(self.drop_rate, 0)
+
+    @property
+    def has_breaks(self) -> bool:
+        """Whether clients may be away, as far as is known."""
+        table = self.client_table
+        return not is_known(self.off_time, 0) or (table is not None and table.windows is not None)
+
+    @property
+    def connections(self) -> tuple[tuple[Any, np.ndarray | None], ...]:
+        """Bits of the messages to clients and from them, with the speeds, `f64[N]` each."""
+        table = self.client_table
+        return () if table is None else ((self.bits_down, table.down), (self.bits_up, table.up))
 
 
 @struct
@@ -357,11 +352,8 @@ class Clients(Checked):
         super().check_together()
         table = self.delays.client_table
         if table is not None and table.size != self.num_clients:
-            raise ConfigError(
-                "delays.client_table",
-                f"of {table.size} rows",
-                f"of num_clients = {self.num_clients} rows",
-            )
+            allowed = f"of num_clients = {self.num_clients} rows"
+            raise ConfigError("delays.client_table", f"of {table.size} rows", allowed)
         if self.delays.trace is not None:
             self.recorded  # noqa: B018 - checks the clients
         if not self.source_of_times:
@@ -412,15 +404,10 @@ class Clients(Checked):
     @property
     def needs_message_bits(self) -> bool:
         """Whether messages take time, and it is not set how many bits they have."""
-        table = self.delays.client_table
-        unset = [
+        return any(
             speed is not None and not np.all(np.asarray(bits) > 0)
-            for bits, speed in (
-                (self.delays.bits_up, table and table.up),
-                (self.delays.bits_down, table and table.down),
-            )
-        ]
-        return any(unset)
+            for bits, speed in self.delays.connections
+        )
 
     def with_message_bits(self, up: int, down: int) -> Any:
         """Set the bits of messages that are not set.
@@ -433,13 +420,12 @@ class Clients(Checked):
           The settings.
         """
         this: Any = self
+        given = {"bits_up": (this.delays.bits_up, up), "bits_down": (this.delays.bits_down, down)}
         return this.replace(
-            bits_up=np.where(np.asarray(self.delays.bits_up) > 0, self.delays.bits_up, float(up))[
-                ()
-            ],
-            bits_down=np.where(
-                np.asarray(self.delays.bits_down) > 0, self.delays.bits_down, float(down)
-            )[()],
+            **{
+                name: np.where(np.asarray(own) > 0, own, float(bits))[()]
+                for name, (own, bits) in given.items()
+            }
         )
 
     @property
@@ -484,28 +470,22 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     Returns:
       Rates and spreads, `f64[N]` each.
     """
-    if clients.delays.has_own_speeds:
-        return Speeds(
-            jnp.asarray(clients.delays.client_table.rate),
-            jnp.asarray(clients.delays.client_table.spread),
-        )
-    num = clients.num_clients
-    is_drawn = clients.delays.slow_clients == "random"
-    place = (
-        jax.random.permutation(stream(key, "speeds"), num) if is_drawn else jnp.arange(num)[::-1]
-    )
-    num_slow = jnp.ceil(jnp.asarray(clients.delays.slow_fraction, float) * num - 1e-6)
-    pairs = (
-        (clients.delays.rate_slow, clients.delays.rate_fast),
-        (clients.delays.spread_slow, clients.delays.spread_fast),
-    )
+    delays, num = clients.delays, clients.num_clients
+    if delays.has_own_speeds:
+        table = delays.client_table
+        return Speeds(jnp.asarray(table.rate, float), jnp.asarray(table.spread, float))
+    place = jnp.arange(num)[::-1]
+    if delays.slow_clients == "random":
+        place = jax.random.permutation(stream(key, "speeds"), num)
+    num_slow = jnp.ceil(jnp.asarray(delays.slow_fraction, float) * num - 1e-6)
+    pairs = (delays.rate_slow, delays.rate_fast), (delays.spread_slow, delays.spread_fast)
     speeds = Speeds(
         *(
             jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
             for slow, fast in pairs
         )
     )
-    spread = clients.delays.rate_spread
+    spread = delays.rate_spread
     if is_known(spread, 0):
         return speeds
     normal = jax.random.normal(stream(key, "rates"), (num,), speeds.rate.dtype)

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.delays.client_table import read_rows
+from fedjax_sim.types import Array
 
 
 @checked
@@ -74,21 +76,14 @@ class Trace:
         columns = [np.asarray(client), np.asarray(start, float), np.asarray(finish, float)]
         shapes = [column.shape for column in columns]
         if len(set(shapes)) > 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:
-            raise ConfigError(
-                "trace",
-                shapes,
-                "three columns (client, start, finish) of the same length, at least 1",
-            )
+            allowed = "three columns (client, start, finish) of the same length, at least 1"
+            raise ConfigError("trace", shapes, allowed)
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
-            raise ConfigError(
-                "trace",
-                "a row with finish before start, or start below 0",
-                "rows with 0 <= start <= finish",
-            )
+            found = "a row with finish before start, or start below 0"
+            raise ConfigError("trace", found, "rows with 0 <= start <= finish")
         if not np.all((columns[0] == np.round(columns[0])) & (np.abs(columns[0]) < 2**31)):
-            raise ConfigError(
-                "trace", "a client that is not a whole number", "whole client numbers from 0"
-            )
+            found = "a client that is not a whole number"
+            raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
         self.text = text[order] if self.texts else text
         self.client, self.start, self.finish = (
@@ -162,6 +157,24 @@ class ClientRows(NamedTuple):
     first: np.ndarray
     start: np.ndarray
     finish: np.ndarray
+
+    def durations(self, client: Array, visit: Array) -> Array:
+        """Look up how long work took; after a client's last row comes its first one again.
+
+        Args:
+          client: Client numbers, `i32[...]`.
+          visit: How often the client worked before, `i32[...]`.
+
+        Returns:
+          Virtual times, `f[...]`.
+        """
+        first = jnp.asarray(self.first)
+        row = first[client] + visit % (first[client + 1] - first[client])
+        return jnp.asarray(self.finish - self.start, float)[row]
+
+    def mean_durations(self) -> np.ndarray:
+        """Compute how long each client's work took on average, `f64[N]`."""
+        return np.add.reduceat(self.finish - self.start, self.first[:-1]) / np.diff(self.first)
 
 
 @checked

@@ -33,7 +33,7 @@ from fedjax_sim.settings import (
     value_of,
     whole,
 )
-from fedjax_sim.timelines.delays import ClientDelays, Clients
+from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
 from fedjax_sim.types import EMPTY, Leaf
 
 AGGREGATIONS = ("divide_by_steps", "average", "fednova")

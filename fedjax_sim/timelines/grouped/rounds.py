@@ -31,8 +31,8 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.delays import Speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
+from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
 from fedjax_sim.timelines.grouped.groups import (
     AGGREGATIONS,
     Groups,

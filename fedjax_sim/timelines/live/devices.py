@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines.delays import Speeds, draw_runtimes
 from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
+from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes, update_time
 from fedjax_sim.types import Array, Instant, Key
 
 
@@ -78,25 +78,19 @@ def running_time(
     """
     hyper = devices.hyper
     if hyper.delays.trace is not None:
-        rows = hyper.recorded.by_client(hyper.num_clients)
-        first = jnp.asarray(rows.first)
-        row = first[client] + number % (first[client + 1] - first[client])
-        return jnp.asarray(rows.finish - rows.start, float)[row]
-    is_by_step = hyper.delays.time_of == "step"
-    key, num = stream(devices.key, "runtimes"), hyper.times_per_update
-    if steps is not None and is_by_step:
-        num = hyper.local_steps if most is None else most
+        return hyper.recorded.by_client(hyper.num_clients).durations(client, number)
+    key = stream(devices.key, "runtimes")
+    if steps is None or hyper.delays.time_of != "step":
+        return update_time(key, client, number, devices.speeds, hyper)
+    num = hyper.local_steps if most is None else most
 
-    def one(client: Array, number: Array, steps: Array | None = None) -> Array:
+    def one(client: Array, number: Array, steps: Array) -> Array:
         one_key = jax.random.fold_in(jax.random.fold_in(key, client), number)
         speeds = Speeds(*(leaf[client] for leaf in devices.speeds))
         times = draw_runtimes(one_key, speeds, num, hyper.delays.runtime_law)
-        if steps is None or not is_by_step:
-            return times.sum()
         return jnp.where(jnp.arange(num) < steps, times, 0).sum()
 
-    given = (client, number) if steps is None else (client, number, steps)
-    return jnp.vectorize(one)(*jnp.broadcast_arrays(*given))
+    return jnp.vectorize(one)(client, number, steps)
 
 
 def times_of_work(

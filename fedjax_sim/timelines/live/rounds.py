@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, choice, count, group, is_known, struct
+from fedjax_sim.settings import ConfigError, count, group, is_known, struct
 from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
-from fedjax_sim.timelines.delays import Clients, Speeds
+from fedjax_sim.timelines.cohorts import client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.delays.laws import Clients, Speeds
 from fedjax_sim.timelines.live.devices import (
     Drawn,
     are_available,
@@ -54,12 +55,7 @@ class LiveCohorts(Clients):
     """
 
     num_selected: int = count(10, "Size of the cohort, S: reports that a round uses.")
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of the reports that are used: equal, or in proportion "
-        "to their numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of the reports that are used")
     clock: CohortClock = group(CohortClock(), "how long a round takes")
 
     def check_together(self) -> None:
@@ -89,11 +85,8 @@ class LiveCohorts(Clients):
     @property
     def misses_nobody(self) -> bool:
         """Whether everyone who is asked reports: nothing is lost or late, and nobody is away."""
-        table, delays = self.delays.client_table, self.delays
-        if table is not None and not (table.windows is None and table.drop_rate is None):
-            return False
-        limits = delays.off_time, delays.drop_rate, self.clock.deadline
-        return all(is_known(limit, 0) for limit in limits)
+        comes = not (self.delays.has_breaks or self.delays.loses_updates)
+        return comes and is_known(self.clock.deadline, 0)
 
     def share(self, counts: Array, clients: Array) -> Array | None:
         """Return what reports of clients `i32[A]` weigh, `f[A]`; None if they weigh the same.

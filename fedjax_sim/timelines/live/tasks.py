@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
-from fedjax_sim.timelines.arrivals.tasks import TRIES
+from fedjax_sim.timelines.arrivals.tasks import draw_until
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares, per_update
 from fedjax_sim.timelines.live.devices import (
     Drawn,
@@ -271,16 +271,7 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
 
     if replacing.devices.windows is None:
         return draw(jnp.int32(0))
-
-    def is_away(found: tuple[Array, Array]) -> Array:
-        number, client = found
-        return (number < TRIES) & ~are_available(replacing.devices, client, tasks.now)
-
-    return jax.lax.while_loop(
-        is_away,
-        lambda found: (found[0] + 1, draw(found[0])),
-        (jnp.int32(1), draw(jnp.int32(0))),
-    )[1]
+    return draw_until(draw, lambda client: are_available(replacing.devices, client, tasks.now))
 
 
 def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:

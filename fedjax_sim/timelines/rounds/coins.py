@@ -48,29 +48,14 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timel
       A timeline with one slot per client. Clients that take part do one step and have weight 1;
       the other slots have no step and weight 0, but are not `EMPTY`.
     """
-    shape = (num_ticks, hyper.num_clients)
-    present = takes_part(stream(key, "participation"), hyper.participation, shape).astype("int32")
+    shape, coins = (num_ticks, hyper.num_clients), stream(key, "participation")
+
+    def takes_part(t: Array) -> Array:
+        """Toss everyone's coin of a round, which depends only on its number."""
+        return jax.random.uniform(jax.random.fold_in(coins, t), shape[1:]) < hyper.participation
+
+    present = jax.vmap(takes_part)(jnp.arange(num_ticks)).astype("int32")
     version = jnp.broadcast_to(jnp.arange(num_ticks)[:, None], shape)
     time = hyper.round_length * (1.0 + jnp.arange(num_ticks))
     clients = jnp.broadcast_to(jnp.arange(hyper.num_clients)[None], shape)
     return Timeline(time, clients, present, version, present.astype(float), holds=version)
-
-
-def takes_part(key: Key, chance: Array | float, shape: tuple[int, int]) -> Array:
-    """Draw which clients take part in which rounds.
-
-    Row t depends only on `key` and t.
-
-    Args:
-      key: Key of the coins.
-      chance: Probability that a client takes part, `f[]`.
-      shape: Numbers of rounds and of clients, (T, N).
-
-    Returns:
-      `bool[T, N]`.
-    """
-
-    def tick(t: Array) -> Array:
-        return jax.random.uniform(jax.random.fold_in(key, t), (shape[1],)) < chance
-
-    return jax.vmap(tick)(jnp.arange(shape[0]))

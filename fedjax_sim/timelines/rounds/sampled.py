@@ -19,6 +19,7 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
+    check_left,
     choice,
     count,
     filled,
@@ -27,17 +28,17 @@ from fedjax_sim.settings import (
     real,
     struct,
     switch,
-    value_of,
 )
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import (
     Draws,
+    client_weighting,
     draw_by_share,
     draw_cohorts,
     draw_poisson_cohorts,
     draw_with_replacement,
 )
-from fedjax_sim.timelines.delays import Clients
+from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import (
     CohortClock,
@@ -68,12 +69,7 @@ class Cohort(Checked):
         hyper = fedavg.Hyper(num_selected=5, cohort=by_size)
     """
 
-    weighting: str = choice(
-        "equal",
-        ("equal", "examples"),
-        "Weights of the clients, in the mean of the reports that are used: equal, or in proportion "
-        "to their numbers of examples.",
-    )
+    weighting: str = client_weighting("the mean of the reports that are used")
     selection: str = choice(
         "uniform",
         ("uniform", "by_examples", "poisson"),
@@ -122,14 +118,8 @@ class CohortRounds(Clients):
         """
         super().check_together()
         if self.cohort.selection == "poisson":
-            for name, only in (
-                ("cohort.weighting", "equal"),
-                ("cohort.with_replacement", False),
-                ("clock.num_asked", 0),
-            ):
-                if value_of(self, name) != only:
-                    allowed = f'{only!r} with selection = "poisson"'
-                    raise ConfigError(name, value_of(self, name), allowed)
+            values = {"cohort.weighting": "equal", "cohort.with_replacement": False}
+            check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
         are_distinct = not self.cohort.with_replacement
         check_clients(self, are_distinct=are_distinct)
         if are_distinct and self.clock.num_asked > self.num_clients:

@@ -18,9 +18,13 @@ from fedjax_sim.checking import Above0, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.delays import Speeds, draw_client_speeds
 from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.delays.laws import draw_standard, scaled_runtimes
+from fedjax_sim.timelines.delays.laws import (
+    Speeds,
+    draw_client_speeds,
+    draw_standard,
+    scaled_runtimes,
+)
 from fedjax_sim.types import EMPTY, Array, Key, Timeline
 
 
@@ -219,7 +223,8 @@ def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = 
       Virtual times, `f64[T, S]`; of any value in empty slots.
     """
     if hyper.delays.trace is not None:
-        return _trace_time(clients, hyper)
+        rows = hyper.recorded.by_client(hyper.num_clients)
+        return rows.durations(clients, previous_visits(clients)[1])
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     law, ticks, num_slots = hyper.delays.runtime_law, jnp.arange(len(clients)), clients.shape[1]
     if steps is None or hyper.delays.time_of != "step" or hyper.clock.round_time != "sum":
@@ -287,12 +292,3 @@ def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None 
         q = jax.lax.broadcasted_iota("int32", times.shape, times.ndim - 1)
         times = jnp.where(q < num_times[..., None], times, 0)
     return times.sum(axis=-1)
-
-
-def _trace_time(clients: Array, hyper: Any) -> Array:
-    """Look up how long each slot's work takes in the recorded trace: `f64[T, S]`."""
-    rows = hyper.recorded.by_client(hyper.num_clients)
-    _, visit = previous_visits(clients)
-    first = jnp.asarray(rows.first)
-    row = first[clients] + visit % (first[clients + 1] - first[clients])
-    return jnp.asarray(rows.finish - rows.start)[row]

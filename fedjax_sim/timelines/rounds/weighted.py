@@ -13,8 +13,8 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, struct, weights, whole
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
-from fedjax_sim.timelines.delays import Clients
 from fedjax_sim.timelines.delays.devices import loss_shares
+from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.rounds.synchronous import CohortClock, assemble_rounds, check_clients
 from fedjax_sim.types import Array, Key, Timeline
 
@@ -84,19 +84,13 @@ class WeightedRounds(Clients):
         """
         weights = counts if self.client_weights is None else np.asarray(self.client_weights, float)
         if weights.shape not in ((), counts.shape):
-            raise ConfigError(
-                "client_weights",
-                f"of {weights.size} numbers",
-                f"one number, or {counts.size}: one per client",
-            )
+            allowed = f"one number, or {counts.size}: one per client"
+            raise ConfigError("client_weights", f"of {weights.size} numbers", allowed)
         weights = np.broadcast_to(weights, counts.shape)
         if self.participants == "without_replacement" and np.ptp(weights) > 1e-6 * weights.max():
             unequal = f"with weights from {weights.min():g} to {weights.max():g}"
-            raise ConfigError(
-                "participants",
-                f"without_replacement {unequal}",
-                "full or with_replacement unless all weights are equal",
-            )
+            allowed = "full or with_replacement unless all weights are equal"
+            raise ConfigError("participants", f"without_replacement {unequal}", allowed)
         return cast(Any, self).replace(client_weights=weights / weights.sum())
 
     def shares(self, counts: Array | None = None) -> Array:

@@ -6,8 +6,9 @@
 Algorithm 1: the clients' mean progress Delta_t stands for a negative gradient, which any optimizer
 of the server may follow. `fedopt` takes any optax optimizer by name (optax's Adam corrects the bias
 of its moments). `fedavgm` is SGD with momentum. The other three are Algorithm 2, which corrects no
-bias and begins with v = tau^2 (see `adaptive`). FedAvgM is that of Hsu et al.
-(2019, arXiv 1909.06335): v <- beta v + Delta, x <- x + v.
+bias and begins with v = tau^2: x <- x + eta m / (sqrt(v) + tau), with
+m <- beta_1 m + (1 - beta_1) Delta and v by `adagrad`, `adam` or `yogi`. FedAvgM is that of Hsu et
+al. (2019, arXiv 1909.06335): v <- beta v + Delta, x <- x + v.
 
 Deviation: Hsu et al. print this heavy ball and say that they ran Nesterov's momentum. The printed
 rule is followed, as by Reddi et al., whose step size eta on v is 1 in Hsu et al. The other one is
@@ -19,14 +20,89 @@ their grid and has to be tuned.
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.settings import fixed, redefault, struct
-from fedjax_sim.systems.fedopt.adaptive import AdaptiveStep, MomentumStep, adagrad, yogi
+from fedjax_sim.settings import fixed, real, redefault, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, System, Work
+from fedjax_sim.types import (
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    Params,
+    Plan,
+    Problem,
+    System,
+    Work,
+)
+
+
+def adagrad(v: Array, square: Array, decay: Array | float) -> Array:
+    """Add up the squares, without any decay."""
+    return v + square
+
+
+def adam(v: Array, square: Array, decay: Array | float) -> Array:
+    """Average the squares, older ones less."""
+    return decay * v + (1 - decay) * square
+
+
+def yogi(v: Array, square: Array, decay: Array | float) -> Array:
+    """Move towards the square by an amount that does not depend on the distance to it."""
+    return v - (1 - decay) * square * jnp.sign(v - square)
+
+
+@struct
+class MomentumStep(ServerStep):
+    """Settings of SGD with momentum on the server: v <- beta v + Delta, x <- x + eta v."""
+
+    server_optimizer: Any = fixed(None)
+    server_momentum: float = real(
+        0.9,
+        "Momentum of the server, beta: share of its last step that is added to the next.",
+        least=0,
+        most=0.999,
+    )
+
+    def server_transformation(self) -> optax.GradientTransformation:
+        """Make the server's optimizer."""
+        return optax.sgd(self.server_lr, self.server_momentum)
+
+
+@struct
+class AdaptiveStep(ServerStep):
+    """Settings of Algorithm 2 on the server, by default with Adam's rule."""
+
+    server_lr: float = redefault(ServerStep, "server_lr", 0.01)
+    server_optimizer: Any = fixed(None)
+    rule: Any = fixed(adam)
+    first_decay: float = real(0.9, "Decay of the mean of progress, beta_1.", least=0, most=0.999)
+    second_decay: float = real(
+        0.99, "Decay of the mean of its squares, beta_2.", least=0, most=0.99999
+    )
+    adaptivity: float = real(
+        1e-3, "Progress that counts as small, tau; the less, the more adaptive.", above=0
+    )
+
+    def server_transformation(self) -> optax.GradientTransformation:
+        """Make the server's optimizer, whose state is m and v."""
+
+        def init(model: Params) -> tuple[Params, Params]:
+            first = jax.tree.map(lambda w: jnp.full_like(w, self.adaptivity**2), model)
+            return optax.tree.zeros_like(model), first
+
+        def update(slope: Params, state: Any, model: Params = None) -> tuple[Params, Any]:
+            beta, tau = self.first_decay, self.adaptivity
+            m = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, state[0], slope)
+            v = jax.tree.map(lambda v, g: self.rule(v, g * g, self.second_decay), state[1], slope)
+            step = jax.tree.map(lambda m, v: -self.server_lr * m / (jnp.sqrt(v) + tau), m, v)
+            return step, (m, v)
+
+        return optax.GradientTransformation(init, update)
 
 
 @struct
