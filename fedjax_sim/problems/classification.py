@@ -169,8 +169,8 @@ def make_classification(
       model: A network whose logits are `[B, K]` for images `[B, H, W, C]`.
       dataset: Training and test set, as `fedjax_sim.datasets.load` returns them.
       partition: Who holds which training example, from a function of `fedjax_sim.partition`.
-      **options: `mean`, `std`, `augmentation`, `per_class`, `per_client`, `test_partition`, `start`,
-        `frozen` and `prior_precision`, as in `make_classifications`.
+      **options: `mean`, `std`, `augmentation`, `per_class`, `per_client`, `test_partition`,
+        `start`, `frozen` and `prior_precision`, as in `make_classifications`.
 
     Returns:
       The problem.
