@@ -39,7 +39,9 @@ def last_models(
     name: str, settings: dict[str, list[Any]], *, ticks: int = 600, keep: bool = False, **fixed: Any
 ) -> np.ndarray:
     """Return the last models, `f64[values, 2]`, or all of them, `f64[values, T + 1, 2]`."""
-    everyone = {"num_selected": N, "local_steps": K, "lr": LR, "batch_size": 1, "num_clients": N}
+    everyone = {"num_selected": N, "lr": LR, "batch_size": 1, "num_clients": N}
+    if "local_epochs" not in fixed:
+        everyone["local_steps"] = K
     with jax.enable_x64(True):
         problem = Sized.of(CENTERS, curvature=CURVATURE, start=np.array([2.0, -1.0]))
         run = fedjax_sim.sweep(

@@ -35,7 +35,7 @@ def test_settings_without_effect_change_no_bit(
     system: System, kind: Kind, chosen: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that have none at the chosen values are changed together."""
-    monkeypatch.setattr(checks, "_refuse_idle", lambda hypers: None)
+    monkeypatch.setattr(checks, "_refuse_idle", lambda hypers, given: None)
     hyper = chosen(**OTHERS.get(system.name, {}))
     values = {name: other_value(system.Hyper, name) for name in idle_of(hyper)}
     values = {name: value for name, value in values.items() if value is not None}
