@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.arguments import (
-    check_name,
-    choose_folder,
-    read_number,
-)
+from fedjax_sim.cli.arguments import check_name, choose_folder, read_number
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.lifecycle import say

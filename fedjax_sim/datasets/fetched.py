@@ -195,7 +195,7 @@ TEXTS: dict[str, Source] = {
         ("input.txt",),
         ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",),
         lambda path: path.read_text(encoding="utf-8"),
-    ),
+    )
 }
 """Plays that are fetched, by name."""
 

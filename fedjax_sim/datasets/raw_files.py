@@ -108,10 +108,7 @@ def read_cifar10(archive: Path) -> Raw:
     Raises:
       ConfigError: If the archive is damaged or incomplete, or if it does not have ten classes.
     """
-    files = {
-        "train": [f"data_batch_{i}.bin" for i in range(1, 6)],
-        "test": ["test_batch.bin"],
-    }
+    files = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
     return _read_cifar(archive, "cifar-10-batches-bin/", "batches.meta.txt", files, label_bytes=1)
 
 
@@ -135,12 +132,7 @@ def read_cifar100(archive: Path) -> Raw:
 
 
 def _read_cifar(
-    archive: Path,
-    folder: str,
-    names_file: str,
-    files: dict[str, list[str]],
-    *,
-    label_bytes: int,
+    archive: Path, folder: str, names_file: str, files: dict[str, list[str]], *, label_bytes: int
 ) -> Raw:
     """Read a tar of binary files whose records are a few labels, the last one counts, and an image.
 

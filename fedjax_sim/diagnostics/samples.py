@@ -72,10 +72,7 @@ def to_arviz(
     settings = [str(name) for name in curves["failed"].dims if name != "seed"]
     lanes = [curves.sizes[name] for name in (*settings, "seed")]
     num = curves.sizes["eval"]
-    for name, number, least, most in (
-        ("burn_in", burn_in, 0, num - 1),
-        ("thin", thin, 1, num),
-    ):
+    for name, number, least, most in (("burn_in", burn_in, 0, num - 1), ("thin", thin, 1, num)):
         if not isinstance(number, (int, np.integer)) or not least <= number <= most:
             allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
             raise ConfigError(name, number, allowed)

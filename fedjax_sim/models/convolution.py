@@ -447,10 +447,7 @@ def _block_maxima_and_places(
 
 @_block_maxima_and_places.defjvp
 def _block_maxima_jvp(
-    geometry: _Geometry,
-    precision: Any,
-    inputs: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     largest, place = _block_maxima_and_places(*inputs, geometry, precision)
     tangent = linear_with_transpose(
@@ -529,10 +526,7 @@ def _convolve(x: Array, kernel: Array, geometry: _Geometry, precision: Any) -> A
 
 @_convolve.defjvp
 def _convolve_jvp(
-    geometry: _Geometry,
-    precision: Any,
-    inputs: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     convolve = partial(_convolve, geometry=geometry, precision=precision)
     return bilinear_jvp(convolve, partial(_backward, geometry, precision), inputs, tangents)

@@ -93,10 +93,7 @@ class ResNet(nn.Module):
 
 @checked
 def resnet20(
-    num_classes: Count,
-    *,
-    convolution: Convolution = convolution.auto,
-    dtype: Dtype | None = None,
+    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
@@ -117,10 +114,7 @@ def resnet20(
 
 @checked
 def resnet18(
-    num_classes: Count,
-    *,
-    convolution: Convolution = convolution.auto,
-    dtype: Dtype | None = None,
+    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 

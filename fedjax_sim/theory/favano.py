@@ -225,12 +225,7 @@ def largest_step_size(
     Returns:
         The step size; 0 if no step size meets the conditions.
     """
-    n, s, L, b = (
-        setup.num_clients,
-        setup.num_contacted,
-        setup.smoothness,
-        setup.drift_constant,
-    )
+    n, s, L, b = (setup.num_clients, setup.num_contacted, setup.smoothness, setup.drift_constant)
     limits = [condition.limit for condition in conditions(setup, step_size=0.0)[:3]]
     quadratic, linear = _descent_terms(setup)
     descent = 0.5 / (linear + np.sqrt(linear**2 + quadratic))
