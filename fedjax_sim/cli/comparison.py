@@ -25,7 +25,7 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
-from fedjax_sim.trees import typed_structure
+from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
@@ -219,39 +219,23 @@ def draw_schedules(
     Raises:
       ConfigError: If the time budget is too short for one tick, or too long.
     """
-    hypers = [contender.system.fit.complete(hyper, None) for _, hyper in contender.points()]
-    drawn: dict[int, list[Timeline]] = {}
-    for group in _groups_of(hypers):
-        cut = _draw(contender.system, [hypers[i] for i in group], seeds, time_budget)
-        drawn |= {i: cut[k * len(seeds) : (k + 1) * len(seeds)] for k, i in enumerate(group)}
-    return [drawn[i] for i in range(len(hypers))]
-
-
-def _groups_of(hypers: Sequence[Any]) -> list[list[int]]:
-    """Group the numbers of settings of equal static parts."""
-    groups: list[tuple[Any, list[int]]] = []
-    for i, hyper in enumerate(hypers):
-        static = typed_structure(hyper)
-        numbers = next((numbers for part, numbers in groups if part == static), None)
-        if numbers is None:
-            groups.append((static, [i]))
-        else:
-            numbers.append(i)
-    return [numbers for _, numbers in groups]
-
-
-def _draw(
-    system: System, hypers: list[Any], seeds: Sequence[int], time_budget: float
-) -> list[Timeline]:
-    """Draw the schedules of settings with equal static parts: seeds of the first, then the next."""
+    system = contender.system
+    hypers = [system.fit.complete(hyper, None) for _, hyper in contender.points()]
     if system.live is not None:
         allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
         raise ConfigError("systems", system.name, allowed)
-    pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
-    inputs = [seed for seed, _ in pairs], [hyper for _, hyper in pairs]
-    measure_plan(system, *inputs, Time(time_budget))
-    drawn, ticks = request_timelines(system, *inputs, Time(time_budget))
-    return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
+    groups: dict[TypedStructure, list[int]] = {}  # Numbers of settings with equal static parts.
+    for i, hyper in enumerate(hypers):
+        groups.setdefault(typed_structure(hyper), []).append(i)
+    found: list[list[Timeline]] = [[] for _ in hypers]
+    for group in groups.values():
+        points = [i for i in group for _ in seeds]
+        inputs = [*seeds] * len(group), [hypers[i] for i in points]
+        measure_plan(system, *inputs, Time(time_budget))
+        drawn, ticks = request_timelines(system, *inputs, Time(time_budget))
+        for lane, i in enumerate(points):
+            found[i].append(Timeline(*(leaf[lane, : ticks[lane]] for leaf in drawn)))
+    return found
 
 
 def read_time_budget(
