@@ -112,25 +112,21 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     """
     import xarray as xr  # Slow to import.
 
-    num_lanes = int(np.prod(grid.shape))
     num_evals = max(part.facts["ticks"].shape[1] for part in parts)
-    lane_dims = (*grid.dims, "seed")
+    order = np.argsort(np.concatenate([part.places for part in parts]))
 
-    def per_lane(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
-        """Put each part's `[L]` on the grid."""
-        whole = np.empty(num_lanes, values[0].dtype)
-        for part, value in zip(parts, values, strict=True):
-            whole[part.places] = value
-        return lane_dims, whole.reshape(grid.shape)
+    def per_lane(
+        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        """Put each part's `[L, *dims]` on the grid."""
+        whole = np.concatenate(values)[order]
+        return (*grid.dims, "seed", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
 
     def per_eval(
-        values: list[np.ndarray], dims: tuple[str, ...] = ()
+        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
     ) -> tuple[tuple[str, ...], np.ndarray]:
         """Put each part's `[L, V, *dims]` on the grid."""
-        whole = np.empty((num_lanes, num_evals, *values[0].shape[2:]), np.result_type(*values))
-        for part, value in zip(parts, values, strict=True):
-            whole[part.places] = lengthen(value, num_evals)
-        return (*lane_dims, "eval", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
+        return per_lane([lengthen(value, num_evals) for value in values], ("eval", *dims))
 
     # Metrics, and the lanes in which they are not finite.
     finite = [part.curves.metrics["finite"] for part in parts]
@@ -148,8 +144,7 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     data["failed_at"] = per_lane(failed_at)
     # Counts of the whole run, and facts of the schedule.
     for name in parts[0].curves.infos:
-        totals = [part.curves.infos[name].sum(axis=1) for part in parts]
-        data[name] = per_lane(totals)
+        data[name] = per_lane([part.curves.infos[name].sum(axis=1) for part in parts])
     for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
         if name in parts[0].facts:
             data[name] = per_lane([part.facts[name] for part in parts])

@@ -142,12 +142,15 @@ def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
       Functions that write a file to the given path and return its SHA-256, by the file's name.
     """
 
-    groups = {CURVES: {name: run.curves for name, run in runs.items()}, **_arrays_of(runs)}
-    files: dict[str, Callable[[Path], str]] = {
-        name: partial(write_arrays, groups=each) for name, each in groups.items()
-    }
-    files[SETTINGS] = partial(_write_settings, runs=runs)
-    return files
+    groups: dict[str, dict[str, xr.Dataset]] = {CURVES: {}, "models.nc": {}, "timelines.nc": {}}
+    for name, run in runs.items():
+        groups[CURVES][name] = run.curves
+        groups["models.nc"][name] = _labelled(run, run.models, ())
+        groups["timelines.nc"][name] = _labelled_timelines(run)
+        if run.samples is not None:
+            groups.setdefault("samples.nc", {})[name] = _labelled(run, run.samples, ("eval",))
+    files = {name: partial(write_arrays, groups=each) for name, each in groups.items()}
+    return {**files, SETTINGS: partial(_write_settings, runs=runs)}
 
 
 def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
@@ -317,24 +320,6 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
         }
         for name, data in curves.items()
     }
-
-
-def _arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
-    """Label models, schedules and samples.
-
-    Args:
-      runs: The runs by system.
-
-    Returns:
-      The content of the other netCDF files by name, by system.
-    """
-    files: dict[str, dict[str, xr.Dataset]] = {"models.nc": {}, "timelines.nc": {}}
-    for name, run in runs.items():
-        files["models.nc"][name] = _labelled(run, run.models, ())
-        files["timelines.nc"][name] = _labelled_timelines(run)
-        if run.samples is not None:
-            files.setdefault("samples.nc", {})[name] = _labelled(run, run.samples, ("eval",))
-    return files
 
 
 def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:

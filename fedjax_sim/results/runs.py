@@ -20,8 +20,6 @@ from fedjax_sim.types import HyperT, Params, Timeline
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @checked
