@@ -312,25 +312,21 @@ def _find_or_prepare(
 def _prepare_images(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
     """Prepare a set of images and return the decoded arrays."""
     source = SOURCES[name]
-    make_builder = partial(
-        _make_builder_class(name, source, data_dir), data_dir=cache / "tensorflow_datasets"
-    )
-    builder = _run_builder(name, source, make_builder, data_dir, cache)
-    arrays = {"class_names": np.asarray(builder.info.features["label"].names)}
+    builder_class = _make_builder_class(name, source, data_dir)
+    builder = _run_builder(builder_class, name, source, data_dir, cache)
+    features = builder.info.features
+    arrays = {"class_names": np.asarray(features["label"].names)}
     for split, examples in builder.as_data_source().items():
-        arrays[f"{split}_images"] = np.empty(
-            (len(examples), *builder.info.features["image"].shape), np.uint8
-        )
-        arrays[f"{split}_labels"] = np.empty(len(examples), np.int32)
+        named = {"image": f"{split}_images", "label": f"{split}_labels"}
+        if source.has_clients and split == "train":
+            named["client"] = "train_clients"
+        for feature, array in named.items():
+            whole = (len(examples), *features[feature].shape)
+            arrays[array] = np.empty(whole, np.uint8 if feature == "image" else np.int32)
         for start in range(0, len(examples), _BLOCK):
-            block = slice(start, min(start + _BLOCK, len(examples)))
-            rows = examples.__getitems__(range(block.start, block.stop))
-            arrays[f"{split}_images"][block] = np.stack([row["image"] for row in rows])
-            arrays[f"{split}_labels"][block] = [row["label"] for row in rows]
-            if source.has_clients and split == "train":
-                arrays.setdefault("train_clients", np.empty(len(examples), np.int32))[block] = [
-                    row["client"] for row in rows
-                ]
+            rows = examples.__getitems__(range(start, min(start + _BLOCK, len(examples))))
+            for feature, array in named.items():
+                arrays[array][start : start + len(rows)] = [row[feature] for row in rows]
     return arrays
 
 
@@ -353,11 +349,7 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> dict[str, np
                 for split, (begin, end) in parts
             }
 
-    Builder.name = name
-    builder = _run_builder(
-        name, source, partial(Builder, data_dir=cache / "tensorflow_datasets"), data_dir, cache
-    )
-    splits = builder.as_data_source()
+    splits = _run_builder(Builder, name, source, data_dir, cache).as_data_source()
     whole = b"".join(splits[split][0]["text"] for split in ("train", "validation", "test"))
     return {"text": np.frombuffer(whole, np.uint8)}
 
@@ -452,17 +444,17 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
                 }
                 yield i, {feature: example[feature] for feature in self.info.features}
 
-    # By default tensorflow-datasets would name the set after the class.
-    Builder.name = name
     return Builder
 
 
 def _run_builder(
-    name: str, source: Source, make_builder: Callable[[], Any], data_dir: Path | None, cache: Path
+    builder_class: Any, name: str, source: Source, data_dir: Path | None, cache: Path
 ) -> Any:
     """Let tensorflow-datasets prepare a set, and return its builder."""
     import tensorflow_datasets as tfds
 
+    builder_class.name = name  # By default tensorflow-datasets names the set after the class.
+    make_builder = partial(builder_class, data_dir=cache / "tensorflow_datasets")
     builder = make_builder()
     if builder.data_path.exists():
         return builder

@@ -151,13 +151,10 @@ def from_text(
     code = {character: FIRST_CHARACTER + i for i, character in enumerate(characters)}
 
     def sequences(side: int) -> tuple[np.ndarray, np.ndarray]:
-        of_speakers = [
-            _cut(
-                np.array([code.get(character, UNKNOWN) for character in part[side]], np.uint8),
-                sequence_length,
-            )
-            for part in parts.values()
-        ]
+        of_speakers = []
+        for part in parts.values():
+            codes = np.array([code.get(character, UNKNOWN) for character in part[side]], np.uint8)
+            of_speakers.append(_cut(codes, sequence_length))
         speakers = np.arange(len(of_speakers), dtype=np.int32)
         return np.concatenate(of_speakers), np.repeat(speakers, [len(rows) for rows in of_speakers])
 
