@@ -9,6 +9,8 @@ from fedjax_sim.checking import Count, LaneSeed, checked, formerly
 from fedjax_sim.launch.jobs import Job, Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
+from fedjax_sim.lifecycle import InputError, check_seal, read_record, write_record, write_sealed
+from fedjax_sim.settings import ConfigError
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
@@ -87,9 +89,7 @@ def sweep(
     )
     from fedjax_sim.engine.watching import Watch
     from fedjax_sim.launch.parts import count_parts
-    from fedjax_sim.lifecycle import read_record, write_record
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
-    from fedjax_sim.settings import ConfigError
     from fedjax_sim.types import budget_of
 
     # What cannot be done in several processes.
@@ -114,9 +114,7 @@ def sweep(
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
     # The budget, and all checks that `sweep` makes, before any process starts.
-    first: Budget | None = None
-    if known is not None:
-        first = budget_of(known)
+    first = None if known is None else budget_of(known)
     asked = budget or first
     if asked is None:
         raise ConfigError("budget", None, "a Ticks, a Time or an Energy, unless a sweep is resumed")
@@ -156,8 +154,6 @@ def read_pickle(path: Path) -> Any:
     """
     import cloudpickle
 
-    from fedjax_sim.lifecycle import InputError, check_seal
-
     check_seal(path)
     try:
         return cloudpickle.loads(path.read_bytes())
@@ -177,7 +173,6 @@ def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None
       ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
     """
     from fedjax_sim.launch.parts import check_begun
-    from fedjax_sim.settings import ConfigError
 
     if asked == first:
         return
@@ -194,9 +189,6 @@ def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
     """Write the arguments of the sweep and JAX's switches."""
     import cloudpickle
     import jax
-
-    from fedjax_sim.lifecycle import write_sealed
-    from fedjax_sim.settings import ConfigError
 
     switches = {name: getattr(jax.config, name) for name in SWITCHES}
     try:

@@ -208,9 +208,8 @@ def dirichlet_groups(
     examples, owner = [], []
     first_client = 0
     for group, size in enumerate(group_sizes):
-        of_group = rng.permutation(by_class[group_of == group])
-        examples.append(of_group)
-        owner.append(first_client + np.arange(len(of_group)) % size)
+        examples.append(rng.permutation(by_class[group_of == group]))
+        owner.append(first_client + np.arange(len(examples[-1])) % size)
         first_client += size
     return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
