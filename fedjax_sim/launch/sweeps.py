@@ -80,13 +80,7 @@ def sweep(
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
     """
-    from fedjax_sim.engine.request import (
-        Options,
-        check_call,
-        grid_of,
-        has_default_clients,
-        list_lanes,
-    )
+    from fedjax_sim.engine import request
     from fedjax_sim.engine.watching import Watch
     from fedjax_sim.launch.parts import count_parts
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
@@ -101,7 +95,7 @@ def sweep(
     if isinstance(watch.shown, Path):
         raise ConfigError("progress", watch.progress, "true, false or None in a sweep in parts")
     # The folder: a new one, or the record of the sweep that is resumed.
-    grid = grid_of(seeds, settings)
+    grid = request.grid_of(seeds, settings)
     num_lanes, known = math.prod(grid.shape), None
     if checkpoints.resume:
         known = read_record(where / RECORD)
@@ -119,9 +113,9 @@ def sweep(
     if asked is None:
         raise ConfigError("budget", None, "a Ticks, a Time or an Energy, unless a sweep is resumed")
     given: Any = {name: value for name, value in options.items() if name != "start"}
-    checked_options = Options(asked, **given)
-    if not has_default_clients(system, hyper, grid):
-        check_call(system, hyper, grid, checked_options)
+    checked_options = request.Options(asked, **given)
+    if not request.has_default_clients(system, hyper, grid):
+        request.check_call(system, hyper, grid, checked_options)
     # The parts. Each is a job and has a folder.
     num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
     call = where / CALL
@@ -131,7 +125,7 @@ def sweep(
         _check_longer(first, asked, jobs)
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
-        list_lanes(system, problem, hyper, grid, checked_options)
+        request.list_lanes(system, problem, hyper, grid, checked_options)
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
