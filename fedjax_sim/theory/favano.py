@@ -294,6 +294,5 @@ def fedbuff_step_time(
     Returns:
         The mean time, in units of time.
     """
-    return float(
-        max(interact_time, buffer_size / np.sum(np.asarray(rate, np.float64) / local_steps))
-    )
+    finished_per_time = np.sum(np.asarray(rate, np.float64) / local_steps)
+    return float(max(interact_time, buffer_size / finished_per_time))
