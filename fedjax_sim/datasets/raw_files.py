@@ -473,9 +473,8 @@ def _decode(
 def _require(names: Iterable[str], members: Collection[str], archive: Path) -> None:
     """Raise a ConfigError if a file is missing from an archive."""
     if missing := [name for name in names if name not in members]:
-        raise ConfigError(
-            "raw file", str(archive), f"an archive with {missing[0]}, which is missing"
-        )
+        allowed = f"an archive with {missing[0]}, which is missing"
+        raise ConfigError("raw file", str(archive), allowed)
 
 
 @contextlib.contextmanager
@@ -488,6 +487,5 @@ def _report_damage(path: Path, member: str = "") -> Iterator[None]:
         raise
     except _DAMAGE as error:
         where = f"{member}: " if member else ""
-        raise ConfigError(
-            "raw file", str(path), f"an undamaged file of the published form ({where}{error})"
-        ) from None
+        allowed = f"an undamaged file of the published form ({where}{error})"
+        raise ConfigError("raw file", str(path), allowed) from None
