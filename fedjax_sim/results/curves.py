@@ -211,8 +211,10 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
     if len({part.attrs["grid"] for part in parts}) > 1:
         raise ConfigError(f"grid of {system}", parts[-1].attrs["grid"], "the same in all parts")
     if not np.array_equal(places[order], np.arange(num_lanes)):
-        missing, twice = _described(set(range(num_lanes)) - set(places)), len(places) - num_lanes
-        found = f"without {missing}" if missing else f"with {twice} lanes twice"
+        missing = [str(place) for place in range(num_lanes) if place not in places]
+        named = f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+        twice = len(places) - num_lanes
+        found = f"without lanes {named}" if missing else f"with {twice} lanes twice"
         allowed = f"each of its {num_lanes} lanes once"
         raise ConfigError(f"what the parts have of {system}", found, allowed)
     num_evals = max(part.sizes["eval"] for part in parts)
@@ -254,12 +256,6 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         if name in first.attrs
     }
     return xr.Dataset(data, {**labels, **facts, **others}, {"system": system, **spent})
-
-
-def _described(places: set[int]) -> str:
-    """Name a few lanes by number; empty if there is none."""
-    shown = ", ".join(str(place) for place in sorted(places)[:5])
-    return f"lanes {shown}{', ...' if len(places) > 5 else ''}" if places else ""
 
 
 def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
