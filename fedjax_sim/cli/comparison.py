@@ -101,11 +101,8 @@ def resolve_contenders(
     systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
-        raise ConfigError(
-            "systems",
-            " ".join(kinds.values()),
-            "all of gradients or all of expectation maximisation, as they share a problem",
-        )
+        allowed = "all of gradients or all of expectation maximisation, as they share a problem"
+        raise ConfigError("systems", " ".join(kinds.values()), allowed)
     if defaults.preset is not None:
         check_name("preset", defaults.preset, PRESETS)
     # Names of settings: known to some system, and none given twice.
@@ -135,11 +132,8 @@ def resolve_contenders(
             allowed = f"left out with {', '.join(without)}, which {why}"
             raise ConfigError(asked[0], ",".join(texts[asked[0]]), allowed)
     if len(texts.get("num_clients", [])) > 1:
-        raise ConfigError(
-            "values of num_clients",
-            ",".join(texts["num_clients"]),
-            "one, as the partition follows it",
-        )
+        allowed = "one, as the partition follows it"
+        raise ConfigError("values of num_clients", ",".join(texts["num_clients"]), allowed)
     drafts = [_contender(system, texts, defaults) for system in systems]
     used = set().union(*map(_used, drafts))
     found = []
@@ -175,9 +169,8 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     }
     for name, each in values.items():
         if len({repr(value) for value in each}) < len(each):
-            raise ConfigError(
-                f"values of {name}", ",".join(texts[name]), "different from each other"
-            )
+            allowed = "different from each other"
+            raise ConfigError(f"values of {name}", ",".join(texts[name]), allowed)
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: each[0] for name, each in values.items() if len(each) == 1}

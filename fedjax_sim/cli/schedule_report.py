@@ -11,13 +11,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_sim.cli.comparison import Contender, draw_schedules
-from fedjax_sim.diagnostics.fairness import (
-    entropy,
-    influence,
-    jain_index,
-    time_to_first,
-    update_share,
-)
+from fedjax_sim.diagnostics import fairness
 from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.records import environment
@@ -128,7 +122,7 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
     folder.write_figure("timeline.png", timeline_figure(rows))
     shares = {
         row.label: ClientShares(
-            update_share(row.timeline, row.num_clients),
+            fairness.update_share(row.timeline, row.num_clients),
             relative_influence(row.timeline, row.num_clients),
         )
         for row in rows
@@ -168,7 +162,7 @@ def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
       sum of all clients; 0 if nothing was received.
     """
     weighted = timeline._replace(weight=np.asarray(timeline.weight) * timeline.steps)
-    by_client = influence(weighted, num_clients)
+    by_client = fairness.influence(weighted, num_clients)
     return by_client / max(by_client.sum(), np.finfo(float).tiny)
 
 
@@ -192,10 +186,8 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> Sequence[np.ndarray | Non
 
 def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> dict[str, Any]:
     """Measure one schedule."""
-    present = np.asarray(timeline.clients) != EMPTY
-    clients, steps = np.asarray(timeline.clients)[present], np.asarray(timeline.steps)[present]
-    staleness = (np.arange(len(timeline.time))[:, None] - np.asarray(timeline.version))[present]
-    num_ticks = len(timeline.time)
+    updates, num_ticks = fairness.received(timeline), len(timeline.time)
+    clients, steps, staleness = updates.client, updates.steps, updates.staleness
     shares = relative_influence(timeline, num_clients)
     fast = dict.fromkeys(SHARES)
     if is_fast is not None:
@@ -215,9 +207,9 @@ def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> 
         "staleness_mean": float(staleness.mean()) if len(clients) else np.nan,
         "staleness_max": int(staleness.max(initial=0)),
         **fast,
-        "jain_index": jain_index(shares),
-        "entropy": entropy(shares),
-        "largest_time_to_first": float(time_to_first(timeline, num_clients).max()),
+        "jain_index": fairness.jain_index(shares),
+        "entropy": fairness.entropy(shares),
+        "largest_time_to_first": float(fairness.time_to_first(timeline, num_clients).max()),
     }
 
 
@@ -234,8 +226,8 @@ def _arrays(entry: Entry) -> xr.Dataset:
         data[name] = (("seed", "tick", "slot")[: padded.ndim], padded)
     for name, measure in {
         "influence": relative_influence,
-        "update_share": update_share,
-        "time_to_first": time_to_first,
+        "update_share": fairness.update_share,
+        "time_to_first": fairness.time_to_first,
     }.items():
         found = [measure(timeline, entry.num_clients) for timeline in entry.timelines]
         data[name] = (("seed", "client"), np.stack(found))
