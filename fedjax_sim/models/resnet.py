@@ -78,16 +78,8 @@ class ResNet(nn.Module):
         self, x: Array, features: int, window: int, *, strides: int = 1, padding: int = 1
     ) -> Array:
         """Apply a convolution without bias, then group normalisation."""
-        x = conv(
-            x,
-            features,
-            window,
-            self.convolution,
-            self.dtype,
-            strides=strides,
-            padding=padding,
-            bias=False,
-        )
+        sizes = {"strides": strides, "padding": padding}
+        x = conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
         return group_norm(x, 8, self.dtype)
 
 
