@@ -190,11 +190,8 @@ def read_settings(arguments: argparse.Namespace) -> dict[str, list[str]]:
             given.append((name, list_values(name, values)))
     for name, texts in given:
         if name in found:
-            raise ConfigError(
-                f"second setting of {name}",
-                ",".join(texts),
-                f"left out: it is already {','.join(found[name])!r}",
-            )
+            allowed = f"left out: it is already {','.join(found[name])!r}"
+            raise ConfigError(f"second setting of {name}", ",".join(texts), allowed)
         found[name] = texts
     return found
 
@@ -212,9 +209,8 @@ def read_bit_widths(text: str) -> tuple[int, int, int] | None:
     except ValueError:
         weights = activations = gradients = 0
     if min(weights, activations, gradients) < 2 or max(weights, activations) > 24 or gradients > 8:
-        raise ConfigError(
-            "low_bit", text, "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8"
-        )
+        allowed = "none, or three whole numbers such as 3,3,4: from 2 to 24, 24 and 8"
+        raise ConfigError("low_bit", text, allowed)
     return weights, activations, gradients
 
 

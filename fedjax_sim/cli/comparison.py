@@ -7,11 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.arguments import (
-    check_name,
-    choose_folder,
-    read_number,
-)
+from fedjax_sim.cli.arguments import check_name, choose_folder, read_number
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.lifecycle import say
@@ -29,7 +25,7 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
-from fedjax_sim.trees import typed_structure
+from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
@@ -105,11 +101,8 @@ def resolve_contenders(
     systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
-        raise ConfigError(
-            "systems",
-            " ".join(kinds.values()),
-            "all of gradients or all of expectation maximisation, as they share a problem",
-        )
+        allowed = "all of gradients or all of expectation maximisation, as they share a problem"
+        raise ConfigError("systems", " ".join(kinds.values()), allowed)
     if defaults.preset is not None:
         check_name("preset", defaults.preset, PRESETS)
     # Names of settings: known to some system, and none given twice.
@@ -139,11 +132,8 @@ def resolve_contenders(
             allowed = f"left out with {', '.join(without)}, which {why}"
             raise ConfigError(asked[0], ",".join(texts[asked[0]]), allowed)
     if len(texts.get("num_clients", [])) > 1:
-        raise ConfigError(
-            "values of num_clients",
-            ",".join(texts["num_clients"]),
-            "one, as the partition follows it",
-        )
+        allowed = "one, as the partition follows it"
+        raise ConfigError("values of num_clients", ",".join(texts["num_clients"]), allowed)
     drafts = [_contender(system, texts, defaults) for system in systems]
     used = set().union(*map(_used, drafts))
     found = []
@@ -179,9 +169,8 @@ def _contender(system: System, texts: Mapping[str, list[str]], defaults: Default
     }
     for name, each in values.items():
         if len({repr(value) for value in each}) < len(each):
-            raise ConfigError(
-                f"values of {name}", ",".join(texts[name]), "different from each other"
-            )
+            allowed = "different from each other"
+            raise ConfigError(f"values of {name}", ",".join(texts[name]), allowed)
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: each[0] for name, each in values.items() if len(each) == 1}
@@ -223,39 +212,23 @@ def draw_schedules(
     Raises:
       ConfigError: If the time budget is too short for one tick, or too long.
     """
-    hypers = [contender.system.fit.complete(hyper, None) for _, hyper in contender.points()]
-    drawn: dict[int, list[Timeline]] = {}
-    for group in _groups_of(hypers):
-        cut = _draw(contender.system, [hypers[i] for i in group], seeds, time_budget)
-        drawn |= {i: cut[k * len(seeds) : (k + 1) * len(seeds)] for k, i in enumerate(group)}
-    return [drawn[i] for i in range(len(hypers))]
-
-
-def _groups_of(hypers: Sequence[Any]) -> list[list[int]]:
-    """Group the numbers of settings of equal static parts."""
-    groups: list[tuple[Any, list[int]]] = []
-    for i, hyper in enumerate(hypers):
-        static = typed_structure(hyper)
-        numbers = next((numbers for part, numbers in groups if part == static), None)
-        if numbers is None:
-            groups.append((static, [i]))
-        else:
-            numbers.append(i)
-    return [numbers for _, numbers in groups]
-
-
-def _draw(
-    system: System, hypers: list[Any], seeds: Sequence[int], time_budget: float
-) -> list[Timeline]:
-    """Draw the schedules of settings with equal static parts: seeds of the first, then the next."""
+    system = contender.system
+    hypers = [system.fit.complete(hyper, None) for _, hyper in contender.points()]
     if system.live is not None:
         allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
         raise ConfigError("systems", system.name, allowed)
-    pairs = [(seed, hyper) for hyper in hypers for seed in seeds]
-    inputs = [seed for seed, _ in pairs], [hyper for _, hyper in pairs]
-    measure_plan(system, *inputs, Time(time_budget))
-    drawn, ticks = request_timelines(system, *inputs, Time(time_budget))
-    return [Timeline(*(leaf[i, : ticks[i]] for leaf in drawn)) for i in range(len(pairs))]
+    groups: dict[TypedStructure, list[int]] = {}  # Numbers of settings with equal static parts.
+    for i, hyper in enumerate(hypers):
+        groups.setdefault(typed_structure(hyper), []).append(i)
+    found: list[list[Timeline]] = [[] for _ in hypers]
+    for group in groups.values():
+        points = [i for i in group for _ in seeds]
+        inputs = [*seeds] * len(group), [hypers[i] for i in points]
+        measure_plan(system, *inputs, Time(time_budget))
+        drawn, ticks = request_timelines(system, *inputs, Time(time_budget))
+        for lane, i in enumerate(points):
+            found[i].append(Timeline(*(leaf[lane, : ticks[lane]] for leaf in drawn)))
+    return found
 
 
 def read_time_budget(

@@ -88,11 +88,8 @@ def load_data(
     is_latent = system.fit.learns is LatentProblem
     refuse_flags(arguments, GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS, system.name)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
-    kind = check_name(
-        "partition",
-        arguments.partition or ("iid" if is_latent else defaults.partition),
-        partition.PARTITIONS,
-    )
+    usual = "iid" if is_latent else defaults.partition
+    kind = check_name("partition", arguments.partition or usual, partition.PARTITIONS)
     parameters = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
     options = {
         parameter.name: parameter.default
@@ -102,21 +99,16 @@ def load_data(
     name = arguments.dataset or "digits"
     load = datasets.load_text if datasets.is_text(name) else datasets.load
     dataset = load(name, data_dir=arguments.data_dir)
-    client_ids: dict[str, Any] = {}
+    given = dict(options)
     if kind == "natural":
         if dataset.train_clients is None:
             raise ConfigError("partition", kind, f"another one, as {name} comes without clients")
-        client_ids = {"client_ids": dataset.train_clients}
+        given["client_ids"] = dataset.train_clients
     # In a text, the speaker of a sequence serves as its label.
     labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
     partitions = {
-        num_clients: [
-            partition.make(
-                kind, labels, num_clients=num_clients, seed=seed, **options, **client_ids
-            )
-            for seed in seeds
-        ]
-        for num_clients in sorted({entrant.hyper.num_clients for entrant in entrants})
+        num: [partition.make(kind, labels, num_clients=num, seed=seed, **given) for seed in seeds]
+        for num in sorted({entrant.hyper.num_clients for entrant in entrants})
     }
     if isinstance(dataset, Text):
         if is_latent:
@@ -133,17 +125,14 @@ def load_data(
 def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
     """Name the network, its convolution, augmentation, bits and normalisation of images."""
     model = check_name("model", arguments.model or defaults.model, MODELS)
-    convolution, augmentation = arguments.convolution, arguments.augmentation
-    facts: dict[str, Any] = {
-        "convolution": check_name("convolution", convolution or "auto", CONVOLUTIONS),
-        "augmentation": check_name(
-            "augmentation", augmentation or defaults.augmentation, AUGMENTATIONS
-        ),
-        "low_bit": arguments.low_bit or "none",
-    }
-    read_bit_widths(facts["low_bit"])
-    facts |= {"per_client": arguments.per_client}
-    return model, {**facts, "mean": defaults.mean, "std": defaults.std}
+    convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
+    augmentation = arguments.augmentation or defaults.augmentation
+    check_name("convolution", convolution, CONVOLUTIONS)
+    check_name("augmentation", augmentation, AUGMENTATIONS)
+    read_bit_widths(low_bit)
+    facts = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
+    facts |= {"per_client": arguments.per_client, "mean": defaults.mean, "std": defaults.std}
+    return model, facts
 
 
 def _classifications(
@@ -159,15 +148,9 @@ def _classifications(
         return problems.make_next_characters(
             network, dataset, partitions, per_client=per_client, test_partition=tests
         )
-    return problems.make_classifications(
-        network,
-        dataset,
-        partitions,
-        augmentation=AUGMENTATIONS[facts["augmentation"]],
-        mean=facts["mean"],
-        std=facts["std"],
-        per_client=facts["per_client"],
-    )
+    options = {name: facts[name] for name in ("mean", "std", "per_client")}
+    options["augmentation"] = AUGMENTATIONS[facts["augmentation"]]
+    return problems.make_classifications(network, dataset, partitions, **options)
 
 
 def own_sequences(text: Text, natural: Partition) -> Partition:
@@ -205,15 +188,11 @@ def _mixtures(
     features = entry.features(dataset.train_images, facts["dimensions"])
     fewest = min(int(part.counts.sum()) for part in partitions)
     if facts["components"] > fewest:
-        raise ConfigError(
-            "components", facts["components"], f"at most {fewest}, the examples of all clients"
-        )
-    return latent.make_estimations(
-        entry.make(facts["components"]),
-        features.astype("float32"),
-        partitions,
-        per_client=facts["per_client"],
-    )
+        allowed = f"at most {fewest}, the examples of all clients"
+        raise ConfigError("components", facts["components"], allowed)
+    fitted, per_client = entry.make(facts["components"]), facts["per_client"]
+    features = features.astype("float32")
+    return latent.make_estimations(fitted, features, partitions, per_client=per_client)
 
 
 def read_metrics(

@@ -72,10 +72,7 @@ def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
 
 
 def launch_parts(
-    launcher: Launcher,
-    arguments: argparse.Namespace,
-    folder: Folder,
-    identity: Mapping[str, Any],
+    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, identity: Mapping[str, Any]
 ) -> tuple[dict[str, Run], dict[str, Any]]:
     """Run a command in parts, and read the results of the whole.
 

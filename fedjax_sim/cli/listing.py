@@ -142,16 +142,13 @@ def _experiments() -> dict[str, str]:
     """
     found = {}
     for package in sorted((Path(__file__).parents[2] / "experiments").glob("*/__init__.py")):
-        for name in _tuple_in(package, "EXPERIMENTS"):
+        assigned = {
+            ast.unparse(node.targets[0]): node.value
+            for node in ast.parse(package.read_bytes()).body
+            if isinstance(node, ast.Assign)
+        }
+        for name in ast.literal_eval(assigned.get("EXPERIMENTS", "()")):
             module = ast.parse((package.parent / f"{name}.py").read_bytes())
             summary = (ast.get_docstring(module) or "").partition("\n")[0]
             found[f"{package.parent.name}/{name}"] = summary
     return found
-
-
-def _tuple_in(path: Path, name: str) -> tuple[str, ...]:
-    """Read a tuple of texts that a source file assigns to a name; empty if it does not."""
-    for node in ast.parse(path.read_bytes()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return tuple(ast.literal_eval(node.value))
-    return ()

@@ -108,16 +108,14 @@ FLAGS = {
     },
     "plot merge": {
         "--trust": "also read files that end without their SHA-256, as those of earlier versions, "
-        "and (merge) settings that were pickled, which can run any code",
+        "and (merge) settings that were pickled, which can run any code"
     },
     "run plot merge timeline": {
         "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "
         "number appended if that is in use)",
         "--overwrite": "replace what is in the results folder",
     },
-    "list run plot merge timeline": {
-        "--json": "print one JSON object instead of tables",
-    },
+    "list run plot merge timeline": {"--json": "print one JSON object instead of tables"},
 }
 """By the commands that take them: flags with the form of their value, if any, and meaning."""
 

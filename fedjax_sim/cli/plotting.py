@@ -8,7 +8,7 @@ import xarray as xr
 
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import check_metrics, read_axes
-from fedjax_sim.cli.tables import make_console, print_json, print_results
+from fedjax_sim.cli.tables import print_json, print_results, print_sentence
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
@@ -38,9 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
         print_json({"folder": str(folder.path), "pictures": list(figures), **content})
         return
     print_results(curves, content)
-    make_console().print(
-        f"Written to {folder.path}: {', '.join(figures)}", highlight=False, soft_wrap=True
-    )
+    print_sentence(f"Written to {folder.path}: {', '.join(figures)}")
 
 
 def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:

@@ -11,13 +11,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_sim.cli.comparison import Contender, draw_schedules
-from fedjax_sim.diagnostics.fairness import (
-    entropy,
-    influence,
-    jain_index,
-    time_to_first,
-    update_share,
-)
+from fedjax_sim.diagnostics import fairness
 from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.records import environment
@@ -51,8 +45,8 @@ class Entry(NamedTuple):
       seeds: One seed per schedule.
       timelines: The schedules.
       num_clients: N, the number of senders that slots name: clients, or groups.
-      is_fast: Which clients are fast, `bool[N]` per seed; None if speeds are not known, as in a
-        recorded trace.
+      is_fast: Which clients are fast, `bool[N]` per seed; None in its place if speeds are not
+        known, as in a recorded trace.
       senders: What the senders are called: "clients" or "groups".
     """
 
@@ -60,7 +54,7 @@ class Entry(NamedTuple):
     seeds: list[int]
     timelines: list[Timeline]
     num_clients: int
-    is_fast: list[np.ndarray] | None
+    is_fast: Sequence[np.ndarray | None]
     senders: str
 
     def facts(self) -> dict[str, float | None]:
@@ -70,16 +64,13 @@ class Entry(NamedTuple):
           Means over seeds, but the largest staleness of all. None for facts that need speeds if
           these are not known.
         """
-        speeds = [None] * len(self.timelines) if self.is_fast is None else self.is_fast
         by_seed = [
             _facts(timeline, self.num_clients, is_fast)
-            for timeline, is_fast in zip(self.timelines, speeds, strict=True)
+            for timeline, is_fast in zip(self.timelines, self.is_fast, strict=True)
         ]
         means = {
-            name: None
-            if by_seed[0][name] is None
-            else float(np.mean([facts[name] for facts in by_seed]))
-            for name in by_seed[0]
+            name: None if first is None else float(np.mean([facts[name] for facts in by_seed]))
+            for name, first in by_seed[0].items()
         }
         return means | {"staleness_max": max(facts["staleness_max"] for facts in by_seed)}
 
@@ -125,19 +116,13 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
         "results.nc", {entry.label.replace("/", "_"): _arrays(entry) for entry in entries}
     )
     rows = [
-        Row(
-            entry.label,
-            entry.timelines[0],
-            entry.num_clients,
-            None if entry.is_fast is None else entry.is_fast[0],
-            entry.senders,
-        )
-        for entry in entries
+        Row(each.label, each.timelines[0], each.num_clients, each.is_fast[0], each.senders)
+        for each in entries
     ]
     folder.write_figure("timeline.png", timeline_figure(rows))
     shares = {
         row.label: ClientShares(
-            update_share(row.timeline, row.num_clients),
+            fairness.update_share(row.timeline, row.num_clients),
             relative_influence(row.timeline, row.num_clients),
         )
         for row in rows
@@ -177,11 +162,11 @@ def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:
       sum of all clients; 0 if nothing was received.
     """
     weighted = timeline._replace(weight=np.asarray(timeline.weight) * timeline.steps)
-    by_client = influence(weighted, num_clients)
+    by_client = fairness.influence(weighted, num_clients)
     return by_client / max(by_client.sum(), np.finfo(float).tiny)
 
 
-def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
+def _fast_clients(hyper: Any, seeds: Sequence[int]) -> Sequence[np.ndarray | None]:
     """Find which clients are fast, `bool[N]` per seed; None unless clients have two speeds."""
     if (
         not isinstance(hyper, Clients)
@@ -190,7 +175,7 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
         or hyper.delays.client_table is not None
         or hyper.delays.rate_spread > 0
     ):
-        return None
+        return [None] * len(seeds)
     with jax.enable_x64(True):
         rates = [
             np.asarray(draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper))
@@ -201,10 +186,8 @@ def _fast_clients(hyper: Any, seeds: Sequence[int]) -> list[np.ndarray] | None:
 
 def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> dict[str, Any]:
     """Measure one schedule."""
-    present = np.asarray(timeline.clients) != EMPTY
-    clients, steps = np.asarray(timeline.clients)[present], np.asarray(timeline.steps)[present]
-    staleness = (np.arange(len(timeline.time))[:, None] - np.asarray(timeline.version))[present]
-    num_ticks = len(timeline.time)
+    updates, num_ticks = fairness.received(timeline), len(timeline.time)
+    clients, steps, staleness = updates.client, updates.steps, updates.staleness
     shares = relative_influence(timeline, num_clients)
     fast = dict.fromkeys(SHARES)
     if is_fast is not None:
@@ -224,9 +207,9 @@ def _facts(timeline: Timeline, num_clients: int, is_fast: np.ndarray | None) -> 
         "staleness_mean": float(staleness.mean()) if len(clients) else np.nan,
         "staleness_max": int(staleness.max(initial=0)),
         **fast,
-        "jain_index": jain_index(shares),
-        "entropy": entropy(shares),
-        "largest_time_to_first": float(time_to_first(timeline, num_clients).max()),
+        "jain_index": fairness.jain_index(shares),
+        "entropy": fairness.entropy(shares),
+        "largest_time_to_first": float(fairness.time_to_first(timeline, num_clients).max()),
     }
 
 
@@ -237,22 +220,15 @@ def _arrays(entry: Entry) -> xr.Dataset:
     for name in Timeline._fields:
         leaves = [np.asarray(getattr(timeline, name)) for timeline in entry.timelines]
         fill = np.nan if leaves[0].dtype.kind == "f" else EMPTY
-        padded = [
-            np.pad(
-                leaf,
-                ((0, longest - len(leaf)), *((0, 0) for _ in leaf.shape[1:])),
-                constant_values=fill,
-            )
-            for leaf in leaves
-        ]
-        data[name] = (("seed", "tick", "slot")[: 1 + leaves[0].ndim], np.stack(padded))
+        padded = np.full((len(leaves), longest, *leaves[0].shape[1:]), fill, leaves[0].dtype)
+        for row, leaf in zip(padded, leaves, strict=True):
+            row[: len(leaf)] = leaf
+        data[name] = (("seed", "tick", "slot")[: padded.ndim], padded)
     for name, measure in {
         "influence": relative_influence,
-        "update_share": update_share,
-        "time_to_first": time_to_first,
+        "update_share": fairness.update_share,
+        "time_to_first": fairness.time_to_first,
     }.items():
-        data[name] = (
-            ("seed", "client"),
-            np.stack([measure(timeline, entry.num_clients) for timeline in entry.timelines]),
-        )
+        found = [measure(timeline, entry.num_clients) for timeline in entry.timelines]
+        data[name] = (("seed", "client"), np.stack(found))
     return xr.Dataset(data, {"seed": entry.seeds})

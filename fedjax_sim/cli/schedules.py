@@ -6,7 +6,7 @@ from fedjax_sim import datasets
 from fedjax_sim.cli import comparison, schedule_report
 from fedjax_sim.cli.arguments import check_name, read_seeds, read_settings
 from fedjax_sim.cli.defaults import defaults_of
-from fedjax_sim.cli.tables import make_console, print_json, print_table
+from fedjax_sim.cli.tables import print_json, print_sentence, print_table
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.settings import ConfigError
 
@@ -48,8 +48,5 @@ def run(arguments: argparse.Namespace) -> None:
         print_json({"folder": str(folder.path), **content})
         return
     print_table(*schedule_report.cells(entries))
-    make_console().print(
-        f"Means over {len(seeds)} seed{'s' * (len(seeds) > 1)}. Written to {folder.path}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    seeds_in_words = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+    print_sentence(f"Means over {seeds_in_words}. Written to {folder.path}")

@@ -49,6 +49,11 @@ def print_json(content: Any) -> None:
     print(to_json(content), end="")
 
 
+def print_sentence(sentence: str) -> None:
+    """Print a sentence in one line, however long it is."""
+    make_console().print(sentence, highlight=False, soft_wrap=True)
+
+
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print as many columns of a table as fit the console, and name those that do not.
 
@@ -93,7 +98,7 @@ def print_results(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) 
     """
     print_table(*final_cells(curves, summary))
     for sentence in failures(curves):
-        make_console().print(sentence, highlight=False, soft_wrap=True)
+        print_sentence(sentence)
 
 
 def final_cells(

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from fedjax_sim.cli.arguments import (
 from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.cli.launching import launch_parts, read_launcher
-from fedjax_sim.cli.tables import make_console, print_json, print_results
+from fedjax_sim.cli.tables import make_console, print_json, print_results, print_sentence
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
 from fedjax_sim.engine.planning.placement import check_layout, check_precision
@@ -38,7 +38,7 @@ from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Keep, Time, Tracker
+from fedjax_sim.types import Keep, Time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,17 +151,20 @@ def run(arguments: argparse.Namespace) -> None:
             # Some errors show in the schedule alone. They shall come before any training.
             with ThreadPoolExecutor(2) as workers:
                 list(workers.map(check, grids.values()))
-        on_first(partial(_open, folder, identity))
+        on_first(partial(folder.open, identity) if folder is not None else lambda: None)
         if kept is not None and lanes is not None:
             kept.keep(lanes)
         runs = {}
         with (
             _without_trace_if_refused(folder),
-            _trackers(tracker_names, folder) as tracking,
-            warnings.catch_warnings(),
-        ):
+            contextlib.ExitStack() as at_end,
             # The table names these lanes.
-            warnings.simplefilter("ignore", LaneWarning)
+            warnings.catch_warnings(action="ignore", category=LaneWarning),
+        ):
+            place = None if folder is None else folder.path
+            tracking = [trackers.make_tracker(name, place) for name in tracker_names if place]
+            for tracker in tracking:
+                at_end.callback(tracker.close)
             keep = Keep(models=arguments.keep_samples, client_variance=arguments.client_variance)
             resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
             for name, grid in grids.items():
@@ -169,8 +172,8 @@ def run(arguments: argparse.Namespace) -> None:
                     continue
                 saved = None
                 if folder is not None and is_saved:
-                    place = folder.checkpoints / name
-                    saved = Checkpoints(place, every=checkpoint_every, resume=resume)
+                    kept_in = folder.checkpoints / name
+                    saved = Checkpoints(kept_in, every=checkpoint_every, resume=resume)
                 runs[name] = sweep(
                     **grid,
                     num_evals=num_evals,
@@ -231,19 +234,6 @@ def _without_trace_if_refused(folder: Folder | None) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _trackers(names: Sequence[str], folder: Folder | None) -> Iterator[list[Tracker]]:
-    """Make trackers that write into the results folder, and close them at the end."""
-    made: list[Tracker] = []
-    try:
-        if folder is not None:
-            made += [trackers.make_tracker(name, folder.path) for name in names]
-        yield made
-    finally:
-        for tracker in made:
-            tracker.close()
-
-
 def show_results(
     folder: results.Folder,
     curves: Mapping[str, xr.Dataset],
@@ -264,20 +254,15 @@ def show_results(
     if as_json:
         print_json({"folder": str(folder.path), **summary})
         return
-    console = make_console()
-    console.print(
+    make_console().print(
         f"{config['dataset']['name']}, partition {config['partition']['name']}, "
         f"model {config['model']}, {len(config['seeds'])} seeds, means +- std:",
         highlight=False,
     )
     print_results(curves, summary)
     spent = summary["seconds"]
-    console.print(
-        f"Written to {folder.path} ({spent['compile']:.1f} s compiling, {spent['run']:.1f} s "
-        "running)",
-        highlight=False,
-        soft_wrap=True,
-    )
+    seconds = f"{spent['compile']:.1f} s compiling, {spent['run']:.1f} s running"
+    print_sentence(f"Written to {folder.path} ({seconds})")
 
 
 def _show_rates(
@@ -290,13 +275,7 @@ def _show_rates(
             f"{name} {', '.join(f'{key} {value:g}' for key, value in settings.items())}"
             for name, settings in tuned.items()
         )
-        words = f"Settings chosen on validation images (experiments/baselines): {listed}."
-        make_console().print(words, highlight=False, soft_wrap=True)
-
-
-def _open(folder: Folder | None, identity: Mapping[str, Any]) -> None:
-    if folder is not None:
-        folder.open(identity)
+        print_sentence(f"Settings chosen on validation images (experiments/baselines): {listed}.")
 
 
 def _join(arguments: argparse.Namespace) -> None:

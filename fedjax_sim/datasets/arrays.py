@@ -100,11 +100,8 @@ def from_arrays(
         raise ConfigError("each of test_images", test_form, f"{train_form}, as in train_images")
     largest = int(max(train_labels.max(), test_labels.max()))
     if num_classes is None and (found := len(np.unique(train_labels))) != largest + 1:
-        raise ConfigError(
-            "number of classes among train_labels",
-            found,
-            f"{largest + 1}, because labels go from 0 to {largest}",
-        )
+        allowed = f"{largest + 1}, because labels go from 0 to {largest}"
+        raise ConfigError("number of classes among train_labels", found, allowed)
     num_classes = largest + 1 if num_classes is None else num_classes
     if largest >= num_classes:
         raise ConfigError("largest label", largest, f"below the number of classes, {num_classes}")
@@ -139,9 +136,8 @@ def from_npz(path: Path, name: str | None = None) -> Dataset:
     """
     check_file("npz file", path)
     if not zipfile.is_zipfile(path):
-        raise ConfigError(
-            "npz file", str(path), "an existing file, complete and written by numpy.savez"
-        )
+        allowed = "an existing file, complete and written by numpy.savez"
+        raise ConfigError("npz file", str(path), allowed)
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [array for array in ARRAYS if array not in file]
@@ -164,11 +160,8 @@ def _checked_images(field: str, images: np.ndarray) -> np.ndarray:
     """Check images and give them four axes; floats become float32."""
     images = np.asarray(images)
     if images.ndim not in (2, 3, 4) or images.size == 0:
-        raise ConfigError(
-            f"shape of {field}",
-            images.shape,
-            "[n, H, W, C], [n, H, W] or [n, D], every size at least 1",
-        )
+        allowed = "[n, H, W, C], [n, H, W] or [n, D], every size at least 1"
+        raise ConfigError(f"shape of {field}", images.shape, allowed)
     if np.issubdtype(images.dtype, np.floating):
         # A float64 too large for float32 becomes infinite and is then counted as bad.
         with np.errstate(over="ignore"):
@@ -186,9 +179,8 @@ def _checked_labels(field: str, labels: np.ndarray, num_images: int) -> np.ndarr
     """Check whole numbers that belong to images: labels or clients."""
     labels = np.asarray(labels)
     if labels.shape != (num_images,):
-        raise ConfigError(
-            f"shape of {field}", labels.shape, f"({num_images},), one number for each image"
-        )
+        allowed = f"({num_images},), one number for each image"
+        raise ConfigError(f"shape of {field}", labels.shape, allowed)
     if not np.issubdtype(labels.dtype, np.integer):
         raise ConfigError(f"dtype of {field}", str(labels.dtype), "an integer type")
     if labels.min() < 0:

@@ -22,9 +22,8 @@ def load_digits() -> Dataset:
     images, labels = rows[:, :-1], rows[:, -1].astype(int)
     images = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     train, test = split_stratified(labels, 360)
-    return from_arrays(
-        images[train], labels[train], images[test], labels[test], num_classes=10, name="digits"
-    )
+    arrays = images[train], labels[train], images[test], labels[test]
+    return from_arrays(*arrays, num_classes=10, name="digits")
 
 
 def load_breast_cancer() -> Dataset:
@@ -34,14 +33,8 @@ def load_breast_cancer() -> Dataset:
     features, labels = datasets.load_breast_cancer(return_X_y=True)
     train, test = split_stratified(labels, 143)
     features = (features - features[train].mean(axis=0)) / features[train].std(axis=0)
-    return from_arrays(
-        features[train],
-        labels[train],
-        features[test],
-        labels[test],
-        num_classes=2,
-        name="breast_cancer",
-    )
+    arrays = features[train], labels[train], features[test], labels[test]
+    return from_arrays(*arrays, num_classes=2, name="breast_cancer")
 
 
 def split_stratified(labels: np.ndarray, num_test: int) -> tuple[np.ndarray, np.ndarray]:

@@ -151,9 +151,8 @@ def load_text(
     if name in TEXTS | CLIENT_TEXTS:
         return fetch_text(name, *_resolve_folders(data_dir, cache_dir))
     if not is_text(name):
-        raise ConfigError(
-            "dataset", name, "one of " + ", ".join(TEXTS | CLIENT_TEXTS) + ", or a .txt file"
-        )
+        allowed = "one of " + ", ".join(TEXTS | CLIENT_TEXTS) + ", or a .txt file"
+        raise ConfigError("dataset", name, allowed)
     return from_file(_expanded(name.removeprefix("text:")))
 
 

@@ -19,19 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim.datasets import raw_files
 from fedjax_sim.datasets.arrays import Dataset, from_npz
-from fedjax_sim.datasets.raw_files import (
-    Raw,
-    read_celeba,
-    read_cifar10,
-    read_cifar100,
-    read_federated_cifar100,
-    read_federated_emnist,
-    read_idx,
-    read_shakespeare,
-    read_stackoverflow,
-    read_tiny_imagenet,
-)
+from fedjax_sim.datasets.raw_files import Raw
 from fedjax_sim.datasets.text import Text, from_text
 from fedjax_sim.datasets.text import from_npz as text_from_npz
 from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_npz, write_sealed
@@ -92,7 +82,7 @@ SOURCES: dict[str, Source] = {
             "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
             "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
         ),
-        read_idx,
+        raw_files.read_idx,
     ),
     "fashion_mnist": Source(
         "pieces of clothing, 60000 + 10000 images of 28x28, 10 classes, fetched or from raw files",
@@ -107,7 +97,7 @@ SOURCES: dict[str, Source] = {
             "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
             "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
         ),
-        read_idx,
+        raw_files.read_idx,
     ),
     "cifar10": Source(
         "animals and vehicles, 50000 + 10000 colour images of 32x32, 10 classes, "
@@ -117,7 +107,7 @@ SOURCES: dict[str, Source] = {
         "https://www.cs.toronto.edu/~kriz/",
         ("cifar-10-binary.tar.gz",),
         ("c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
-        read_cifar10,
+        raw_files.read_cifar10,
     ),
     "tiny_imagenet": Source(
         "things of all kinds, 100000 + 10000 colour images of 64x64 (its validation set as test "
@@ -127,7 +117,7 @@ SOURCES: dict[str, Source] = {
         "https://cs231n.stanford.edu/",
         ("tiny-imagenet-200.zip",),
         ("6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",),
-        read_tiny_imagenet,
+        raw_files.read_tiny_imagenet,
         image_shape=(64, 64, 3),
     ),
     "federated_emnist": Source(
@@ -138,7 +128,7 @@ SOURCES: dict[str, Source] = {
         "https://storage.googleapis.com/tff-datasets-public/",
         ("fed_emnist.tar.bz2",),
         ("fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",),
-        read_federated_emnist,
+        raw_files.read_federated_emnist,
         image_shape=(28, 28, 1),
         has_clients=True,
     ),
@@ -150,7 +140,7 @@ SOURCES: dict[str, Source] = {
         "https://www.cs.toronto.edu/~kriz/",
         ("cifar-100-binary.tar.gz",),
         ("58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",),
-        read_cifar100,
+        raw_files.read_cifar100,
         image_shape=(32, 32, 3),
     ),
     "federated_cifar100": Source(
@@ -161,7 +151,7 @@ SOURCES: dict[str, Source] = {
         "https://storage.googleapis.com/tff-datasets-public/",
         ("fed_cifar100.tar.bz2",),
         ("e8575e22c038ecef1ce6c7d492d7abee7da13b1e1ba9b70a7fc18531ba7590de",),
-        read_federated_cifar100,
+        raw_files.read_federated_cifar100,
         image_shape=(32, 32, 3),
         has_clients=True,
     ),
@@ -177,7 +167,7 @@ SOURCES: dict[str, Source] = {
             "f0e5da289d5ccf75ffe8811132694922b60f2af59256ed362afa03fefba324d0",
             "c6143857c3e2630ac2da9f782e9c1232e5e59be993a9d44e8a7916c78a6158c0",
         ),
-        read_celeba,
+        raw_files.read_celeba,
         image_shape=(84, 84, 3),
         has_clients=True,
         by_hand=True,
@@ -195,7 +185,7 @@ TEXTS: dict[str, Source] = {
         ("input.txt",),
         ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",),
         lambda path: path.read_text(encoding="utf-8"),
-    ),
+    )
 }
 """Plays that are fetched, by name."""
 
@@ -208,7 +198,7 @@ CLIENT_TEXTS: dict[str, Source] = {
         "https://storage.googleapis.com/tff-datasets-public/",
         ("shakespeare.tar.bz2",),
         ("0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",),
-        read_shakespeare,
+        raw_files.read_shakespeare,
         has_clients=True,
     ),
     "stackoverflow": Source(
@@ -222,7 +212,7 @@ CLIENT_TEXTS: dict[str, Source] = {
             "99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
             "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
         ),
-        read_stackoverflow,
+        raw_files.read_stackoverflow,
         has_clients=True,
     ),
 }
@@ -282,11 +272,8 @@ def _find_or_prepare(
         file for file in sources[name].raw_files if data_dir and not (data_dir / file).is_file()
     ]
     if missing:
-        raise ConfigError(
-            "data_dir",
-            str(data_dir),
-            f"a folder with the raw files of {name} ({missing[0]} is missing)",
-        )
+        allowed = f"a folder with the raw files of {name} ({missing[0]} is missing)"
+        raise ConfigError("data_dir", str(data_dir), allowed)
     decoded = cache / f"{name}.npz"
     prepare = _prepare_images
     if name in TEXTS or name in CLIENT_TEXTS:
@@ -303,34 +290,29 @@ def _find_or_prepare(
         allowed = "an undamaged one of this version: remove it, and it is prepared again"
         raise ConfigError("file in the cache", str(decoded), allowed) from None
     except OSError as error:
-        raise ConfigError(
-            "cache_dir", str(cache), f"a folder that can be written to ({error})"
-        ) from None
+        allowed = f"a folder that can be written to ({error})"
+        raise ConfigError("cache_dir", str(cache), allowed) from None
     return decoded
 
 
 def _prepare_images(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
     """Prepare a set of images and return the decoded arrays."""
     source = SOURCES[name]
-    make_builder = partial(
-        _make_builder_class(name, source, data_dir), data_dir=cache / "tensorflow_datasets"
-    )
-    builder = _run_builder(name, source, make_builder, data_dir, cache)
-    arrays = {"class_names": np.asarray(builder.info.features["label"].names)}
+    builder_class = _make_builder_class(name, source, data_dir)
+    builder = _run_builder(builder_class, name, source, data_dir, cache)
+    features = builder.info.features
+    arrays = {"class_names": np.asarray(features["label"].names)}
     for split, examples in builder.as_data_source().items():
-        arrays[f"{split}_images"] = np.empty(
-            (len(examples), *builder.info.features["image"].shape), np.uint8
-        )
-        arrays[f"{split}_labels"] = np.empty(len(examples), np.int32)
+        named = {"image": f"{split}_images", "label": f"{split}_labels"}
+        if source.has_clients and split == "train":
+            named["client"] = "train_clients"
+        for feature, array in named.items():
+            whole = (len(examples), *features[feature].shape)
+            arrays[array] = np.empty(whole, np.uint8 if feature == "image" else np.int32)
         for start in range(0, len(examples), _BLOCK):
-            block = slice(start, min(start + _BLOCK, len(examples)))
-            rows = examples.__getitems__(range(block.start, block.stop))
-            arrays[f"{split}_images"][block] = np.stack([row["image"] for row in rows])
-            arrays[f"{split}_labels"][block] = [row["label"] for row in rows]
-            if source.has_clients and split == "train":
-                arrays.setdefault("train_clients", np.empty(len(examples), np.int32))[block] = [
-                    row["client"] for row in rows
-                ]
+            rows = examples.__getitems__(range(start, min(start + _BLOCK, len(examples))))
+            for feature, array in named.items():
+                arrays[array][start : start + len(rows)] = [row[feature] for row in rows]
     return arrays
 
 
@@ -353,11 +335,7 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> dict[str, np
                 for split, (begin, end) in parts
             }
 
-    Builder.name = name
-    builder = _run_builder(
-        name, source, partial(Builder, data_dir=cache / "tensorflow_datasets"), data_dir, cache
-    )
-    splits = builder.as_data_source()
+    splits = _run_builder(Builder, name, source, data_dir, cache).as_data_source()
     whole = b"".join(splits[split][0]["text"] for split in ("train", "validation", "test"))
     return {"text": np.frombuffer(whole, np.uint8)}
 
@@ -424,11 +402,8 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
                 "label": tfds.features.ClassLabel(),
             }
             features |= {"client": tfds.features.Scalar(np.int32)} if source.has_clients else {}
-            return tfds.core.DatasetInfo(
-                builder=self,
-                description=source.summary,
-                features=tfds.features.FeaturesDict(features),
-            )
+            table = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, description=source.summary, features=table)
 
     base: Any = tfds.builder_cls(name) if source.image_shape is None else NewBuilder
 
@@ -452,17 +427,17 @@ def _make_builder_class(name: str, source: Source, data_dir: Path | None) -> Any
                 }
                 yield i, {feature: example[feature] for feature in self.info.features}
 
-    # By default tensorflow-datasets would name the set after the class.
-    Builder.name = name
     return Builder
 
 
 def _run_builder(
-    name: str, source: Source, make_builder: Callable[[], Any], data_dir: Path | None, cache: Path
+    builder_class: Any, name: str, source: Source, data_dir: Path | None, cache: Path
 ) -> Any:
     """Let tensorflow-datasets prepare a set, and return its builder."""
     import tensorflow_datasets as tfds
 
+    builder_class.name = name  # By default tensorflow-datasets names the set after the class.
+    make_builder = partial(builder_class, data_dir=cache / "tensorflow_datasets")
     builder = make_builder()
     if builder.data_path.exists():
         return builder

@@ -84,13 +84,9 @@ def read_idx(train_images: Path, train_labels: Path, test_images: Path, test_lab
             shape = np.frombuffer(data, ">u4", count=data[3], offset=4)
             return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape)
 
-    files = {"train": (train_images, train_labels), "test": (test_images, test_labels)}
-    return Raw(
-        {
-            split: list(zip(read(images), read(labels), strict=True))
-            for split, (images, labels) in files.items()
-        }
-    )
+    train = list(zip(read(train_images), read(train_labels), strict=True))
+    test = list(zip(read(test_images), read(test_labels), strict=True))
+    return Raw({"train": train, "test": test})
 
 
 def read_cifar10(archive: Path) -> Raw:
@@ -108,10 +104,7 @@ def read_cifar10(archive: Path) -> Raw:
     Raises:
       ConfigError: If the archive is damaged or incomplete, or if it does not have ten classes.
     """
-    files = {
-        "train": [f"data_batch_{i}.bin" for i in range(1, 6)],
-        "test": ["test_batch.bin"],
-    }
+    files = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
     return _read_cifar(archive, "cifar-10-batches-bin/", "batches.meta.txt", files, label_bytes=1)
 
 
@@ -135,12 +128,7 @@ def read_cifar100(archive: Path) -> Raw:
 
 
 def _read_cifar(
-    archive: Path,
-    folder: str,
-    names_file: str,
-    files: dict[str, list[str]],
-    *,
-    label_bytes: int,
+    archive: Path, folder: str, names_file: str, files: dict[str, list[str]], *, label_bytes: int
 ) -> Raw:
     """Read a tar of binary files whose records are a few labels, the last one counts, and an image.
 
@@ -156,26 +144,20 @@ def _read_cifar(
                 found[member.name] = file.read()
         _require(wanted, found, archive)
         class_names = found[folder + names_file].decode().split()
-        data = {
-            split: np.frombuffer(b"".join(found[folder + part] for part in parts), np.uint8)
-            for split, parts in files.items()
-        }
-        records = {
-            split: flat.reshape(-1, label_bytes + 3 * 32 * 32) for split, flat in data.items()
-        }
-        labels = {split: rows[:, label_bytes - 1] for split, rows in records.items()}
-        if len(class_names) != num_classes or max(map(np.max, labels.values())) >= num_classes:
+        splits: dict[str, Iterable[tuple]] = {}
+        largest = 0
+        for split, parts in files.items():
+            flat = np.frombuffer(b"".join(found[folder + part] for part in parts), np.uint8)
+            records = flat.reshape(-1, label_bytes + 3 * 32 * 32)
+            images = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            labels = records[:, label_bytes - 1]
+            splits[split] = list(zip(images, labels, strict=True))
+            largest = max(largest, labels.max())
+        if len(class_names) != num_classes or largest >= num_classes:
             many = {1: "ten", 2: "a hundred"}[label_bytes]
             allowed = f"an archive with {many} class names and labels from 0 to {num_classes - 1}"
             raise ConfigError("raw file", str(archive), allowed)
-    images = {
-        split: rows[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        for split, rows in records.items()
-    }
-    return Raw(
-        {split: list(zip(images[split], labels[split], strict=True)) for split in records},
-        class_names,
-    )
+    return Raw(splits, class_names)
 
 
 def read_tiny_imagenet(archive: Path) -> Raw:
@@ -204,12 +186,8 @@ def read_tiny_imagenet(archive: Path) -> Raw:
         _require([wnids_file, annotations_file], members, archive)
         wnids = list(dict.fromkeys(file.read(wnids_file).decode().split()))
         # A line has a file name, a WordNet id and the corners of a box.
-        annotations = [
-            line.split()
-            for line in file.read(annotations_file).decode().splitlines()
-            if line.strip()
-        ]
-        test = [(f"{folder}val/images/{name}", wnid) for name, wnid, *_ in annotations]
+        lines = filter(None, map(str.split, file.read(annotations_file).decode().splitlines()))
+        test = [(f"{folder}val/images/{name}", wnid) for name, wnid, *_ in lines]
     _require([name for name, _ in test], members, archive)
     train_images = sorted(
         name for name in members if name.startswith(folder + "train/") and name.endswith(".JPEG")
@@ -348,15 +326,13 @@ def read_shakespeare(archive: Path) -> dict[str, np.ndarray]:
       ConfigError: If the archive is damaged or incomplete.
     """
     encode = make_encoder(SHAKESPEARE_CHARACTERS, length=80)
-    files = {split: f"shakespeare_{split}.h5" for split in ("train", "test")}
-    with _report_damage(archive), tarfile.open(archive, "r:bz2") as tar:
-        _require(files.values(), tar.getnames(), archive)
+    files = _files_of_clients(archive, "shakespeare")
 
     def sequences(group: Any) -> np.ndarray:
         speeches = (speech.decode("utf-8", "replace") for speech in group["snippets"][()])
         return np.concatenate([encode(speech) for speech in speeches])
 
-    train, test = (_read_clients(archive, file, sequences) for file in files.values())
+    train, test = (_read_clients(archive, file, sequences) for file in files)
     return pack_clients(train, test, SHAKESPEARE_CHARACTERS)
 
 
@@ -386,9 +362,7 @@ def read_stackoverflow(archive: Path, word_counts: Path) -> dict[str, np.ndarray
         lines = opened.read().decode().splitlines()
         vocabulary = [line.split()[0] for line in lines[:STACKOVERFLOW_WORDS]]
     encode = make_encoder(vocabulary, length=20, is_cut=True)
-    files = {split: f"stackoverflow_{split}.h5" for split in ("train", "test")}
-    with _report_damage(archive), tarfile.open(archive, "r:bz2") as tar:
-        _require(files.values(), tar.getnames(), archive)
+    train, test = _files_of_clients(archive, "stackoverflow")
 
     def sequences(group: Any, most: int = STACKOVERFLOW_SENTENCES) -> np.ndarray:
         sentences = (sentence.decode() for sentence in group["tokens"][:most])
@@ -396,10 +370,8 @@ def read_stackoverflow(archive: Path, word_counts: Path) -> dict[str, np.ndarray
 
     # Deviation: the benchmark draws its test sentences at random.
     return pack_clients(
-        _read_clients(archive, files["train"], sequences),
-        _read_clients(
-            archive, files["test"], partial(sequences, most=1), most_clients=STACKOVERFLOW_TESTS
-        ),
+        _read_clients(archive, train, sequences),
+        _read_clients(archive, test, partial(sequences, most=1), most_clients=STACKOVERFLOW_TESTS),
         vocabulary,
     )
 
@@ -411,9 +383,7 @@ def _federated_images(
 
     Clients are numbered from 0 in the order of their names.
     """
-    files = {split: f"{prefix}_{split}.h5" for split in ("train", "test")}
-    with _report_damage(archive), tarfile.open(archive, "r:bz2") as tar:
-        _require(files.values(), tar.getnames(), archive)
+    train, test = _files_of_clients(archive, prefix)
 
     def read(group: Any) -> tuple[np.ndarray, np.ndarray]:
         pixels, labels = np.asarray(group[key]), np.asarray(group["label"]).ravel()
@@ -429,7 +399,15 @@ def _federated_images(
             for image, label in zip(images, labels, strict=True):
                 yield image, int(label), client
 
-    return {split: examples(file) for split, file in files.items()}
+    return {"train": examples(train), "test": examples(test)}
+
+
+def _files_of_clients(archive: Path, prefix: str) -> tuple[str, str]:
+    """Name the HDF5 files of training and of test examples, which must be in the archive."""
+    files = f"{prefix}_train.h5", f"{prefix}_test.h5"
+    with _report_damage(archive), tarfile.open(archive, "r:bz2") as tar:
+        _require(files, tar.getnames(), archive)
+    return files
 
 
 def _read_clients(
@@ -495,9 +473,8 @@ def _decode(
 def _require(names: Iterable[str], members: Collection[str], archive: Path) -> None:
     """Raise a ConfigError if a file is missing from an archive."""
     if missing := [name for name in names if name not in members]:
-        raise ConfigError(
-            "raw file", str(archive), f"an archive with {missing[0]}, which is missing"
-        )
+        allowed = f"an archive with {missing[0]}, which is missing"
+        raise ConfigError("raw file", str(archive), allowed)
 
 
 @contextlib.contextmanager
@@ -510,6 +487,5 @@ def _report_damage(path: Path, member: str = "") -> Iterator[None]:
         raise
     except _DAMAGE as error:
         where = f"{member}: " if member else ""
-        raise ConfigError(
-            "raw file", str(path), f"an undamaged file of the published form ({where}{error})"
-        ) from None
+        allowed = f"an undamaged file of the published form ({where}{error})"
+        raise ConfigError("raw file", str(path), allowed) from None

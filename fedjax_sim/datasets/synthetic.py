@@ -79,16 +79,10 @@ def make_synthetic(
         labels.append(np.argmax(x @ model[:, :-1].T + model[:, -1], axis=1))
     is_test = [np.arange(size) >= size - max(1, int(HELD_OUT * size)) for size in sizes]
     x, y, held_out = (np.concatenate(each) for each in (inputs, labels, is_test))
-    clients = np.repeat(np.arange(num_clients), sizes)
-    return from_arrays(
-        x[~held_out],
-        y[~held_out],
-        x[held_out],
-        y[held_out],
-        num_classes=CLASSES,
-        name="synthetic_iid" if is_iid else f"synthetic_{alpha:g}_{beta:g}",
-        train_clients=clients[~held_out],
-    )
+    arrays = x[~held_out], y[~held_out], x[held_out], y[held_out]
+    name = "synthetic_iid" if is_iid else f"synthetic_{alpha:g}_{beta:g}"
+    clients = np.repeat(np.arange(num_clients), sizes)[~held_out]
+    return from_arrays(*arrays, num_classes=CLASSES, name=name, train_clients=clients)
 
 
 def from_name(name: str) -> Dataset:

@@ -126,11 +126,8 @@ def from_text(
     least = 2 * sequence_length if min_characters is None else min_characters
     words_of = speeches(text)
     if not words_of:
-        raise ConfigError(
-            f"number of speeches in {name}",
-            0,
-            'at least 1; speeches are separated by empty lines, each under a line "NAME:"',
-        )
+        allowed = 'at least 1; speeches are separated by empty lines, each under a line "NAME:"'
+        raise ConfigError(f"number of speeches in {name}", 0, allowed)
     parts = {}
     for speaker, words in words_of.items():
         num_train = len(words) - max(2, round(held_out * len(words)))
@@ -151,13 +148,10 @@ def from_text(
     code = {character: FIRST_CHARACTER + i for i, character in enumerate(characters)}
 
     def sequences(side: int) -> tuple[np.ndarray, np.ndarray]:
-        of_speakers = [
-            _cut(
-                np.array([code.get(character, UNKNOWN) for character in part[side]], np.uint8),
-                sequence_length,
-            )
-            for part in parts.values()
-        ]
+        of_speakers = []
+        for part in parts.values():
+            codes = np.array([code.get(character, UNKNOWN) for character in part[side]], np.uint8)
+            of_speakers.append(_cut(codes, sequence_length))
         speakers = np.arange(len(of_speakers), dtype=np.int32)
         return np.concatenate(of_speakers), np.repeat(speakers, [len(rows) for rows in of_speakers])
 
@@ -181,9 +175,8 @@ def from_file(path: Path, name: str | None = None) -> Text:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            "text file", str(path), f"an existing file of text in UTF-8 ({error})"
-        ) from None
+        allowed = f"an existing file of text in UTF-8 ({error})"
+        raise ConfigError("text file", str(path), allowed) from None
     return from_text(text, name=name or path.stem)
 
 
@@ -271,9 +264,8 @@ def from_npz(path: Path, name: str) -> Text:
                 arrays[field] = tuple(arrays[field].tolist())
             return Text(**arrays, name=name)
     except (KeyError, *READING):
-        raise ConfigError(
-            "npz file", str(path), "an undamaged file with the sequences of a text"
-        ) from None
+        allowed = "an undamaged file with the sequences of a text"
+        raise ConfigError("npz file", str(path), allowed) from None
 
 
 def speeches(text: str) -> dict[str, str]:

@@ -39,12 +39,7 @@ from fedjax_sim.diagnostics.predictions import (
     reliability,
     score_predictions,
 )
-from fedjax_sim.diagnostics.samples import (
-    averaged_predictions,
-    calibration,
-    predictive,
-    to_arviz,
-)
+from fedjax_sim.diagnostics.samples import averaged_predictions, calibration, predictive, to_arviz
 
 __all__ = [
     "FairnessReport",

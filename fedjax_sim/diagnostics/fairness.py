@@ -124,7 +124,7 @@ def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> n
       `f64[N]`. It sums to 1 if the weights of every tick do. With equal weights in full buffers it
       is the update share.
     """
-    updates = _received(timeline, skip)
+    updates = received(timeline, skip)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.num_ticks
 
 
@@ -145,7 +145,7 @@ def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 
     Returns:
       `f64[N]`, per unit of virtual time.
     """
-    updates = _received(timeline, skip)
+    updates = received(timeline, skip)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.duration
 
 
@@ -164,7 +164,7 @@ def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -
     Returns:
       `f64[N]`, with sum 1, or all 0 if nothing was received.
     """
-    updates = _received(timeline, skip)
+    updates = received(timeline, skip)
     return np.bincount(updates.client, minlength=num_clients) / max(len(updates.client), 1)
 
 
@@ -182,7 +182,7 @@ def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     Returns:
       `f64[N]`, virtual time; inf for a client that never does.
     """
-    updates = _received(timeline, 0.0)
+    updates = received(timeline)
     counts = updates.weight > 0
     first = np.full(num_clients, np.inf)
     np.minimum.at(first, updates.client[counts], np.asarray(timeline.time)[updates.tick[counts]])
@@ -207,7 +207,7 @@ def client_staleness(
     Returns:
       Mean and largest staleness, `f64[N]` each, in server steps; nan for a client without updates.
     """
-    updates = _received(timeline, skip)
+    updates = received(timeline, skip)
     count = np.bincount(updates.client, minlength=num_clients)
     total = np.bincount(updates.client, updates.staleness, num_clients)
     largest = np.zeros(num_clients)
@@ -233,7 +233,7 @@ def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> n
     Returns:
       `f64[G]`, from 0 to 1.
     """
-    updates = _received(timeline, skip)
+    updates = received(timeline, skip)
     heard = np.zeros((updates.num_ticks, int(np.max(groups)) + 1), bool)
     heard[updates.tick, np.asarray(groups)[updates.client]] = True
     return 1 - heard.mean(axis=0)
@@ -406,12 +406,13 @@ def summarise_clients(values: np.ndarray, *, less_is_better: bool = False) -> Cl
     return ClientFigures(np.nanmean(values, axis=-1), worst, np.nanstd(values, axis=-1))
 
 
-class _Received(NamedTuple):
+class Received(NamedTuple):
     """The updates received in filled slots, in the order of ticks and slots.
 
     Attributes:
       tick: `i64[U]`, counted from the first tick that is not skipped.
       client: `i32[U]`, the client's number.
+      steps: `i32[U]`, the update's local steps.
       weight: `f64[U]`, the update's weight.
       staleness: `i64[U]`, in server steps.
       num_ticks: Number of ticks that are not skipped.
@@ -420,23 +421,33 @@ class _Received(NamedTuple):
 
     tick: np.ndarray
     client: np.ndarray
+    steps: np.ndarray
     weight: np.ndarray
     staleness: np.ndarray
     num_ticks: int
     duration: float
 
 
-def _received(timeline: Timeline, skip: Share) -> _Received:
-    """List the updates that a timeline receives after its skipped ticks."""
+def received(timeline: Timeline, skip: Share = 0.0) -> Received:
+    """List the updates that a timeline receives after its skipped ticks.
+
+    Args:
+      timeline: A schedule of one lane.
+      skip: Share of the ticks at the beginning that are left out.
+
+    Raises:
+      ConfigError: If it is that of several lanes.
+    """
     time, clients = np.asarray(timeline.time), np.asarray(timeline.clients)
     if time.ndim != 1 or clients.shape[:1] != time.shape or clients.ndim != 2:
         found = f"times {time.shape} and clients {clients.shape}"
         raise ConfigError("shapes of the timeline", found, "(T,) and (T, S), those of one lane")
     skipped = int(skip * len(time) + 1e-9)  # 0.29 * 100 is below 29 in floating point.
     tick, slot = np.nonzero(clients[skipped:] != EMPTY)
-    client, weight, version = (
+    client, steps, weight, version = (
         np.asarray(leaf)[skipped + tick, slot]
-        for leaf in (clients, timeline.weight, timeline.version)
+        for leaf in (clients, timeline.steps, timeline.weight, timeline.version)
     )
+    staleness, num_ticks = skipped + tick - version, len(time) - skipped
     duration = float(time[-1] - (time[skipped - 1] if skipped else 0))
-    return _Received(tick, client, weight, skipped + tick - version, len(time) - skipped, duration)
+    return Received(tick, client, steps, weight, staleness, num_ticks, duration)

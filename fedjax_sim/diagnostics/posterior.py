@@ -9,6 +9,7 @@ Dimension letters: `L` lanes (chains), `V` evaluations of a lane, `s` samples of
 kept, `m` test examples, `K` classes.
 """
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -87,12 +88,16 @@ def thin_samples(samples: Params, *, burn_in: Whole = 1, thin: Count = 1) -> Par
     if len(shapes) != 1 or len(num_lanes_and_evals := shapes.pop()) != 2:
         found = [np.shape(leaf) for leaf in jax.tree.leaves(samples)]
         raise ConfigError("shapes of samples", found, "[L, V, ...] with one L and one V")
-    num = num_lanes_and_evals[1]
+    check_kept(num_lanes_and_evals[1], burn_in, thin)
+    return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
+
+
+def check_kept(num: int, burn_in: int, thin: int) -> None:
+    """Check that some of so many evaluations are kept."""
     for name, value, least, most in (("burn_in", burn_in, 0, num - 1), ("thin", thin, 1, num)):
         if value > most:
             allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
             raise ConfigError(name, value, allowed)
-    return jax.tree.map(lambda leaf: leaf[:, burn_in::thin], samples)
 
 
 @checked
@@ -169,12 +174,7 @@ def compare_chains(samples: Params, *, burn_in: int = 1, thin: int = 1) -> Mixin
         raise ConfigError("number of samples", num, "at least 4 a chain")
 
     def per_parameter(statistic: str, **options: str) -> Params:
-        compute = getattr(array_stats, statistic)
-        return jax.tree.map(
-            lambda leaf: np.asarray(
-                compute(np.asarray(leaf), chain_axis=0, draw_axis=1, **options)
-            ),
-            kept,
-        )
+        compute = partial(getattr(array_stats, statistic), chain_axis=0, draw_axis=1, **options)
+        return jax.tree.map(lambda leaf: np.asarray(compute(np.asarray(leaf))), kept)
 
     return Mixing(per_parameter("rhat"), per_parameter("ess", method="mean"))

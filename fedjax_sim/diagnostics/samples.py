@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, Seed, Whole, checked
+from fedjax_sim.diagnostics.posterior import check_kept
 from fedjax_sim.diagnostics.predictions import BINS, Reliability, reliability
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
@@ -62,9 +63,8 @@ def to_arviz(
 
     curves, samples = run.curves, run.samples
     if samples is None:
-        raise ConfigError(
-            "samples", None, "kept: call sweep or simulate with keep=Keep(models=True)"
-        )
+        allowed = "kept: call sweep or simulate with keep=Keep(models=True)"
+        raise ConfigError("samples", None, allowed)
     if "lane" in curves.dims:
         raise ConfigError("run", "a part of a sweep", "a whole one, see engine.sweeps.join_runs")
     if "seed" not in curves.dims:  # of simulate
@@ -72,13 +72,7 @@ def to_arviz(
     settings = [str(name) for name in curves["failed"].dims if name != "seed"]
     lanes = [curves.sizes[name] for name in (*settings, "seed")]
     num = curves.sizes["eval"]
-    for name, number, least, most in (
-        ("burn_in", burn_in, 0, num - 1),
-        ("thin", thin, 1, num),
-    ):
-        if not isinstance(number, (int, np.integer)) or not least <= number <= most:
-            allowed = f"a whole number from {least} to {most}, as there are {num} evaluations"
-            raise ConfigError(name, number, allowed)
+    check_kept(num, burn_in, thin)
     metrics = {str(name): curves[name] for name in curves if "eval" in curves[name].dims}
     stats = xr.Dataset(metrics).reset_coords(drop=True).assign(ticks=curves["ticks"].variable)
     stats = stats.rename({"log_density": "lp"} if "log_density" in stats else {})

@@ -60,13 +60,9 @@ class Ray:
         import ray
 
         task, reserved = ray.remote(run_job), {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        options = {"max_retries": self.restarts, **reserved}
         return RayJobs(
-            [
-                task.options(name=job.name, max_retries=self.restarts, **reserved).remote(
-                    job, self.restarts
-                )
-                for job in jobs
-            ]
+            [task.options(name=job.name, **options).remote(job, self.restarts) for job in jobs]
         )
 
     def count(self) -> int:
@@ -85,7 +81,7 @@ def run_job(job: Job, restarts: int) -> int:
       The exit code of the last run.
     """
     code = SAVED
-    while code == SAVED and restarts >= 0:
+    for _ in range(restarts + 1):
         process = start_job(job)
         try:
             code = wait_for(process)
@@ -93,7 +89,8 @@ def run_job(job: Job, restarts: int) -> int:
             process.terminate()
             process.wait()
             raise
-        restarts -= 1
+        if code != SAVED:
+            break
     return code
 
 
@@ -102,29 +99,27 @@ class RayJobs:
 
     def __init__(self, tasks: Sequence[Any]):
         """Take the references to the tasks' results."""
-        self._tasks = tasks
+        self._waiting = dict(enumerate(tasks))
         self._codes: list[int | None] = [None] * len(tasks)
 
     def poll(self) -> Sequence[int | None]:
         """Ask Ray which tasks have ended."""
         import ray
 
-        waiting = [
-            task for task, code in zip(self._tasks, self._codes, strict=True) if code is None
-        ]
-        ended, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0) if waiting else ([], [])
-        for number, task in enumerate(self._tasks):
+        waiting = dict(self._waiting)
+        ended: Sequence[Any] = ()
+        if waiting:
+            ended, _ = ray.wait([*waiting.values()], num_returns=len(waiting), timeout=0)
+        for number, task in waiting.items():
             if task in ended:
-                self._codes[number] = self._code_of(task)
+                self._codes[number] = self._code_of(self._waiting.pop(number))
         return list(self._codes)
 
     def stop(self) -> None:
         """Cancel the tasks that have not ended, and wait until their runs have saved."""
         import ray
 
-        waiting = [
-            task for task, code in zip(self._tasks, self._codes, strict=True) if code is None
-        ]
+        waiting = list(self._waiting.values())
         for task in waiting:
             ray.cancel(task)
         if waiting:

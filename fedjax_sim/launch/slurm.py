@@ -104,15 +104,12 @@ class Slurm:
         import submitit
 
         logs = folder / "%j"
+        common: dict[str, Any] = {"signal_delay_s": self.signal_delay_s, "stderr_to_stdout": True}
         executor: Any
         if self.cluster == "local":
             executor = submitit.LocalExecutor(logs, max_num_timeout=self.restarts)
-            executor.update_parameters(
-                timeout_min=self.timeout_min,
-                signal_delay_s=self.signal_delay_s,
-                gpus_per_node=self.gpus,
-                stderr_to_stdout=True,
-            )
+            local = {"timeout_min": self.timeout_min, "gpus_per_node": self.gpus}
+            executor.update_parameters(**local, **common)
             return executor
         executor = submitit.SlurmExecutor(logs, max_num_timeout=self.restarts)
         given = {
@@ -124,18 +121,14 @@ class Slurm:
         executor.update_parameters(
             job_name="fedjax_sim",
             time=self.timeout_min,
-            signal_delay_s=self.signal_delay_s,
             nodes=1,
             ntasks_per_node=1,
             cpus_per_task=self.cpus,
             array_parallelism=self.at_once,
-            stderr_to_stdout=True,
+            **common,
             **{name: value for name, value in given.items() if value is not None},
-            **{
-                # Slurm itself puts a job in the queue again whose node failed.
-                "additional_parameters": {"requeue": True},
-                **self.options,
-            },
+            # Slurm itself puts a job in the queue again whose node failed.
+            **{"additional_parameters": {"requeue": True}, **self.options},
         )
         return executor
 

@@ -9,6 +9,8 @@ from fedjax_sim.checking import Count, LaneSeed, checked, formerly
 from fedjax_sim.launch.jobs import Job, Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
+from fedjax_sim.lifecycle import InputError, check_seal, read_record, write_record, write_sealed
+from fedjax_sim.settings import ConfigError
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
 if TYPE_CHECKING:
@@ -78,18 +80,10 @@ def sweep(
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
     """
-    from fedjax_sim.engine.request import (
-        Options,
-        check_call,
-        grid_of,
-        has_default_clients,
-        list_lanes,
-    )
+    from fedjax_sim.engine import request
     from fedjax_sim.engine.watching import Watch
     from fedjax_sim.launch.parts import count_parts
-    from fedjax_sim.lifecycle import read_record, write_record
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
-    from fedjax_sim.settings import ConfigError
     from fedjax_sim.types import budget_of
 
     # What cannot be done in several processes.
@@ -101,7 +95,7 @@ def sweep(
     if isinstance(watch.shown, Path):
         raise ConfigError("progress", watch.progress, "true, false or None in a sweep in parts")
     # The folder: a new one, or the record of the sweep that is resumed.
-    grid = grid_of(seeds, settings)
+    grid = request.grid_of(seeds, settings)
     num_lanes, known = math.prod(grid.shape), None
     if checkpoints.resume:
         known = read_record(where / RECORD)
@@ -114,16 +108,14 @@ def sweep(
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
     # The budget, and all checks that `sweep` makes, before any process starts.
-    first: Budget | None = None
-    if known is not None:
-        first = budget_of(known)
+    first = None if known is None else budget_of(known)
     asked = budget or first
     if asked is None:
         raise ConfigError("budget", None, "a Ticks, a Time or an Energy, unless a sweep is resumed")
     given: Any = {name: value for name, value in options.items() if name != "start"}
-    checked_options = Options(asked, **given)
-    if not has_default_clients(system, hyper, grid):
-        check_call(system, hyper, grid, checked_options)
+    checked_options = request.Options(asked, **given)
+    if not request.has_default_clients(system, hyper, grid):
+        request.check_call(system, hyper, grid, checked_options)
     # The parts. Each is a job and has a folder.
     num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
     call = where / CALL
@@ -133,7 +125,7 @@ def sweep(
         _check_longer(first, asked, jobs)
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
-        list_lanes(system, problem, hyper, grid, checked_options)
+        request.list_lanes(system, problem, hyper, grid, checked_options)
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
@@ -156,8 +148,6 @@ def read_pickle(path: Path) -> Any:
     """
     import cloudpickle
 
-    from fedjax_sim.lifecycle import InputError, check_seal
-
     check_seal(path)
     try:
         return cloudpickle.loads(path.read_bytes())
@@ -177,7 +167,6 @@ def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None
       ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
     """
     from fedjax_sim.launch.parts import check_begun
-    from fedjax_sim.settings import ConfigError
 
     if asked == first:
         return
@@ -194,9 +183,6 @@ def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
     """Write the arguments of the sweep and JAX's switches."""
     import cloudpickle
     import jax
-
-    from fedjax_sim.lifecycle import write_sealed
-    from fedjax_sim.settings import ConfigError
 
     switches = {name: getattr(jax.config, name) for name in SWITCHES}
     try:

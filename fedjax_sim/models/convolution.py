@@ -43,6 +43,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_sim.linear import bilinear_jvp, linear_with_transpose
+from fedjax_sim.models.blocks import backward_in_blocks, largest_block, map_blocks
 from fedjax_sim.models.winograd import convolve as convolve_3x3
 from fedjax_sim.models.winograd import saves_products
 from fedjax_sim.targets import is_for_cpu
@@ -260,20 +261,15 @@ def pooled(convolve: Convolution) -> Convolution:
         is_product = _is_plain(lhs, rhs, **options) and _is_whole(**options)
         if by_patches and is_narrow_image and is_product:
             dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
-            wide = _widen(rhs, strides)
-            geometry = _Geometry(
-                wide.shape[:-2],
-                (1, 1),
-                tuple(2 * s for s in strides),
-                pads,
-                tuple(n // 2 for n in out),
-            )
+            wide, geometry = _widen(rhs, strides, pads, tuple(n // 2 for n in out))
             if (
                 dilation == (1, 1)
                 and min(out) > 1
                 and _images_at_once(lhs, wide, geometry) == lhs.shape[0]
             ):
-                return _block_maxima(lhs, wide, geometry, options.get("precision"))
+                precision = options.get("precision")
+                largest, _ = _block_maxima_and_places(lhs, wide, geometry, precision)
+                return largest.reshape(lhs.shape[0], *geometry.out, -1)
         return max_pool(convolve(lhs, rhs, window_strides, padding, **options))
 
     return convolve_and_pool
@@ -385,22 +381,23 @@ def _is_for_winograd(lhs: Array, rhs: Array, window_strides: Sequence[int], **op
     )
 
 
-def _widen(kernel: Array, strides: Sequence[int]) -> Array:
+def _widen(
+    kernel: Array, strides: Sequence[int], pads: Pads, blocks: tuple[int, ...]
+) -> tuple[Array, _Geometry]:
     """Return a kernel that computes blocks of two neighbouring outputs along each axis of space.
 
     Its window is one stride longer along each axis. Its channels are those of the outputs of a
-    block, ordered with the last axis of space fastest.
+    block, ordered with the last axis of space fastest. Its geometry, which is returned too, has
+    these pads, and as many outputs along each axis as there are blocks.
     """
-    shifts = list(itertools.product((0, 1), repeat=len(strides)))
-    copies = [
-        jnp.pad(
-            kernel,
-            (*((s * i, s - s * i) for s, i in zip(strides, shift, strict=True)), (0, 0), (0, 0)),
-        )
-        for shift in shifts
-    ]
-    window = (n + s for n, s in zip(kernel.shape, strides, strict=False))
-    return jnp.stack(copies, axis=-2).reshape(*window, kernel.shape[-2], -1)
+    copies = []
+    for shift in itertools.product((0, 1), repeat=len(strides)):
+        around = [(s * i, s - s * i) for s, i in zip(strides, shift, strict=True)]
+        copies.append(jnp.pad(kernel, (*around, (0, 0), (0, 0))))
+    window = tuple(n + s for n, s in zip(kernel.shape, strides, strict=False))
+    wide = jnp.stack(copies, axis=-2).reshape(*window, kernel.shape[-2], -1)
+    double_strides = tuple(2 * s for s in strides)
+    return wide, _Geometry(window, (1,) * len(strides), double_strides, pads, blocks)
 
 
 def _convolve_in_blocks(
@@ -408,14 +405,12 @@ def _convolve_in_blocks(
 ) -> Array:
     """Convolve with the outputs of a block as channels, then put them in the order of the image."""
     num_axes, features = len(strides), kernel.shape[-1]
-    wide = _widen(kernel, strides)
     blocks = tuple(-(-n // 2) for n in out)
     # An odd number of outputs needs one more stride of zeros to fill the last block.
     padded = tuple(
         (low, high + s * (n % 2)) for (low, high), s, n in zip(pads, strides, out, strict=True)
     )
-    double_strides = tuple(2 * s for s in strides)
-    geometry = _Geometry(wide.shape[:-2], (1,) * num_axes, double_strides, padded, blocks)
+    wide, geometry = _widen(kernel, strides, padded, blocks)
     y = _convolve(x, wide, geometry, precision)
     y = y.reshape(x.shape[0], *blocks, *(2,) * num_axes, features)
     order = [axis for i in range(num_axes) for axis in (1 + i, 1 + num_axes + i)]
@@ -423,20 +418,16 @@ def _convolve_in_blocks(
     return y[(slice(None), *(slice(n) for n in out), slice(None))]
 
 
-def _block_maxima(x: Array, wide: Array, geometry: _Geometry, precision: Any) -> Array:
-    """Convolve by blocks of 2x2 outputs and take the maximum of each: `[B, *geometry.out, F]`.
-
-    wide: A kernel made by `_widen`, with 4 F channels.
-    """
-    largest, _ = _block_maxima_and_places(x, wide, geometry, precision)
-    return largest.reshape(x.shape[0], *geometry.out, -1)
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _block_maxima_and_places(
     x: Array, wide: Array, geometry: _Geometry, precision: Any
 ) -> tuple[Array, Array]:
-    """Return the maximum of each block and its place in the block: each `[windows, F]`."""
+    """Convolve by blocks of 2x2 outputs; return the maximum of each, and its place in the block.
+
+    wide: A kernel made by `_widen`, with 4 F channels.
+
+    Both are `[windows, F]`.
+    """
     y = _outputs_of_blocks(x, wide, geometry, precision)
     largest, place = y[:, 0], jnp.zeros(y[:, 0].shape, y.dtype)
     for i in range(1, 4):
@@ -447,10 +438,7 @@ def _block_maxima_and_places(
 
 @_block_maxima_and_places.defjvp
 def _block_maxima_jvp(
-    geometry: _Geometry,
-    precision: Any,
-    inputs: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     largest, place = _block_maxima_and_places(*inputs, geometry, precision)
     tangent = linear_with_transpose(
@@ -520,19 +508,12 @@ def _convolve(x: Array, kernel: Array, geometry: _Geometry, precision: Any) -> A
             _make_patches(x, geometry), kernel.reshape(-1, kernel.shape[-1]), precision=precision
         )
 
-    few = _images_at_once(x, kernel, geometry)
-    if few == x.shape[0]:
-        return product(x)
-    y = jax.lax.map(product, x.reshape(-1, few, *x.shape[1:]))
-    return y.reshape(-1, *y.shape[2:])
+    return map_blocks(product, x, _images_at_once(x, kernel, geometry))
 
 
 @_convolve.defjvp
 def _convolve_jvp(
-    geometry: _Geometry,
-    precision: Any,
-    inputs: tuple[Array, Array],
-    tangents: tuple[Array, Array],
+    geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     convolve = partial(_convolve, geometry=geometry, precision=precision)
     return bilinear_jvp(convolve, partial(_backward, geometry, precision), inputs, tangents)
@@ -543,34 +524,20 @@ def _backward(
 ) -> tuple[Array, Array]:
     x, kernel = saved
     all_but_last = tuple(range(slope.ndim - 1))
+    contracted = ((all_but_last, all_but_last), ((), ()))
     flat = kernel.reshape(-1, kernel.shape[-1])
 
     def of_both(x: Array, slope: Array) -> tuple[Array, Array]:
         # The kernel's gradient is computed transposed, in a form that the compiler does not turn
         # back. With few channels this is several times as fast.
-        of_kernel = lax.dot_general(
-            slope,
-            _make_patches(x, geometry),
-            ((all_but_last, all_but_last), ((), ())),
-            precision=precision,
-        )
+        rows = _make_patches(x, geometry)
+        of_kernel = lax.dot_general(slope, rows, contracted, precision=precision)
         of_patches = jnp.matmul(slope, flat.T, precision=precision)
         return _add_patches(of_patches, geometry, x.shape[1:-1]), of_kernel
 
     few = _images_at_once(x, kernel, geometry)
-    if few == x.shape[0]:
-        of_x, of_kernel = of_both(x, slope)
-    else:
-
-        def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
-            of_x, of_kernel = of_both(*block)
-            return total + of_kernel.astype(total.dtype), of_x
-
-        blocks = (x.reshape(-1, few, *x.shape[1:]), slope.reshape(-1, few, *slope.shape[1:]))
-        # Sums over many blocks are kept in at least 32 bits.
-        wide_type = jnp.promote_types(jnp.result_type(x, slope), "float32")
-        of_kernel, of_x = lax.scan(add_block, jnp.zeros(flat.shape[::-1], wide_type), blocks)
-        of_x, of_kernel = of_x.reshape(x.shape), of_kernel.astype(kernel.dtype)
+    turned = jax.ShapeDtypeStruct(flat.shape[::-1], flat.dtype)
+    of_x, of_kernel = backward_in_blocks(of_both, x, slope, few, like=turned)
     return of_x, jnp.moveaxis(of_kernel.reshape(kernel.shape[-1], *kernel.shape[:-1]), 0, -1)
 
 
@@ -585,8 +552,7 @@ def _convolve_channels_jvp(
     geometry: _Geometry, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     def backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
-        of_x, of_kernel = jax.vjp(partial(_sum_of_shifts, geometry), *saved)[1](slope)
-        return of_x, of_kernel
+        return jax.vjp(partial(_sum_of_shifts, geometry), *saved)[1](slope)
 
     convolve = partial(_convolve_channels, geometry=geometry)
     return bilinear_jvp(convolve, backward, inputs, tangents)
@@ -623,9 +589,7 @@ def _images_at_once(x: Array, kernel: Array, geometry: _Geometry) -> int:
     each = math.prod(geometry.out) * math.prod(geometry.window) * x.shape[-1] * x.dtype.itemsize
     if not is_for_cpu() or num * each <= max(SPLIT_ABOVE, most):
         return num
-    return max(
-        few for few in range(1, num + 1) if num % few == 0 and (few == 1 or few * each <= most)
-    )
+    return largest_block(num, each, most)
 
 
 def _padded(x: Array, pads: Pads) -> Array:

@@ -121,13 +121,8 @@ def sawb(x: Array, *, bits: int, signed: Array | bool, levels: str = "reference"
     wide = x.astype(jnp.promote_types(x.dtype, "float32"))
     c_1, c_2 = SAWB[bits]
     clip = c_1 * jnp.sqrt(jnp.mean(jnp.square(wide))) - c_2 * jnp.mean(jnp.abs(wide))
-    return uniform(
-        x,
-        bits=bits,
-        scale=jnp.where(clip <= 0, _max_scale(x, signed), clip),
-        signed=signed,
-        levels=levels,
-    )
+    scale = jnp.where(clip <= 0, _max_scale(x, signed), clip)
+    return uniform(x, bits=bits, scale=scale, signed=signed, levels=levels)
 
 
 def _max_scale(x: Array, signed: Array | bool) -> Array:
@@ -300,11 +295,8 @@ class LowBit:
           path: Path of the parameter's leaf, as `jax.tree.map_with_path` gives it.
         """
         _, *modules, name = (str(part.key) for part in path)
-        return (
-            self.weights is not None
-            and name == "kernel"
-            and "/".join(modules) not in self.full_precision
-        )
+        is_low = name == "kernel" and "/".join(modules) not in self.full_precision
+        return self.weights is not None and is_low
 
     def _round(self, x: Array, bits: int | None, *, signed: Array | bool) -> Array:
         """Round values with a straight-through gradient, or not at all if bits is None."""

@@ -47,10 +47,8 @@ def auto(
     axes = _as_tuples(dimension_numbers)
     is_dense = rhs.ndim == 2 and axes == (((lhs.ndim - 1,), (0,)), ((), ()))
     if is_dense and rhs.shape[1] <= NARROW and is_for_cpu():
-        rhs, dimension_numbers = (
-            lax.optimization_barrier(rhs.T),
-            (((lhs.ndim - 1,), (1,)), ((), ())),
-        )
+        rhs = lax.optimization_barrier(rhs.T)
+        dimension_numbers = (((lhs.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(lhs, rhs, dimension_numbers, precision=precision, **options)
 
 

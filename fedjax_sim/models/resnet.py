@@ -78,25 +78,14 @@ class ResNet(nn.Module):
         self, x: Array, features: int, window: int, *, strides: int = 1, padding: int = 1
     ) -> Array:
         """Apply a convolution without bias, then group normalisation."""
-        x = conv(
-            x,
-            features,
-            window,
-            self.convolution,
-            self.dtype,
-            strides=strides,
-            padding=padding,
-            bias=False,
-        )
+        sizes = {"strides": strides, "padding": padding}
+        x = conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
         return group_norm(x, 8, self.dtype)
 
 
 @checked
 def resnet20(
-    num_classes: Count,
-    *,
-    convolution: Convolution = convolution.auto,
-    dtype: Dtype | None = None,
+    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
@@ -117,10 +106,7 @@ def resnet20(
 
 @checked
 def resnet18(
-    num_classes: Count,
-    *,
-    convolution: Convolution = convolution.auto,
-    dtype: Dtype | None = None,
+    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 

@@ -15,6 +15,7 @@ Letters: `B` images; `H`, `W` height and width; `C` input and `F` output channel
 along the height and the width.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -26,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.linear import bilinear_jvp
+from fedjax_sim.models.blocks import backward_in_blocks, largest_block, map_blocks
 from fedjax_sim.types import Array
 
 TILE, STEP = 6, 4
@@ -83,11 +85,7 @@ def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
         products = _multiply(_tiles_of(x), places, (4, 1), precision)
         return _lay(_transform(_OF_OUTPUTS, products))[:, : x.shape[1] - 2, : x.shape[2] - 2]
 
-    few = _images_at_once(x, kernel)
-    if few == x.shape[0]:
-        return outputs(x)
-    y = lax.map(outputs, x.reshape(-1, few, *x.shape[1:]))
-    return y.reshape(-1, *y.shape[2:])
+    return map_blocks(outputs, x, _images_at_once(x, kernel))
 
 
 @convolve.defjvp
@@ -116,17 +114,7 @@ def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple
         return of_x[:, : x.shape[1], : x.shape[2]], of_places
 
     few = _images_at_once(x, kernel)
-    if few == x.shape[0]:
-        of_x, of_places = of_both(x, slope)
-    else:
-
-        def add_block(total: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
-            of_x, of_places = of_both(*block)
-            return total + of_places, of_x
-
-        blocks = (x.reshape(-1, few, *x.shape[1:]), slope.reshape(-1, few, *slope.shape[1:]))
-        of_places, of_x = lax.scan(add_block, jnp.zeros_like(places), blocks)
-        of_x = of_x.reshape(x.shape)
+    of_x, of_places = backward_in_blocks(of_both, x, slope, few, like=places)
     return of_x, _transform(_OF_KERNEL.T, of_places).reshape(kernel.shape)
 
 
@@ -137,11 +125,7 @@ def _images_at_once(x: Array, kernel: Array) -> int:
     each = TILE**2 * tiles * sum(kernel.shape[2:]) * x.dtype.itemsize
     if num * each <= SPLIT_ABOVE:
         return num
-    return max(
-        few
-        for few in range(1, num + 1)
-        if num % few == 0 and (few == 1 or few * each <= BLOCK_BYTES)
-    )
+    return largest_block(num, each, BLOCK_BYTES)
 
 
 def _tiles_of(x: Array) -> Array:
@@ -156,12 +140,8 @@ def _places_of(kernel: Array) -> Array:
 
 def _transform(matrix: np.ndarray, x: Array) -> Array:
     """Multiply the leading axis by a matrix."""
-    product = lax.dot_general(
-        jnp.asarray(matrix, x.dtype),
-        x.reshape(x.shape[0], -1),
-        (((1,), (0,)), ((), ())),
-        precision="highest",
-    )
+    turned, rows = jnp.asarray(matrix, x.dtype), x.reshape(x.shape[0], -1)
+    product = lax.dot_general(turned, rows, (((1,), (0,)), ((), ())), precision="highest")
     return product.reshape(-1, *x.shape[1:])
 
 
@@ -179,13 +159,8 @@ def _fill(x: Array, overlap: int = TILE - STEP) -> Array:
 def _cut(x: Array) -> Array:
     """Cut images `[B, 4 h + 2, 4 w + 2, C]` into tiles: `[36, B, h, w, C]`."""
     last = [size - TILE + 1 for size in x.shape[1:3]]
-    return jnp.stack(
-        [
-            x[:, row : row + last[0] : STEP, column : column + last[1] : STEP]
-            for row in range(TILE)
-            for column in range(TILE)
-        ]
-    )
+    corners = itertools.product(range(TILE), repeat=2)
+    return jnp.stack([x[:, i : i + last[0] : STEP, j : j + last[1] : STEP] for i, j in corners])
 
 
 def _add_up(tiles: Array) -> Array:
@@ -208,16 +183,11 @@ def _add_along(pieces: Array, axis: int) -> Array:
 
     def place(part: Array, before: int, after: int) -> Array:
         beside = [*none[:axis], (before, after, 0), *none[axis + 1 :]]
-        return lax.pad(_in_line(part, axis), zero, beside)
+        x = jnp.moveaxis(part, 0, axis + 1)
+        return lax.pad(x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]), zero, beside)
 
     overlap = TILE - STEP
     return place(pieces[:STEP], 0, overlap) + place(rest, STEP, overlap - STEP)
-
-
-def _in_line(pieces: Array, axis: int) -> Array:
-    """Put pieces `[n, ..., t, ...]` one after another along an axis: `[..., n t, ...]`."""
-    x = jnp.moveaxis(pieces, 0, axis + 1)
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
 def _lay(outputs: Array) -> Array:

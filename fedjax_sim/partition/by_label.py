@@ -66,11 +66,8 @@ def classes_per_client(
     num_slots[rng.choice(len(present), num_with_one_more, replace=False)] += 1
     size = min(np.bincount(class_of)[num_slots > 0] // num_slots[num_slots > 0])
     if size == 0:
-        raise ConfigError(
-            "num_clients",
-            num_clients,
-            f"small enough for each of the {classes * num_clients} slots to get an example",
-        )
+        allowed = f"small enough for each of the {classes * num_clients} slots to get an example"
+        raise ConfigError("num_clients", num_clients, allowed)
 
     slots = rng.permutation(np.repeat(np.arange(len(present)), num_slots)).reshape(
         num_clients, classes
@@ -148,11 +145,8 @@ def label_groups(
             parts.append(examples[: group_size * size].reshape(group_size, size))
         rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
     kept = [row[int(held_out * len(row) + ROUNDING) :] for row in rows]
-    return gather_by_owner(
-        np.concatenate(kept),
-        np.repeat(np.arange(num_clients), [len(row) for row in kept]),
-        num_clients,
-    )
+    owner = np.repeat(np.arange(num_clients), [len(row) for row in kept])
+    return gather_by_owner(np.concatenate(kept), owner, num_clients)
 
 
 @checked
@@ -196,22 +190,15 @@ def dirichlet_groups(
     check_most("num_clients", num_clients, len(labels))
     _check_groups(group_sizes, num_clients)
     check_most("min_examples", min_examples, len(labels) // num_clients)
-    per_class = cut_classes_until_enough(
-        rng,
-        len(group_sizes),
-        alpha,
-        np.unique(labels, return_counts=True)[1],
-        least=min_examples * np.asarray(group_sizes),
-    )
+    sizes, least = np.unique(labels, return_counts=True)[1], min_examples * np.asarray(group_sizes)
+    per_class = cut_classes_until_enough(rng, len(group_sizes), alpha, sizes, least=least)
     by_class = sort_by_label(labels, rng.permutation(len(labels)))
     group_of = np.concatenate([np.repeat(np.arange(len(group_sizes)), row) for row in per_class])
     examples, owner = [], []
-    first_client = 0
-    for group, size in enumerate(group_sizes):
-        of_group = rng.permutation(by_class[group_of == group])
-        examples.append(of_group)
-        owner.append(first_client + np.arange(len(of_group)) % size)
-        first_client += size
+    first_clients = np.cumsum(group_sizes) - group_sizes
+    for group, (first, size) in enumerate(zip(first_clients, group_sizes, strict=True)):
+        examples.append(rng.permutation(by_class[group_of == group]))
+        owner.append(first + np.arange(len(examples[-1])) % size)
     return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
@@ -254,17 +241,15 @@ def disjoint_groups(
     present = rng.permutation(np.unique(labels))
     check_most("classes", classes, len(present) // len(group_sizes))
     examples, owner = [], []
-    first_client = 0
-    for group_labels, size in zip(
-        np.array_split(present, len(group_sizes)), group_sizes, strict=True
-    ):
+    first_clients = np.cumsum(group_sizes) - group_sizes
+    labels_of = np.array_split(present, len(group_sizes))
+    for group_labels, first, size in zip(labels_of, first_clients, group_sizes, strict=True):
         of_group = np.flatnonzero(np.isin(labels, group_labels))
         index, counts = classes_per_client(
             labels[of_group], num_clients=size, classes=classes, seed=int(rng.integers(2**31))
         )
         examples.append(of_group[index].ravel())
-        owner.append(first_client + np.repeat(np.arange(size), counts))
-        first_client += size
+        owner.append(first + np.repeat(np.arange(size), counts))
     return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
@@ -340,11 +325,8 @@ def _draw(rng: np.random.Generator, shares: np.ndarray, is_left: np.ndarray) -> 
 def _check_groups(group_sizes: tuple[int, ...], num_clients: int) -> None:
     """Raise ConfigError unless the groups have at least one client each, and all clients."""
     if sum(group_sizes) != num_clients:
-        raise ConfigError(
-            "group_sizes",
-            group_sizes,
-            f"whole numbers of at least 1 with the sum num_clients = {num_clients}",
-        )
+        allowed = f"whole numbers of at least 1 with the sum num_clients = {num_clients}"
+        raise ConfigError("group_sizes", group_sizes, allowed)
 
 
 def _swap_until_distinct(slots: np.ndarray, rng: np.random.Generator) -> None:

@@ -54,17 +54,13 @@ def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count
       ConfigError: If a label is not below `num_classes`.
     """
     if np.max(labels) >= num_classes:
-        raise ConfigError(
-            "largest label", int(np.max(labels)), f"below the number of classes, {num_classes}"
-        )
+        allowed = f"below the number of classes, {num_classes}"
+        raise ConfigError("largest label", int(np.max(labels)), allowed)
     num_clients, capacity = partition.index.shape
-    is_real = np.arange(capacity) < partition.counts[:, None]
-    cell = np.arange(num_clients)[:, None] * num_classes + np.asarray(labels)[partition.index]
-    return (
-        np.bincount(cell[is_real], minlength=num_clients * num_classes)
-        .reshape(num_clients, num_classes)
-        .astype(np.int32)
-    )
+    client, place = np.nonzero(np.arange(capacity) < partition.counts[:, None])
+    found = np.zeros((num_clients, num_classes), np.int32)
+    np.add.at(found, (client, np.asarray(labels)[partition.index[client, place]]), 1)
+    return found
 
 
 def make_generator(seed: int, name: str = "partition") -> np.random.Generator:
@@ -120,12 +116,11 @@ def cut_classes_until_enough(
         per_class = cut_classes(rng, num_owners, float(alpha), sizes)
         if np.all(per_class.sum(axis=0) >= least):
             return per_class
-    raise ConfigError(
-        "alpha",
-        alpha,
+    allowed = (
         f"larger, or min_examples smaller: each of {DIRICHLET_TRIES} draws left a client with "
-        "too few examples",
+        "too few examples"
     )
+    raise ConfigError("alpha", alpha, allowed)
 
 
 def cut_classes(

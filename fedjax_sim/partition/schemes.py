@@ -163,9 +163,8 @@ def natural(
     labels, rng = check_labels(labels), make_generator(seed)
     client_ids = np.asarray(client_ids)
     if client_ids.shape != labels.shape:
-        raise ConfigError(
-            "shape of client_ids", client_ids.shape, f"that of the labels, {labels.shape}"
-        )
+        allowed = f"that of the labels, {labels.shape}"
+        raise ConfigError("shape of client_ids", client_ids.shape, allowed)
     if client_ids.dtype.kind not in "iuUS":
         raise ConfigError("dtype of client_ids", str(client_ids.dtype), "integers or strings")
     ids, client_of = np.unique(client_ids, return_inverse=True)

@@ -39,17 +39,8 @@ from fedjax_sim.lifecycle import (
     write_record,
     write_whole,
 )
+from fedjax_sim.results import run_files
 from fedjax_sim.results.records import environment, to_json
-from fedjax_sim.results.run_files import (
-    CURVES,
-    Kept,
-    check_files,
-    files_in,
-    files_of,
-    read_arrays,
-    write_arrays,
-    write_tables,
-)
 from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
 
@@ -113,11 +104,8 @@ class Folder:
         self._adds_record = False
         self._lock: FolderLock | None = None
         if resume and overwrite:
-            raise ConfigError(
-                "resume together with overwrite",
-                True,
-                "false: a run is either continued or replaced",
-            )
+            allowed = "false: a run is either continued or replaced"
+            raise ConfigError("resume together with overwrite", True, allowed)
         try:
             is_folder = self.path.is_dir()
             in_use = is_folder and any(path.name != LOCK for path in self.path.iterdir())
@@ -127,17 +115,14 @@ class Folder:
             for each in self.path.iterdir() if is_folder else ():
                 if each.suffix in SUFFIXES and each.is_dir():
                     raise ConfigError(FIELD, str(path), f"one in which {each.name} is a file")
-            self._replaced = files_in(self.path) if overwrite or self._resumes else set()
+            self._replaced = run_files.files_in(self.path) if overwrite or self._resumes else set()
         except OSError as error:
             raise _unwritable(self.path, error) from None
         if resume and in_use and not self._resumes:
             raise ConfigError(f"{FIELD} to resume", str(path), "one with an unfinished run")
         if in_use and not resume and not overwrite:
-            raise ConfigError(
-                FIELD,
-                str(path),
-                "new or empty, unless an unfinished run in it is resumed or it is overwritten",
-            )
+            allowed = "new or empty, unless an unfinished run in it is resumed or it is overwritten"
+            raise ConfigError(FIELD, str(path), allowed)
         if in_use and overwrite and self.checkpoints.exists() and not self._has_checkpoints():
             raise ConfigError(
                 f"{self.checkpoints.name} in the {FIELD} to overwrite",
@@ -177,11 +162,8 @@ class Folder:
             theirs, mine = saved.get(name), ours.get(name)
             if theirs != mine and not (name == grows and theirs < mine):
                 place, theirs, mine = first_difference(name, theirs, mine)
-                raise ConfigError(
-                    f"{place} of the checkpoint in {self.path}",
-                    theirs,
-                    f"{mine!r}, as in this run, for it to resume",
-                )
+                allowed = f"{mine!r}, as in this run, for it to resume"
+                raise ConfigError(f"{place} of the checkpoint in {self.path}", theirs, allowed)
         return saved == ours
 
     def recorded(self) -> dict[str, Any] | None:
@@ -210,11 +192,8 @@ class Folder:
             self._lock = FolderLock(self.path)
             free = shutil.disk_usage(self.path).free
             if free < LEAST_FREE_BYTES:
-                raise ConfigError(
-                    FIELD,
-                    str(self.path),
-                    f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})",
-                )
+                allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})"
+                raise ConfigError(FIELD, str(self.path), allowed)
             remove_scratch(self.path)
             if identity is None:
                 with tempfile.TemporaryFile(dir=self.path) as probe:
@@ -227,13 +206,11 @@ class Folder:
                 self.checkpoints.mkdir(exist_ok=True)
                 self._adds_record = not (self.path / UNFINISHED).exists()
                 self._write_identity(self.recorded() or identity)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             self._release()
             _remove_empty(missing)
-            raise _unwritable(self.path, error) from None
-        except ConfigError:
-            self._release()
-            _remove_empty(missing)
+            if isinstance(error, OSError):
+                raise _unwritable(self.path, error) from None
             raise
 
     def _has_checkpoints(self) -> bool:
@@ -308,15 +285,15 @@ class Folder:
           name: Name of the file.
           groups: The content, by name of the group.
         """
-        self._written[name] = write_arrays(self.path / name, groups)
+        self._written[name] = run_files.write_arrays(self.path / name, groups)
 
-    def write_runs(self, runs: Mapping[str, Kept]) -> None:
+    def write_runs(self, runs: Mapping[str, run_files.Kept]) -> None:
         """Write runs, for `fedjax_sim.load`.
 
         Args:
           runs: The runs, whole or of some lanes, by system.
         """
-        for name, write in files_of(runs).items():
+        for name, write in run_files.files_of(runs).items():
             self._written[name] = write(self.path / name)
 
     def write_figure(self, name: str, figure: "Figure") -> None:
@@ -344,7 +321,7 @@ class Folder:
         # Before their list is replaced: a run that is killed here is resumed, and reads it again.
         for name in self._replaced - {*self._written, "config.json", "summary.json"}:
             (self.path / name).unlink(missing_ok=True)
-        write_tables(self.path, config, summary, self._written)
+        run_files.write_tables(self.path, config, summary, self._written)
         if can_go_on:
             assert self._identity is not None
             self._write_identity(self._identity)
@@ -368,7 +345,7 @@ def save(
     config: Mapping[str, Any],
     figures: Mapping[str, "Figure"] | None = None,
     *,
-    runs: Mapping[str, Kept] | None = None,
+    runs: Mapping[str, run_files.Kept] | None = None,
     can_go_on: bool = False,
 ) -> dict[str, Any]:
     """Write everything that belongs to finished runs.
@@ -418,14 +395,12 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
     """
     path = Path(path)
     try:
-        config = check_files(path, "summary.json", CURVES, trust=trust)
-        return Results(
-            read_arrays(path / CURVES), read_json(path / "summary.json", trust=trust), config
-        )
+        config = run_files.check_files(path, "summary.json", run_files.CURVES, trust=trust)
+        curves = run_files.read_arrays(path / run_files.CURVES)
+        return Results(curves, read_json(path / "summary.json", trust=trust), config)
     except OSError:
-        raise ConfigError(
-            FIELD, str(path), "one of a finished run, with results.nc, summary.json and config.json"
-        ) from None
+        allowed = "one of a finished run, with results.nc, summary.json and config.json"
+        raise ConfigError(FIELD, str(path), allowed) from None
 
 
 def first_difference(name: str, theirs: Any, ours: Any) -> tuple[str, Any, Any]:

@@ -112,25 +112,21 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     """
     import xarray as xr  # Slow to import.
 
-    num_lanes = int(np.prod(grid.shape))
     num_evals = max(part.facts["ticks"].shape[1] for part in parts)
-    lane_dims = (*grid.dims, "seed")
+    order = np.argsort(np.concatenate([part.places for part in parts]))
 
-    def per_lane(values: list[np.ndarray]) -> tuple[tuple[str, ...], np.ndarray]:
-        """Put each part's `[L]` on the grid."""
-        whole = np.empty(num_lanes, values[0].dtype)
-        for part, value in zip(parts, values, strict=True):
-            whole[part.places] = value
-        return lane_dims, whole.reshape(grid.shape)
+    def per_lane(
+        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
+    ) -> tuple[tuple[str, ...], np.ndarray]:
+        """Put each part's `[L, *dims]` on the grid."""
+        whole = np.concatenate(values)[order]
+        return (*grid.dims, "seed", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
 
     def per_eval(
-        values: list[np.ndarray], dims: tuple[str, ...] = ()
+        values: Sequence[np.ndarray], dims: tuple[str, ...] = ()
     ) -> tuple[tuple[str, ...], np.ndarray]:
         """Put each part's `[L, V, *dims]` on the grid."""
-        whole = np.empty((num_lanes, num_evals, *values[0].shape[2:]), np.result_type(*values))
-        for part, value in zip(parts, values, strict=True):
-            whole[part.places] = lengthen(value, num_evals)
-        return (*lane_dims, "eval", *dims), whole.reshape(*grid.shape, *whole.shape[1:])
+        return per_lane([lengthen(value, num_evals) for value in values], ("eval", *dims))
 
     # Metrics, and the lanes in which they are not finite.
     finite = [part.curves.metrics["finite"] for part in parts]
@@ -148,8 +144,7 @@ def label_curves(parts: Sequence[Returned], grid: Grid, system: str) -> "xr.Data
     data["failed_at"] = per_lane(failed_at)
     # Counts of the whole run, and facts of the schedule.
     for name in parts[0].curves.infos:
-        totals = [part.curves.infos[name].sum(axis=1) for part in parts]
-        data[name] = per_lane(totals)
+        data[name] = per_lane([part.curves.infos[name].sum(axis=1) for part in parts])
     for name in ("staleness_mean", "staleness_max", "collapsed_at", "stopped_at"):
         if name in parts[0].facts:
             data[name] = per_lane([part.facts[name] for part in parts])
@@ -216,8 +211,10 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
     if len({part.attrs["grid"] for part in parts}) > 1:
         raise ConfigError(f"grid of {system}", parts[-1].attrs["grid"], "the same in all parts")
     if not np.array_equal(places[order], np.arange(num_lanes)):
-        missing, twice = _described(set(range(num_lanes)) - set(places)), len(places) - num_lanes
-        found = f"without {missing}" if missing else f"with {twice} lanes twice"
+        missing = [str(place) for place in range(num_lanes) if place not in places]
+        named = f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+        twice = len(places) - num_lanes
+        found = f"without lanes {named}" if missing else f"with {twice} lanes twice"
         allowed = f"each of its {num_lanes} lanes once"
         raise ConfigError(f"what the parts have of {system}", found, allowed)
     num_evals = max(part.sizes["eval"] for part in parts)
@@ -259,12 +256,6 @@ def join_lanes(parts: Sequence["xr.Dataset"]) -> "xr.Dataset":
         if name in first.attrs
     }
     return xr.Dataset(data, {**labels, **facts, **others}, {"system": system, **spent})
-
-
-def _described(places: set[int]) -> str:
-    """Name a few lanes by number; empty if there is none."""
-    shown = ", ".join(str(place) for place in sorted(places)[:5])
-    return f"lanes {shown}{', ...' if len(places) > 5 else ''}" if places else ""
 
 
 def _known(named: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -139,10 +139,7 @@ def to_json(content: Any) -> str:
             return plain(value.tolist())
         if isinstance(value, float) and not np.isfinite(value):
             return None
-        return (
-            value
-            if value is None or isinstance(value, bool | int | float | str)
-            else getattr(value, "__name__", str(value))
-        )
+        is_simple = value is None or isinstance(value, bool | int | float | str)
+        return value if is_simple else getattr(value, "__name__", str(value))
 
     return json.dumps(plain(content), indent=1, allow_nan=False) + "\n"

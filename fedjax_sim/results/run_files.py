@@ -142,12 +142,15 @@ def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
       Functions that write a file to the given path and return its SHA-256, by the file's name.
     """
 
-    groups = {CURVES: {name: run.curves for name, run in runs.items()}, **_arrays_of(runs)}
-    files: dict[str, Callable[[Path], str]] = {
-        name: partial(write_arrays, groups=each) for name, each in groups.items()
-    }
-    files[SETTINGS] = partial(_write_settings, runs=runs)
-    return files
+    groups: dict[str, dict[str, xr.Dataset]] = {CURVES: {}, "models.nc": {}, "timelines.nc": {}}
+    for name, run in runs.items():
+        groups[CURVES][name] = run.curves
+        groups["models.nc"][name] = _labelled(run, run.models, ())
+        groups["timelines.nc"][name] = _labelled_timelines(run)
+        if run.samples is not None:
+            groups.setdefault("samples.nc", {})[name] = _labelled(run, run.samples, ("eval",))
+    files = {name: partial(write_arrays, groups=each) for name, each in groups.items()}
+    return {**files, SETTINGS: partial(_write_settings, runs=runs)}
 
 
 def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
@@ -242,33 +245,6 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
     return config
 
 
-def check_run(folder: Path, *, trust: bool) -> dict[str, Any]:
-    """Check all files that `read_files` reads.
-
-    Args:
-      trust: Whether files that carry no SHA-256 are taken as they are.
-
-    Returns:
-      The content of config.json, as `check_files`.
-
-    Raises:
-      InputError: As `check_files`.
-      OSError: As `check_files`.
-    """
-    names = [CURVES, "models.nc", "timelines.nc"]
-    if not (trust and _is_of_earlier_version(folder)):
-        names.append(SETTINGS)
-    config = check_files(folder, *names, trust=trust)
-    if "samples.nc" in config["files"]:
-        check_files(folder, "samples.nc", trust=trust)
-    return config
-
-
-def _is_of_earlier_version(folder: Path) -> bool:
-    """Tell whether an earlier version wrote a folder."""
-    return (folder / EARLIER_SETTINGS).exists() and not (folder / SETTINGS).exists()
-
-
 def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
     """Read a folder: the attributes of the runs of all systems, by name of the system.
 
@@ -279,13 +255,17 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
       ConfigError: If it is no such folder, or its files are of different runs.
       InputError: If a file is damaged, or cannot be read without trust.
     """
-    if _is_of_earlier_version(folder) and not trust:
+    is_earlier = (folder / EARLIER_SETTINGS).exists() and not (folder / SETTINGS).exists()
+    if is_earlier and not trust:
         raise InputError(
             f"{folder / EARLIER_SETTINGS} is a pickle that an earlier version wrote, which can run "
             f"any code when it is read: {TRUST}."
         )
     try:
-        listed = check_run(folder, trust=trust)["files"]
+        names = [CURVES, "models.nc", "timelines.nc", *([] if is_earlier else [SETTINGS])]
+        listed = check_files(folder, *names, trust=trust)["files"]
+        if "samples.nc" in listed:
+            check_files(folder, "samples.nc", trust=trust)
         curves, models, timelines = (
             read_arrays(folder / name) for name in (CURVES, "models.nc", "timelines.nc")
         )
@@ -296,7 +276,7 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
             f"config.json ({error.strerror or error})"
         )
         raise ConfigError("folder", str(folder), allowed) from None
-    read = _read_earlier_settings if _is_of_earlier_version(folder) else _read_settings
+    read = _read_earlier_settings if is_earlier else _read_settings
     settings = read(folder, trust=trust)
     for name in {*curves, *models, *timelines, *settings}:
         if any(name not in each for each in (curves, models, timelines, settings)) or (
@@ -317,24 +297,6 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
         }
         for name, data in curves.items()
     }
-
-
-def _arrays_of(runs: Mapping[str, Kept]) -> dict[str, dict[str, "xr.Dataset"]]:
-    """Label models, schedules and samples.
-
-    Args:
-      runs: The runs by system.
-
-    Returns:
-      The content of the other netCDF files by name, by system.
-    """
-    files: dict[str, dict[str, xr.Dataset]] = {"models.nc": {}, "timelines.nc": {}}
-    for name, run in runs.items():
-        files["models.nc"][name] = _labelled(run, run.models, ())
-        files["timelines.nc"][name] = _labelled_timelines(run)
-        if run.samples is not None:
-            files.setdefault("samples.nc", {})[name] = _labelled(run, run.samples, ("eval",))
-    return files
 
 
 def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:

@@ -20,8 +20,6 @@ from fedjax_sim.types import HyperT, Params, Timeline
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @checked
@@ -109,18 +107,13 @@ class Run(Generic[HyperT]):
             example = lane_labels(self.curves)[0]
             allowed = f"those of one lane ({len(found)} lanes have them), such as {example}"
             raise ConfigError("labels", labels, allowed)
-        sizes = [self.curves.sizes[dim] for dim in self.lane_dims]
-        place = np.unravel_index(found[0], sizes) if sizes else ()
+        i, sizes = found[0], [self.curves.sizes[dim] for dim in self.lane_dims]
         models, samples = self.models, self.samples
+        place = np.unravel_index(i, sizes) if sizes else ()
         if sizes:
-            models, samples = jax.tree.map(lambda leaf: leaf[found[0]], (models, samples))
-        return Run(
-            self.curves.isel({dim: int(i) for dim, i in zip(self.lane_dims, place, strict=True)}),
-            models,
-            [self.timelines[found[0]]],
-            [self.hypers[found[0]]],
-            samples,
-        )
+            models, samples = jax.tree.map(lambda leaf: leaf[i], (models, samples))
+        curves = self.curves.isel(dict(zip(self.lane_dims, map(int, place), strict=True)))
+        return Run(curves, models, [self.timelines[i]], [self.hypers[i]], samples)
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Make a table with one row for each lane and evaluation.

@@ -225,12 +225,7 @@ def largest_step_size(
     Returns:
         The step size; 0 if no step size meets the conditions.
     """
-    n, s, L, b = (
-        setup.num_clients,
-        setup.num_contacted,
-        setup.smoothness,
-        setup.drift_constant,
-    )
+    n, s, L, b = (setup.num_clients, setup.num_contacted, setup.smoothness, setup.drift_constant)
     limits = [condition.limit for condition in conditions(setup, step_size=0.0)[:3]]
     quadratic, linear = _descent_terms(setup)
     descent = 0.5 / (linear + np.sqrt(linear**2 + quadratic))
@@ -299,6 +294,5 @@ def fedbuff_step_time(
     Returns:
         The mean time, in units of time.
     """
-    return float(
-        max(interact_time, buffer_size / np.sum(np.asarray(rate, np.float64) / local_steps))
-    )
+    finished_per_time = np.sum(np.asarray(rate, np.float64) / local_steps)
+    return float(max(interact_time, buffer_size / finished_per_time))

@@ -137,11 +137,7 @@ def vr_step_size(constants: Constants, *, num_clients: Above0, omega: AtLeast0) 
     Returns:
         gamma, positive and at most v_min / L_W.
     """
-    spread = (
-        constants.smoothness
-        / math.sqrt(num_clients)
-        * (1 + omega)
-        * math.sqrt(omega + (1 + 10 * omega) / 8)
-    )
+    compressed = math.sqrt(omega + (1 + 10 * omega) / 8)
+    spread = constants.smoothness / math.sqrt(num_clients) * (1 + omega) * compressed
     shrinkage = 4 * math.sqrt(2) * constants.most / constants.lyapunov_smoothness * spread
     return constants.least / constants.lyapunov_smoothness / (1 + shrinkage)

@@ -168,10 +168,7 @@ def expected_influence(
         weight = weight(expected_staleness(share, buffer_size=buffer_size))
     compositions = itertools.combinations_with_replacement(range(len(share)), buffer_size)
     counts = np.array([np.bincount(slots, minlength=len(share)) for slots in compositions])
-    chance = np.exp(
-        gammaln(buffer_size + 1)
-        - np.sum(gammaln(counts + 1), axis=-1)
-        + counts @ np.log(np.multiply(num_clients, share))
-    )
+    log_ways = gammaln(buffer_size + 1) - np.sum(gammaln(counts + 1), axis=-1)
+    chance = np.exp(log_ways + counts @ np.log(np.multiply(num_clients, share)))
     held = counts * (1 / share if weight is None else weight)
     return chance @ (held / np.sum(held, axis=-1, keepdims=True))

@@ -203,19 +203,14 @@ def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
         below = [1 - group_time_tail(x, sync_time, shift=c, mean_exp=m) for c, m in kinds]
         return 1 - np.prod([each**num for each, num in zip(below, members, strict=True)], axis=0)
 
-    least = max(sync_time, float(shift.max()))
-    cuts = {
-        least,
-        least + float(shift.max()) + (_TAIL + math.log(len(shift))) * float(mean_exp.max()),
-    }
+    least, longest_tail = max(sync_time, float(shift.max())), _TAIL + math.log(len(shift))
+    cuts = {least, least + float(shift.max()) + longest_tail * float(mean_exp.max())}
     for c, m in kinds:
         # The tail has a kink, or without an exponential part a jump, at each whole number of shifts
         # up to one past S.
-        cuts |= (
-            {c * n for n in range(1, int(min(max_iterations(sync_time, c), 10_000)) + 2)}
-            if c > 0
-            else set()
-        )
+        if c > 0:
+            most = int(min(max_iterations(sync_time, c), 10_000)) + 1
+            cuts |= {c * n for n in range(1, most + 1)}
         cuts |= {least + m * k for k in (0.5, 1, 2, 4, 8, 16, 32)}
     edges = np.array(sorted(cut for cut in cuts if cut >= least))
     middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2

@@ -14,8 +14,9 @@ from fedjax_sim import Checkpoints, Ticks, Watch, load, sweep
 from fedjax_sim.engine.watching import Display
 from fedjax_sim.launch.jobs import Job, start_job
 from fedjax_sim.lifecycle import FolderLock, InputError, read_record, write_record
-from fedjax_sim.reporting import results, trackers
+from fedjax_sim.reporting import trackers
 from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results.run_files import files_in
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 
@@ -201,7 +202,7 @@ def test_files_of_an_older_run_are_still_removed(tmp_path: Path) -> None:
     first.open()
     first.write_json("old.json", {})
     first.finish({}, {})
-    assert results.files_in(tmp_path) == {"old.json", "config.json", "summary.json"}
+    assert files_in(tmp_path) == {"old.json", "config.json", "summary.json"}
     second = Folder(tmp_path, overwrite=True)
     second.open()
     second.finish({}, {})

@@ -123,15 +123,12 @@ def curves_figure(
         axes.set_yscale("log", nonpositive="mask")
     has_band = sum(len(line.held) for line in lines) > MOST_SEEDS_DRAWN
     for line in lines:
-        of_seed: dict[str, Any] = {
-            "color": line.look["color"],
-            "linewidth": 0.7,
-            "drawstyle": "steps-post",
-        }
+        color = line.look["color"]
+        of_seed: dict[str, Any] = {"color": color, "linewidth": 0.7, "drawstyle": "steps-post"}
         if has_band and len(line.held) > 1:
             low, high = np.quantile(line.held, BAND, axis=0)
-            area: dict[str, Any] = {"color": of_seed["color"], "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(line.grid, low, high, step="post", **area)
+            look_of_band: dict[str, Any] = {"color": color, "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(line.grid, low, high, step="post", **look_of_band)
             axes.plot(line.grid, np.stack([low, high], axis=1), alpha=0.7, **of_seed)
         elif len(line.held) > 1:
             axes.plot(line.grid, line.held.T, alpha=0.4, **of_seed)
@@ -168,26 +165,25 @@ def _lines(curves: Mapping[str, xr.Dataset], metric: str, against: str) -> list[
     Lines are in the order of their ends, the highest first, as are the names next to them.
     """
     lines: list[_Line] = []
-    number = 0
-    for name, data in curves.items():
-        if metric not in data:
+    all_lanes = [
+        (label_of(name, point), lanes)
+        for name, data in curves.items()
+        for point, lanes in (settings_of(data) if metric in data else ())
+    ]
+    for number, (label, lanes) in enumerate(all_lanes):
+        failed = lanes["failed"]
+        values, x = (  # What `simulate` returns has coordinates without seeds.
+            lanes[key].broadcast_like(failed).transpose("seed", "eval").values.astype(float)
+            for key in (metric, against)
+        )
+        good = ~failed.values & np.isfinite(values).all(axis=1)
+        if not good.any():
             continue
-        for point, lanes in settings_of(data):
-            number += 1
-            values, x = (  # What `simulate` returns has coordinates without seeds.
-                lanes[key].broadcast_like(lanes["failed"]).transpose("seed", "eval").values
-                for key in (metric, against)
-            )
-            values, x = values.astype(float), x.astype(float)
-            good = ~lanes["failed"].values & np.isfinite(values).all(axis=1)
-            if not good.any():
-                continue
-            values, x = values[good], x[good]
-            grid = np.unique(x)
-            if len(grid) > GRID_POINTS:
-                grid = np.linspace(0, grid[-1], GRID_POINTS)
-            held = on_grid(x, values, grid)
-            median = np.median(held, axis=0)
-            style = look(number - 1, points=len(grid))
-            lines.append(_Line(label_of(name, point), grid, held, median, style))
+        values, x = values[good], x[good]
+        grid = np.unique(x)
+        if len(grid) > GRID_POINTS:
+            grid = np.linspace(0, grid[-1], GRID_POINTS)
+        held = on_grid(x, values, grid)
+        style = look(number, points=len(grid))
+        lines.append(_Line(label, grid, held, np.median(held, axis=0), style))
     return sorted(lines, key=lambda line: -line.median[-1])

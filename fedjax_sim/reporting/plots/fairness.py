@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.fairness import summarise_clients
-from fedjax_sim.reporting.plots.style import COLORS, GREY, LABELS, look, name_beside, styled
+from fedjax_sim.reporting.plots.style import COLORS, GREY, label_of_axis, look, name_beside, styled
 from fedjax_sim.results.summaries import label_of, settings_of
 
 
@@ -43,13 +43,8 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
     for i, (name, clients) in enumerate(systems.items()):
-        axes.plot(
-            clients.share,
-            clients.influence,
-            label=name,
-            **look(i, "only", alpha=0.7),
-            clip_on=False,
-        )
+        marks = look(i, "only", alpha=0.7)
+        axes.plot(clients.share, clients.influence, label=name, **marks, clip_on=False)
     num = max(len(clients.share) for clients in systems.values())
     largest = max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
     most = 1.08 * largest or 1.0  # Nobody may have reported.
@@ -109,7 +104,7 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
         for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
             axes.plot(end, below, marker, color=COLORS[i % len(COLORS)])
     axes.set(
-        xlabel=LABELS.get(metric, metric.replace("_", " ")),
+        xlabel=label_of_axis(metric),
         ylabel="share of clients",
         title="Below: from each system's worst decile (triangle) to its mean (dot)",
         yticks=[tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest],

@@ -26,20 +26,13 @@ def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
     for i, (name, bins) in enumerate(found.items()):
         confidence, accuracy, examples = (np.asarray(leaf) for leaf in bins)
         is_filled = examples > 0
+        x, y = confidence[is_filled], accuracy[is_filled]
         style = look(i, "all", linewidth=1)
-        line = look(i, "none", linewidth=1)
-        axes.plot(confidence[is_filled], accuracy[is_filled], **line, clip_on=False)
+        axes.plot(x, y, **look(i, "none", linewidth=1), clip_on=False)
         axes.plot([], [], label=name, **style)
-        axes.scatter(
-            confidence[is_filled],
-            accuracy[is_filled],
-            s=10 + 400 * examples[is_filled] / examples.sum(),
-            color=style["color"],
-            marker=style["marker"],
-            alpha=0.7,
-            linewidths=0,
-            clip_on=False,
-        )
+        area = 10 + 400 * examples[is_filled] / examples.sum()
+        marks = {name: style[name] for name in ("color", "marker")}
+        axes.scatter(x, y, area, **marks, alpha=0.7, linewidths=0, clip_on=False)
     axes.set(
         xlim=(0, 1),
         ylim=(0, 1),

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedjax_sim.checking import Count, checked
+from fedjax_sim.diagnostics.fairness import received
 from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, HATCHES, styled
-from fedjax_sim.types import EMPTY, Timeline
+from fedjax_sim.types import Timeline
 
 MOST_CLIENTS_DRAWN = 40
 MOST_STALENESS_BARS = 40
@@ -82,57 +83,31 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     drawn = _drawn_clients(row)
     place = np.full(row.num_clients, -1)
     place[drawn] = np.arange(len(drawn))
-    versions = np.concatenate([[0.0], row.timeline.time])
-    tick, slot = np.nonzero(row.timeline.clients != EMPTY)
-    client, steps, version = (
-        np.asarray(leaf)[tick, slot]
-        for leaf in (row.timeline.clients, row.timeline.steps, row.timeline.version)
-    )
-    start, stop = versions[version], row.timeline.time[tick]
-    inside = (start < end) & (place[client] >= 0)
-    y, staleness = place[client], tick - version
-    worked = inside & (steps > 0)
+    time, updates = np.asarray(row.timeline.time), received(row.timeline)
+    y, staleness = place[updates.client], updates.staleness
+    start = np.concatenate([[0.0], time])[updates.tick - staleness]
+    stop = time[updates.tick]
+    inside = (start < end) & (y >= 0)
+    worked = inside & (updates.steps > 0)
     norm = Normalize(0, max(float(staleness[worked].max(initial=0)), 1.0))
     colors = matplotlib.colormaps["viridis_r"]
     bars = np.stack([np.stack([start, y], axis=1), np.stack([stop, y], axis=1)], axis=1)
     width = 0.66 * (1.3 + 0.075 * len(drawn)) * 72 / (len(drawn) + 3) * 0.75
-    axes.vlines(
-        row.timeline.time[row.timeline.time <= end],
-        -0.9,
-        len(drawn) - 0.1,
-        color="#dddddd",
-        linewidth=0.6,
-        zorder=0,
-    )
-    axes.add_collection(
-        LineCollection(
-            list(bars[worked]),
-            colors=colors(norm(staleness[worked])),
-            linewidths=width,
-            capstyle="butt",
-        )
-    )
-    idle = inside & (steps == 0)
-    axes.add_collection(
-        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":")
-    )
+    low, high = -0.9, len(drawn) - 0.1
+    axes.vlines(time[time <= end], low, high, color="#dddddd", linewidth=0.6, zorder=0)
+    shades = colors(norm(staleness[worked]))
+    idle = inside & (updates.steps == 0)
+    for lines in (
+        LineCollection(list(bars[worked]), colors=shades, linewidths=width, capstyle="butt"),
+        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":"),
+    ):
+        axes.add_collection(lines)
     reports = inside & (stop <= end)
-    axes.plot(
-        stop[reports],
-        y[reports],
-        linestyle="",
-        marker="|",
-        markersize=width * 1.15,
-        color="black",
-        markeredgewidth=0.9,
-    )
-    axes.set(xlim=(0, end), ylim=(-0.9, len(drawn) - 0.1))
-    num = len(row.timeline.time)
-    axes.set_title(
-        f"{row.label}: who computes when, {num} server step{'s' * (num > 1)} in "
-        f"{row.timeline.time[-1]:g} units of time",
-        fontsize=11,
-    )
+    axes.plot(stop[reports], y[reports], "k|", markersize=width * 1.15, markeredgewidth=0.9)
+    axes.set(xlim=(0, end), ylim=(low, high))
+    num_steps = f"{len(time)} server step{'s' * (len(time) > 1)}"
+    title = f"{row.label}: who computes when, {num_steps} in {time[-1]:g} units of time"
+    axes.set_title(title, fontsize=11)
     _name_speeds(axes, row, drawn)
     axes.set_yticks([])
     bar = figure.colorbar(ScalarMappable(norm, colors), ax=axes, pad=0.01, fraction=0.03)
@@ -146,12 +121,8 @@ def _drawn_clients(row: Row) -> np.ndarray:
     """Choose the clients to draw, slow ones below fast ones; evenly spaced if there are many."""
     speed = np.zeros(row.num_clients) if row.is_fast is None else row.is_fast.astype(float)
     order = np.argsort(speed, kind="stable")
-    picked = (
-        np.linspace(0, row.num_clients - 1, min(row.num_clients, MOST_CLIENTS_DRAWN))
-        .round()
-        .astype(int)
-    )
-    return order[picked]
+    num = min(row.num_clients, MOST_CLIENTS_DRAWN)
+    return order[np.linspace(0, row.num_clients - 1, num).round().astype(int)]
 
 
 def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
@@ -160,52 +131,35 @@ def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
     axes.set_ylabel(f"{shown}{row.num_clients} {row.senders}", labelpad=16)
     if row.is_fast is None:
         return
-    num_slow = int((~row.is_fast[drawn]).sum())
-    middles = {
-        "slow": (num_slow - 1) / 2 if num_slow else None,
-        "fast": (num_slow + len(drawn) - 1) / 2 if num_slow < len(drawn) else None,
-    }
-    for name, middle in middles.items():
-        if middle is not None:
-            axes.annotate(
-                name,
-                (0, middle),
-                (-8, 0),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                rotation=90,
-                ha="right",
-                va="center",
-            )
-    if 0 < num_slow < len(drawn):
-        axes.axhline(num_slow - 0.5, color=FACE, linewidth=0.8)
+    is_fast = row.is_fast[drawn]
+    beside: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    beside |= {"rotation": 90, "ha": "right", "va": "center"}
+    for name, mask in (("slow", ~is_fast), ("fast", is_fast)):
+        if mask.any():
+            axes.annotate(name, (0, np.flatnonzero(mask).mean()), (-8, 0), **beside)
+    if is_fast.any() and not is_fast.all():
+        axes.axhline((~is_fast).sum() - 0.5, color=FACE, linewidth=0.8)
 
 
 def _draw_staleness(axes: Axes, row: Row) -> None:
     """Draw a histogram of the staleness of all reports, stacked by speed if speeds are known."""
-    tick, slot = np.nonzero(row.timeline.clients != EMPTY)
-    client = np.asarray(row.timeline.clients)[tick, slot]
-    staleness = tick - np.asarray(row.timeline.version)[tick, slot]
+    updates = received(row.timeline)
+    client, staleness = updates.client, updates.staleness
     if not len(client):
         axes.set_axis_off()
         axes.set_title("no reports")
         return
     size = max(1, -(-(int(staleness.max()) + 1) // MOST_STALENESS_BARS))
     edges = np.arange(0, staleness.max() + size + 1, size) - 0.5
-    kinds: list[tuple[str, Any, str]] = [
-        (f"all {row.senders}", np.full(len(client), True), COLORS[0])
-    ]
+    kinds = {f"all {row.senders}": np.full(len(client), True)}
     if row.is_fast is not None:
-        kinds = [
-            ("fast clients", row.is_fast[client], COLORS[0]),
-            ("slow clients", ~row.is_fast[client], COLORS[1]),
-        ]
+        kinds = {"fast clients": row.is_fast[client], "slow clients": ~row.is_fast[client]}
     drawn: Any = axes.hist(
-        [staleness[mask] for _, mask, _ in kinds],
+        [staleness[mask] for mask in kinds.values()],
         bins=list(edges),
-        weights=[np.full(mask.sum(), 1 / len(client)) for _, mask, _ in kinds],
-        color=[color for *_, color in kinds],
-        label=[f"{name} ({mask.mean():.0%})" for name, mask, _ in kinds],
+        weights=[np.full(mask.sum(), 1 / len(client)) for mask in kinds.values()],
+        color=list(COLORS[: len(kinds)]),
+        label=[f"{name} ({mask.mean():.0%})" for name, mask in kinds.items()],
         stacked=True,
         rwidth=0.9,
         edgecolor="white",

@@ -16,12 +16,4 @@ from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
 from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard
 from fedjax_sim.reporting.trackers.weights_and_biases import WandB
 
-__all__ = [
-    "CSV",
-    "TRACKERS",
-    "MLflow",
-    "TensorBoard",
-    "WandB",
-    "check_tracker",
-    "make_tracker",
-]
+__all__ = ["CSV", "TRACKERS", "MLflow", "TensorBoard", "WandB", "check_tracker", "make_tracker"]

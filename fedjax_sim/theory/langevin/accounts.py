@@ -97,7 +97,8 @@ def privacy_of(
     share = _equal_shares(lanes, counts)
     times = np.full(counts.shape, num_rounds)
     if timelines:  # of the lane in which the client took part most often
-        times = np.max([_times_taken(each, len(counts), num_rounds) for each in timelines], axis=0)
+        sent = [np.asarray(each.clients)[:num_rounds] for each in timelines]
+        times = np.max([np.bincount(x[x >= 0], minlength=len(counts)) for x in sent], axis=0)
     batch = counts if hyper.gradient == "exact" else np.full(counts.shape, hyper.batch_size)
     # A batch that is larger than the client's examples has some of them more than once.
     fraction = np.where(batch < counts, batch / counts, batch / counts / np.ceil(batch / counts))
@@ -119,7 +120,9 @@ def privacy_of(
         adversary=adversary,
         draw_probability=float(share.max()),
     )
-    setup = _with_split_delta(setup, delta)
+    rounds_taken = setup.num_rounds * setup.inclusion
+    delta_step = delta / 3 / setup.local_steps / rounds_taken
+    setup = setup._replace(delta_step=delta_step, delta_round=delta / 3 / rounds_taken)
     steps = setup.local_steps * times
     seen = counts if has_control else np.minimum(batch, counts)
     kinds = [NoisySteps(int(n), int(b), "rdp", delta) for n, b in zip(counts, seen, strict=True)]
@@ -134,16 +137,6 @@ def privacy_of(
         pld = float(epsilon_after(steps[worst], by_pld, noise[worst]))
     paper = np.nan if has_control else _paper(setup, delta)
     return Accounts(delta, paper, rdp[worst], pld, noise[worst], int(steps[worst]), setup)
-
-
-def _with_split_delta(setup: PrivacySetup, delta: float) -> PrivacySetup:
-    """Choose deltas of the stages such that delta^(3) is at most `delta`."""
-    rounds = setup.num_rounds * setup.inclusion
-    return setup._replace(
-        delta_step=delta / 3 / setup.local_steps / rounds,
-        delta_round=delta / 3 / rounds,
-        delta_total=delta / 3,
-    )
 
 
 def _paper(setup: PrivacySetup, delta: float) -> float:
@@ -195,12 +188,6 @@ _ACCOUNTED = (
 """Settings on which the privacy of a run depends, and which may have several values."""
 
 _ONE_VALUE = "one value; give the settings of one lane, run.hypers[i], and the rounds"
-
-
-def _times_taken(timeline: Any, num_clients: int, num_rounds: int) -> Any:
-    """Count the rounds in which each client took part: `i64[N]`."""
-    clients = np.asarray(timeline.clients)[:num_rounds]
-    return np.bincount(clients[clients >= 0], minlength=num_clients)
 
 
 def _check_accounted(hyper: Any, sensitivity: float) -> None:

@@ -74,20 +74,14 @@ class PrivacySetup(NamedTuple):
     @property
     def largest_step_size(self) -> float:
         """eta_max of condition (59), up to which epsilon_0 of a local step is at most 1."""
-        return (
-            self.private_noise
-            * self.batch_fraction**2
-            / (self.sensitivity**2 * np.log(1.25 / self.delta_step))
-        )
+        least_noise = self.sensitivity**2 * np.log(1.25 / self.delta_step)
+        return self.private_noise * self.batch_fraction**2 / least_noise
 
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of a step's private noise over the step's sensitivity. Derived."""
-        return (
-            np.sqrt(2 * self.private_noise / self.step_size)
-            * self.batch_fraction
-            / self.sensitivity
-        )
+        noise = np.sqrt(2 * self.private_noise / self.step_size)
+        return noise * self.batch_fraction / self.sensitivity
 
     @property
     def inclusion(self) -> float:
@@ -106,18 +100,6 @@ class PrivacySetup(NamedTuple):
 
 def check(setup: PrivacySetup) -> None:
     """Refuse settings outside their range, and step sizes beyond condition (59)."""
-    check_run(setup)
-    check_step_size(setup.step_size, setup.largest_step_size, "condition (59)")
-
-
-def check_step_size(step_size: float, limit: float, words: str) -> None:
-    """Refuse step sizes beyond the limit, which `words` describe."""
-    if step_size > limit * (1 + 1e-12):
-        raise ConfigError("step_size", step_size, f"at most {limit:g}, {words}")
-
-
-def check_run(setup: PrivacySetup) -> None:
-    """Refuse settings outside their range, except for the step size."""
     PrivacySetup(*setup)  # Checks each field, which `_replace` does not.
     equal = 1 / setup.num_clients
     is_without = setup.scheme == "without_replacement"
@@ -131,3 +113,6 @@ def check_run(setup: PrivacySetup) -> None:
         raise ConfigError("least_weight", setup.least_weight, allowed)
     if setup.draw < equal * (1 - 1e-12):
         raise ConfigError("draw_probability", setup.draw, f"None, or from 1 / N = {equal:g} to 1")
+    limit = setup.largest_step_size
+    if setup.step_size > limit * (1 + 1e-12):
+        raise ConfigError("step_size", setup.step_size, f"at most {limit:g}, condition (59)")

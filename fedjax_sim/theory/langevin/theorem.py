@@ -145,18 +145,10 @@ def _delta_of_draws(setup: PrivacySetup, epsilon_round: float) -> float:
     """
     times_drawn = np.arange(1, setup.num_selected + 1)
     with np.errstate(over="ignore"):
-        single = (
-            1.25
-            * setup.local_steps
-            * setup.batch_fraction
-            * (setup.delta_step / 1.25) ** (1 / times_drawn**2)
-            + setup.delta_round
-        )
-        grown = (
-            np.exp(epsilon_round * (1 - 1 / times_drawn))
-            * np.expm1(-epsilon_round)
-            / np.expm1(-epsilon_round / times_drawn)
-        )
+        of_step = (setup.delta_step / 1.25) ** (1 / times_drawn**2)
+        single = 1.25 * setup.local_steps * setup.batch_fraction * of_step + setup.delta_round
+        one_draw = np.expm1(-epsilon_round / times_drawn)
+        grown = np.exp(epsilon_round * (1 - 1 / times_drawn)) * np.expm1(-epsilon_round) / one_draw
     probability = stats.binom.pmf(times_drawn, setup.num_selected, setup.draw)
     return float(np.sum(probability * grown * single))
 
