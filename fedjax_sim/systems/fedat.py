@@ -34,7 +34,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
@@ -44,7 +43,7 @@ from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
 from fedjax_sim.timelines import Clients
-from fedjax_sim.timelines.delays.devices import Devices, is_lost
+from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
 from fedjax_sim.timelines.live import (
     Clock,
     Drawn,
@@ -99,12 +98,7 @@ class Hyper(Clients, LocalTraining, Reports):
 def tiers_of(devices: Devices) -> Array:
     """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest."""
     hyper: Any = devices.hyper
-    if hyper.delays.trace is None:
-        latency = hyper.times_per_update / devices.speeds.rate
-    else:
-        rows = hyper.recorded.by_client(hyper.num_clients)
-        total = np.add.reduceat(rows.finish - rows.start, rows.first[:-1])
-        latency = jnp.asarray(total / np.diff(rows.first), float)
+    latency = mean_times(devices)
     if devices.transfer is not None:
         latency = latency + devices.transfer
     order = jnp.argsort(latency, stable=True)

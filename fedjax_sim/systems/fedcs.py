@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports, RoundState, report_messages
@@ -39,7 +38,7 @@ from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put_all
-from fedjax_sim.timelines.delays.devices import Devices
+from fedjax_sim.timelines.delays.devices import Devices, mean_times
 from fedjax_sim.timelines.live import (
     Asked,
     Choosing,
@@ -221,14 +220,8 @@ def expected_times(devices: Devices, now: Instant) -> Array:
     Args:
       now: The time.
     """
-    hyper = devices.hyper
-    if hyper.delays.trace is None:
-        mean = hyper.times_per_update / devices.speeds.rate
-    else:
-        rows = hyper.recorded.by_client(hyper.num_clients)
-        total = np.add.reduceat(rows.finish - rows.start, rows.first[:-1])
-        mean = jnp.asarray(total / np.diff(rows.first), float)
-    return times_of_work(devices, jnp.arange(hyper.num_clients), now, mean)[1]
+    everyone = jnp.arange(devices.hyper.num_clients)
+    return times_of_work(devices, everyone, now, mean_times(devices))[1]
 
 
 def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:

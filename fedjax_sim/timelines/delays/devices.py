@@ -123,6 +123,20 @@ def transfer_times(hyper: Clients) -> Array | None:
     return total
 
 
+def mean_times(devices: Devices) -> Array:
+    """Compute how long clients compute on average, or by the mean of their rows of a trace: `f[N]`.
+
+    Args:
+      devices: The clients.
+    """
+    hyper = devices.hyper
+    if hyper.delays.trace is None:
+        return hyper.times_per_update / devices.speeds.rate
+    rows = hyper.recorded.by_client(hyper.num_clients)
+    total = np.add.reduceat(rows.finish - rows.start, rows.first[:-1])
+    return jnp.asarray(total / np.diff(rows.first), float)
+
+
 def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple[Array, Array]:
     """Find out when clients begin and finish an update that they may begin at a given time.
 
