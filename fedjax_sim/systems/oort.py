@@ -24,10 +24,10 @@ FedScale's code, T is the quantile `preferred` of the times that clients have ta
 raises the quantile by `pacer_step`. Utilities are clipped at their quantile 0.95. The term for
 clients that were not asked for long, sqrt(0.1 log R / L), is added to utilities as they are, as
 printed; it then matters where these are below 1. FedScale's code scales them to [0, 1] first. The
-paper's list of clients that were chosen too often is left out. A client that was asked and did not
-report, because it was late or its update was lost, counts as never asked. Where nobody is available
-and so nobody is asked, no round of the algorithm takes place: R does not grow, and the pacer sees
-no utility of 0.
+paper's list of clients that were chosen too often is left out. Of a client that was asked and did
+not report, because it was late or its update was lost, nothing is noted: it counts by its last
+report, or as never asked if there is none. Where nobody is available and so nobody is asked, no
+round of the algorithm takes place: R does not grow, and the pacer sees no utility of 0.
 """
 
 from typing import Any, NamedTuple
