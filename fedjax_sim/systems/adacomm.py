@@ -137,7 +137,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         clients, steps = now.drawn, now.memory.steps
         if settings.pace == "speed":
             rate = now.devices.speeds.rate[clients]
-            steps = jnp.maximum(jnp.floor(steps * (rate / rate.max())).astype("int32"), 1)
+            steps = _rounded_down(steps * (rate / rate.max())).astype("int32")
         return Asked(clients, steps=steps, share=hyper.share(counts, clients))
 
     def learn(key: Key, shown: Shown) -> Memory:
@@ -147,7 +147,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         loss = jnp.where(is_there.any(), loss, jnp.nan).astype(first_loss.dtype)
         first_loss = jnp.where(jnp.isnan(first_loss), loss, first_loss)
         wanted = jnp.ceil(jnp.sqrt(loss / first_loss) * hyper.local_steps)
-        shrunk = jnp.maximum(jnp.floor(settings.shrink * steps), 1)
+        shrunk = _rounded_down(settings.shrink * steps)
         fewer = jnp.where(wanted < steps, jnp.maximum(wanted, 1), shrunk)
         # Without a report the loss is unknown: the next round with one decides.
         # Rounds that exactly fill an interval do so whatever the last bits of their times.
@@ -163,6 +163,14 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     sizes = {"num_used": hyper.num_selected, "most_steps": hyper.local_steps}
     return live_rounds(hyper, select, **sizes, draw=draw, first=first, learn=learn)
+
+
+def _rounded_down(steps: Array) -> Array:
+    """Round numbers of local steps down, but to at least 1, whatever their last bits.
+
+    Divided by itself, a rate need not be 1: compiled, x / y may be x times the rounded 1 / y.
+    """
+    return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
 
 
 system = with_clock(

@@ -19,7 +19,8 @@ Readings. Models of tiers that have not reported are the initial one. So the fir
 fastest tier changes nothing, as its weight is the number of updates of the slowest one, which is 0.
 Latencies are the clients' mean response times, known before learning begins; tiers do not change.
 Clients of equal latency are sorted by number. Tiers that report at the same moment do so in order,
-each on a tick of its own. A tier starts its next round when it has reported.
+each on a tick of its own. A tier starts its next round when it has reported. The server has the
+tiers of its lane's own clients, also on the schedule of a lane whose clients have other speeds.
 
 Deviation: a client that is lost is waited for until its report should have come, and the tier's
 mean is that of the others. If nobody of a round reports, the models and T stay. The paper has no

@@ -18,13 +18,15 @@ Deviation: losses are those of the client's first mini-batch, with the model tha
 not those of all examples of its local steps, because local steps do not tell their losses. They
 cost one evaluation more, which is counted, and neither time nor bits.
 
-Readings. The paper gives no first T and no unit of the pacer's steps. As in FedScale's code, T is
-the quantile `preferred` of the times that clients have taken, and the pacer raises the quantile by
-`pacer_step`. Utilities are clipped at their quantile 0.95. The term for clients that were not asked
-for long, sqrt(0.1 log R / L), is added to utilities as they are, as printed; it then matters where
-these are below 1. FedScale's code scales them to [0, 1] first. The paper's list of clients that
-were chosen too often is left out. A client that was asked and did not report, because it was late
-or its update was lost, counts as never asked. Where nobody is available and so nobody is asked, no
+Readings. Clients are explored in proportion to 1 / (mean time of their work), which with a trace is
+the mean of their rows. The paper gives no first T and no unit of the pacer's steps. As in
+FedScale's code, T is the quantile `preferred` of the times that clients have taken, and the pacer
+raises the quantile by `pacer_step`. Utilities are clipped at their quantile 0.95. The term for
+clients that were not asked for long, sqrt(0.1 log R / L), is added to utilities as they are, as
+printed; it then matters where these are below 1. FedScale's code scales them to [0, 1] first. The
+paper's list of clients that were chosen too often is left out. Of a client that was asked and did
+not report, because it was late or its update was lost, nothing is noted: it counts by its last
+report, or as never asked if there is none. Where nobody is available and so nobody is asked, no
 round of the algorithm takes place: R does not grow, and the pacer sees no utility of 0.
 """
 
@@ -39,6 +41,7 @@ from fedjax_sim.settings import Checked, count, group, real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put, put_all
+from fedjax_sim.timelines.delays.devices import mean_times
 from fedjax_sim.timelines.live import (
     Asked,
     Choosing,
@@ -154,7 +157,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         drawn = jnp.where(utility >= least, jnp.log(jnp.maximum(utility, 1e-30)) + noise[0], -1e30)
         drawn = jnp.where(is_known & is_here, drawn, -jnp.inf)
         # New clients, faster ones rather than slower ones.
-        new = jnp.log(now.devices.speeds.rate) + noise[1]
+        new = -jnp.log(mean_times(now.devices)) + noise[1]
         new = jnp.where(~is_known & is_here, new, -jnp.inf)
         known_ones, new_ones = (jax.lax.top_k(each, num_asked)[1] for each in (drawn, new))
         places = jnp.arange(num_asked)

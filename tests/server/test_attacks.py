@@ -166,6 +166,16 @@ def test_optimized_attacks_go_as_far_as_the_bound_allows(
         assert left > right
 
 
+@pytest.mark.parametrize("scale", [2.0**-80, 2.0**-40, 2.0**40, 2.0**80])
+@pytest.mark.parametrize("text", ["alie", *OPTIMIZED])
+def test_tiny_and_huge_messages(text: str, scale: float) -> None:
+    """Messages that are scaled make the forged one scaled, where squares leave 32 bits."""
+    attack, cohort = parse_attack(text), cohort_of(FORGERS["some"])
+    [usual] = as_vectors(attack.forge(KEY, as_model(MESSAGES), cohort))
+    [found] = as_vectors(attack.forge(KEY, as_model(MESSAGES * scale), cohort))
+    np.testing.assert_allclose(found / scale, usual, rtol=1e-5, atol=1e-5)
+
+
 def test_alie_takes_the_papers_z() -> None:
     """24 of 50 workers need two supporters: the quantile at (50 - 24 - 2) / (50 - 24)."""
     clients = np.arange(50, dtype="int32")
@@ -514,6 +524,21 @@ def test_the_direction_becomes_that_of_most_variance() -> None:
     [direction] = as_vectors(jax.tree.map(lambda leaf: leaf[None], memory.direction))
     assert np.abs(direction[2]) > 0.95
     np.testing.assert_allclose(np.linalg.norm(direction), 1, rtol=1e-5)
+
+
+def test_mimics_learn_from_tiny_and_huge_messages() -> None:
+    """Fourth powers of which leave 32 bits."""
+    attack, cohort, learnt = Mimic(warmup=4), cohort_of((1, 4)), []
+    for scale in (1.0, 2.0**-40, 2.0**40):
+        random = np.random.default_rng(4)
+        memory = attack.first_memory(jax.tree.map(lambda leaf: leaf[0], as_model(MESSAGES)))
+        for t in range(4):
+            x = as_model(scale * random.normal(size=MESSAGES.shape))
+            memory = attack.remember(jax.random.fold_in(KEY, t), x, cohort, memory)
+        learnt.append(jax.tree.leaves(memory.direction))
+    for scaled in learnt[1:]:
+        for ours, usual in zip(scaled, learnt[0], strict=True):
+            np.testing.assert_allclose(ours, usual, atol=1e-5)
 
 
 def test_equal_messages_do_not_end_the_learning() -> None:

@@ -105,6 +105,19 @@ def test_rounds_that_exactly_fill_an_interval() -> None:
     assert found.steps[:, 0].tolist() == [2] * 10 + [1] * 2
 
 
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_the_fastest_client_does_all_steps(is_wide: bool) -> None:
+    """Compiled, its rate divided by itself is not always 1; and 0.53 times 100 is not always 53."""
+    own = {"client_table": None, "rate_spread": 0.5, "num_selected": 3, "pace": "speed"}
+    own |= {"local_steps": 100, "lr": 0.0001, "adapt_every": 1e6}
+    with jax.enable_x64(is_wide):
+        found = trace(adacomm.system, PROBLEM, settings(**own), ticks=TICKS)
+        assert (found.steps.max(axis=1) == 100).all()
+        own |= {"pace": "equal", "adapt_every": 1.0, "shrink": 0.53}
+        found = trace(adacomm.system, PROBLEM, settings(**own), ticks=2)
+        assert found.steps[:, 0].tolist() == [100, 53]
+
+
 def test_if_the_number_never_changes_it_is_fedavg() -> None:
     """Everyone takes part, in rounds as long as those of the planned clock."""
     hyper = settings(adapt_every=1e6)

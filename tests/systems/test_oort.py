@@ -13,7 +13,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import clock_key, stream
 from fedjax_sim.systems import fedavg, oort
-from fedjax_sim.timelines import ClientTable
+from fedjax_sim.timelines import ClientTable, Trace
 
 N, K, LR, TICKS, ASKED = 12, 3, 0.02, 60, 4
 CURVATURE = np.linspace(0.3, 2.0, N)
@@ -105,6 +105,22 @@ def test_own_loop() -> None:
     assert len(loop.utility) == N and len(paces) > 2
     # One loss for each report, beside the local steps.
     assert run.curves.needed == TICKS * ASKED * (K + 1)
+
+
+def test_new_clients_of_a_trace_are_explored_by_its_times() -> None:
+    """And not by drawn rates, which have no effect with a trace."""
+    taken = np.geomspace(1, 1000, 2 * N).reshape(N, 2)[::-1]  # two rows of each
+    start = np.tile([0.0, 2000.0], N)
+    rows = Trace(np.repeat(np.arange(N), 2), start, start + taken.ravel())
+    hyper = oort.Hyper(num_clients=N, num_selected=ASKED, batch_size=1, trace=rows)
+    problem = Quadratic.of(CENTERS, curvature=CURVATURE, start=START)
+    budget = fedjax_sim.Ticks(1)
+    for seed in range(3):
+        run = fedjax_sim.simulate(oort.system, problem, hyper, budget=budget, seed=seed)
+        key = jax.random.fold_in(stream(clock_key(learning_key(seed)), "choice"), 0)
+        noise = np.asarray(jax.random.gumbel(key, (2, N)))[1]
+        wanted = np.argsort(np.log(taken.mean(axis=1)) - noise)[:ASKED]
+        assert run.timelines[0].clients[0].tolist() == wanted.tolist()
 
 
 @pytest.mark.slow

@@ -185,6 +185,7 @@ class Mimic(Attack):
         now = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
         mean = jax.tree.map(mixed, memory.mean, now)
         apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
+        apart, _ = _scaled(slots, apart)
 
         def begun(z: Array, leaf: Array, own: Key) -> Array:
             return jnp.where(ticks > 0, z[None], jax.random.normal(own, leaf.shape, leaf.dtype))
@@ -257,13 +258,13 @@ class Optimized(Attack):
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the moved mean: leaves `[1, ...]`."""
         slots = cohort.references()
-        wide = jax.tree.map(wide_of, messages)
+        wide, largest = _scaled(slots, jax.tree.map(wide_of, messages))
         mean = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
         apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
         direction = self._direction(mean, wide, slots)
         gamma = self._gamma(apart, direction, slots)
         return jax.tree.map(
-            lambda leaf, mu, p: (mu + gamma.astype(p.dtype) * p).astype(leaf.dtype),
+            lambda leaf, mu, p: (largest * (mu + gamma.astype(p.dtype) * p)).astype(leaf.dtype),
             messages,
             mean,
             direction,
@@ -330,12 +331,32 @@ class MinSum(Optimized):
 
 def _deviation(slots: Array, leaf: Array, mean: Array) -> Array:
     """Compute standard deviations over slots: `f[1, ...]` of `f[S, ...]` and the mean."""
-    return root(mean_over(slots, jnp.square(_apart(slots, leaf, mean))))
+    apart = jnp.abs(_apart(slots, leaf, mean))
+    largest = divisor(apart.max(axis=0, keepdims=True))
+    return largest * root(mean_over(slots, jnp.square(apart / largest)))
 
 
 def _apart(slots: Array, leaf: Array, mean: Array) -> Array:
     """Subtract the mean `f[1, ...]` from messages `f[S, ...]`; 0 in other slots."""
     return jnp.where(along(slots, leaf), leaf - mean, 0)
+
+
+def _scaled(slots: Array, messages: Params) -> tuple[Params, Array]:
+    """Divide messages by the largest number in some slots, so that fourth powers stay in range.
+
+    Args:
+      slots: `bool[S]`.
+      messages: Leaves `f[S, ...]`.
+
+    Returns:
+      The messages, and the number, `f[]`; 1 if all numbers are 0.
+    """
+    sizes = [
+        jnp.where(along(slots, leaf), jnp.abs(leaf), 0).max(initial=0)
+        for leaf in jax.tree.leaves(messages)
+    ]
+    largest = divisor(functools.reduce(jnp.maximum, sizes))
+    return jax.tree.map(lambda leaf: leaf / largest.astype(leaf.dtype), messages), largest
 
 
 def _products(left: Params, right: Params) -> Array:
