@@ -1,6 +1,7 @@
 """Fair comparisons: what is held out, what is chosen, and when an accuracy is reached."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,8 @@ def test_titles_of_panels_do_not_touch() -> None:
     names = [f"Fig. {number}, cooperating, S = 5" for number in range(9)]
     figure = sensitivity_figure(dict.fromkeys(names, choose(scores)), "title")
     FigureCanvasAgg(figure).draw()
-    boxes = [axes._left_title.get_window_extent() for axes in figure.axes[:9]]  # type: ignore[attr-defined]
+    titles: list[Any] = [vars(axes)["_left_title"] for axes in figure.axes[:9]]
+    boxes = [title.get_window_extent() for title in titles]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
     assert max(box.x1 for box in boxes) < figure.bbox.x1
 
