@@ -349,8 +349,14 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
         third.semilogy(exact, **look(j, "none", linewidth=1))
         draw_sets(third, sets.distance[:, 0], j, label=f"{rho:g}")
     first.set(
-        xlabel="local steps K", ylabel=f"rounds to W2 ≤ {ACCURACY:g}", title="(a) mean and std"
+        xlabel="local steps K",
+        ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
+        title="(a) mean and std",
+        xlim=(steps[0] / 1.3, steps[-1] * 1.3),  # of all K, those that were not enough too
     )
+    if not any(np.isfinite(panels.found[a][k]).any() for a in sizes.alphas for k in steps):
+        middle = {"transform": first.transAxes, "ha": "center", "va": "center"}
+        first.text(0.5, 0.5, "not reached by any chain", **middle)
     second.set(xlabel="rounds", ylabel="W2", title="(b) K = 10")
     third.set(
         xlabel="rounds",

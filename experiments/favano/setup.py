@@ -415,7 +415,10 @@ def side_by_side(
     for axes, (_, metric, _) in zip(grid.flat, panels.values(), strict=True):
         if axes in grid[:, 0]:
             axes.set_ylabel(label_of_axis(metric))
-    figure.suptitle(title if columns > 1 else title.replace(": ", ":\n"))
+    if columns > 1:
+        figure.suptitle(title)
+    else:  # From the left, so that a long title ends before the legend.
+        figure.suptitle(title.replace(": ", ":\n"), x=0.01, ha="left")
     plots.name_beside(figure, grid[0, 0], handles=list(names.values()), labels=list(names))
     return figure
 

@@ -11,6 +11,7 @@
 reached: mean, median, worst seed, diverged and collapsed seeds, and the time to given accuracies.
 """
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -260,6 +261,8 @@ def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accur
 
 MOST_COLUMNS = 4
 """Most panels of a sensitivity picture side by side."""
+MOST_LETTERS = 38
+"""Letters in a line above such a panel, which the next panel's title does not touch."""
 
 
 @plots.styled()
@@ -300,7 +303,7 @@ def sensitivity_figure(tuned: Mapping[str, Tuned], title: str, metric: str = "lr
         axes.set(xscale="log", ylim=(0, 1.02 + room), yticks=np.linspace(0, 1, 6))
         axes.xaxis.set_minor_formatter(NullFormatter())  # Labels would touch.
         edge = f" ({', '.join(map(_words, each.at_edge))} at the edge)" if each.at_edge else ""
-        axes.set_title(name + edge)
+        axes.set_title(textwrap.fill(name + edge, MOST_LETTERS))
         if others:
             axes.legend(fontsize=6.5, handlelength=2.2, loc="upper left", borderaxespad=0)
     for axes in panels.flat[max(0, len(tuned) - columns) : len(tuned)]:

@@ -85,7 +85,8 @@ def _with_errors(drawn: ErrorbarContainer) -> dict[str, Any]:
     """Return a line with half the length of its vertical bars, NaN where one is not drawn."""
     line, _, bars = drawn.lines
     label = str(drawn.get_label())
-    halves = [np.ptp(np.asarray(each.vertices)[:, 1]) / 2 for each in bars[-1].get_paths()]
+    with np.errstate(invalid="ignore"):  # A bar at infinity is not drawn: inf - inf is NaN.
+        halves = [np.ptp(np.asarray(each.vertices)[:, 1]) / 2 for each in bars[-1].get_paths()]
     return _line("" if label.startswith("_") else label, *line.get_data(), error=halves)
 
 

@@ -1,8 +1,12 @@
 """Fair comparisons: what is held out, what is chosen, and when an accuracy is reached."""
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.harness.comparison import (
     Contestant,
@@ -103,13 +107,25 @@ def test_choices_and_where_grids_continue() -> None:
     assert next_value([0.1, 0.5, 1.0], above=False) == 0.02
     figure = sensitivity_figure({"one": found, "other": alone}, "title")
     panels = figure.axes
-    titles = [axes.get_title(loc="left") for axes in panels]
+    titles = [axes.get_title(loc="left").replace("\n", " ") for axes in panels]
     first = "one (learning rate, server learning rate at the edge)"
     assert titles == [first, "other (learning rate at the edge)"]
     # Two lines of means with two seeds each, and a ring at the choice.
     assert [len(axes.lines) for axes in panels] == [7, 4]
     for axes in panels:
         assert axes.lines[-1].get_xydata().tolist() == [[0.1, 0.6]]
+
+
+def test_titles_of_panels_do_not_touch() -> None:
+    """Those that say that the choice is at the edge are wider than a panel."""
+    scores = xr.DataArray([[0.5], [0.8]], {"lr": [0.1, 1.0], "seed": [0]}, ("lr", "seed"))
+    names = [f"Fig. {number}, cooperating, S = 5" for number in range(9)]
+    figure = sensitivity_figure(dict.fromkeys(names, choose(scores)), "title")
+    FigureCanvasAgg(figure).draw()
+    titles: list[Any] = [vars(axes)["_left_title"] for axes in figure.axes[:9]]
+    boxes = [title.get_window_extent() for title in titles]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert max(box.x1 for box in boxes) < figure.bbox.x1
 
 
 def test_summaries_show_what_a_mean_hides() -> None:

@@ -74,10 +74,11 @@ def test_error_bars_are_half_lengths_of_the_same_line() -> None:
 def test_a_bar_of_unknown_length_is_not_a_number() -> None:
     """Points with one seed, and points that were never reached, have no error."""
     figure = Figure()
-    figure.subplots().errorbar([1, 2, 3], [5, 6, np.nan], [0.5, np.nan, 0.5], label="mean")
+    means, errors = [5, 6, np.nan, np.inf], [0.5, np.nan, 0.5, 0.5]
+    figure.subplots().errorbar([1, 2, 3, 4], means, errors, label="mean")
     ((line,),) = ([*panel["lines"]] for panel in arrays_of(figure))
-    np.testing.assert_array_equal(line["error"], [0.5, np.nan, np.nan])
-    np.testing.assert_array_equal(line["y"], [5, 6, np.nan])
+    np.testing.assert_array_equal(line["error"], [0.5, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(line["y"], means)
 
 
 @pytest.mark.parametrize("step", [None, "post"])

@@ -57,6 +57,16 @@ def test_smoke_run(name: str, tmp_path: Path) -> None:
         assert "accuracy, warm-up" in done.stdout
 
 
+@pytest.mark.slow
+def test_rounds_that_no_chain_needs_are_said_in_words() -> None:
+    """A smoke run is too short for the accuracy; the panel has its range of K and a sentence."""
+    (figure,) = fig1.run(Arguments(smoke=True)).figures.values()
+    (text,) = figure.axes[0].texts
+    assert text.get_text() == "not reached by any chain"
+    least, most = figure.axes[0].get_xlim()
+    assert least < 10 < most < 20
+
+
 def test_every_claim_has_a_verdict() -> None:
     assert (
         sorted({number for own in VERDICTS.values() for number in own})

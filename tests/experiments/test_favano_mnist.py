@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.favano import fig1, fig2, fig3a, fig5, fig6, setup, table2
 from tests.experiments.running import claims, run, summary
@@ -132,3 +134,21 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
             and "Traceback" not in done.stderr
             and len(done.stderr.strip().splitlines()) == 1
         )
+
+
+def test_a_long_title_ends_before_the_legend() -> None:
+    """As in a smoke run of fig2, whose title names its data twice."""
+    variance = xr.DataArray([[1.0, 2.0, 4.0]], dims=("seed", "eval"))
+    time = xr.DataArray([[0.0, 30.0, 60.0]], dims=("seed", "eval"))
+    failed = xr.DataArray([False], dims="seed")
+    curves = xr.Dataset({"client_variance": variance, "failed": failed}, {"time": time})
+    figure = setup.side_by_side(
+        {"distances, summed": ({"FAVANO, stochastic": curves}, "client_variance", "time")},
+        title="digits, non-IID, 1/9 fast, handwritten digits, 20 clients, lr 0.5: median",
+        end=60.0,
+        columns=1,
+    )
+    FigureCanvasAgg(figure).draw()
+    title, (legend,) = figure._suptitle, figure.legends  # type: ignore[attr-defined]
+    assert title.get_window_extent().x0 >= 0
+    assert title.get_window_extent().x1 < legend.get_window_extent().x0
