@@ -577,7 +577,11 @@ def report(
             "jax": jax.__version__,
             "compiler": compiler,
         }
-        stored = results.setdefault(f"{TARGETS[target].backend} (compiled only)", {})
+        backend = TARGETS[target].backend
+        first = results.get(f"{backend} (compiled only)", {}).get("programs", told)
+        # Another version of JAX than that of the table has a table of its own.
+        version = "" if first["jax"] == jax.__version__ else f", JAX {jax.__version__}"
+        stored = results.setdefault(f"{backend}{version} (compiled only)", {})
         before = stored.get("programs", {})
         is_same = all(before.get(key) == value for key, value in told.items())
         kept = before["programs"] if is_same else {}
