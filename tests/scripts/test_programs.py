@@ -183,6 +183,9 @@ def test_programs_of_the_same_compiler_stay_in_the_file(
     assert stored("fedavg", "1") == {"fedavg"}
     assert stored("favano", "1") == {"fedavg", "favano"}
     assert stored("favano", "2") == {"favano"}
+    monkeypatch.setattr(module.jax, "__version__", "99.0")
+    assert stored("fedavg", "3") == {"favano"}, "another JAX has a table of its own"
+    assert list(json.loads(out.read_text())["cuda, JAX 99.0 (compiled only)"]) == ["programs"]
 
 
 @pytest.mark.parametrize("name", ["plain-fedavg-128", "plain-favano-32-sweep"])
