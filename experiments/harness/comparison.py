@@ -261,7 +261,7 @@ def summarise(curves: xr.Dataset, targets: Sequence[float], metric: str = "accur
 
 MOST_COLUMNS = 4
 """Most panels of a sensitivity picture side by side."""
-MOST_LETTERS = 38
+MOST_LETTERS = 34
 """Letters in a line above such a panel, which the next panel's title does not touch."""
 
 
