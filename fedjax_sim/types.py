@@ -292,9 +292,13 @@ class Plan(NamedTuple):
 class Algorithm(NamedTuple, Generic[StateT, InfoT]):
     """An algorithm bound to a problem, settings and a plan. All functions are pure and traced.
 
-    The `key` of `step` is the lane's learning key and is the same at every tick: derive streams
-    from it by `fold_in` of tick, slot, client or step. A tick whose slots are all empty must change
-    nothing but the scratch row of a store, because short lanes are padded with such ticks.
+    The `key` of `step` is a key of its tick: what a step draws from it by `jax.random` is new at
+    every tick. The shared parts derive from it what is the same at every tick, such as each
+    client's order of examples (`fedjax_sim.streams.tick_key`).
+
+    A step is called at every tick of the schedule, also where nobody reports: all slots are empty
+    then, and models of empty slots are those that they started from. Ticks that only pad a lane to
+    the length of others change nothing, whatever a step does.
 
         def algorithm(problem, hyper, plan):
             train = local_training(problem, hyper, plan)

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_sim.batching import map_slots
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError, choice, count, struct
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
 
 
@@ -147,7 +147,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         is_per_slot = subtracted is not None and subtracted.ndim == 2
 
         def slot(trips: Array, works: Array, client: Array, offset: Array, row: Any) -> Array:
-            client_key = jax.random.fold_in(stream(key, "batches"), client)
+            client_key = jax.random.fold_in(lane_stream(key, "batches"), client)
             weight = jnp.full(size, works / size, natural.dtype)
             reference = row if is_per_slot else subtracted
 

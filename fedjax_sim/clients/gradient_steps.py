@@ -28,10 +28,10 @@ from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, PackedRows, Params, Plan, Work
 
 Direction = Callable[..., Params]
-"""An elementwise function from the gradient g to the direction of a local step.
+"""A function from the gradient g to the direction of a local step, shaped like the model.
 
 It is called as `direction(g, model, q, start, *extras)` with the number of the step q, `i32[]`, the
-slot's start and the slot's extras, which are models too.
+slot's start and the slot's extras. Leaves have the shapes that they have in the model.
 """
 
 ELEMENTWISE = (optax.sgd, optax.adam, optax.adamw, optax.adagrad, optax.rmsprop, optax.yogi)
@@ -47,7 +47,8 @@ class Training(NamedTuple):
     Attributes:
       gradient: The gradient that each step follows.
       optimizer: The optimizer; its state starts afresh.
-      is_elementwise: Whether the optimizer does the same to a matrix and to its transpose.
+      is_elementwise: Whether the optimizer and the direction do the same to a matrix and to its
+        transpose. Both may then be given matrices transposed.
       direction: What the steps follow in place of the gradient; None for the gradient.
       aside: Models that the direction reads besides the slot's own, the start first.
       is_corrected: Whether the model after the start is added to the gradient.
@@ -124,6 +125,7 @@ def local_training(
     *,
     gradient: GradientOfClient | None = None,
     direction: Direction | None = None,
+    is_elementwise: bool = False,
     is_corrected: bool = False,
     proximal: Array | float | None = None,
 ) -> Train:
@@ -140,7 +142,9 @@ def local_training(
         `batch_gradient` if None. It is given the slot's extras.
       direction: What the steps follow in place of g, such as g plus a correction. It is called as
         `direction(g, model, q, start, *extras)` with the step's number q = 0, 1, ..., the slot's
-        first model and its extras, and must do the same to a matrix and to its transpose.
+        first model and its extras.
+      is_elementwise: Whether `direction` treats every number of a model alike, and its extras are
+        models. It may then be given matrices transposed, which takes less time.
       is_corrected: Whether the slot's one extra, a model, is added to g in each step.
       proximal: mu, if mu / 2 ||w - start||^2 is added to the loss (FedProx, FedAsync).
 
@@ -151,6 +155,7 @@ def local_training(
     """
     uses_extras = gradient is not None or direction is not None or is_corrected
     slopes: dict[str, Any] = {"gradient": gradient, "direction": direction, "proximal": proximal}
+    slopes["is_elementwise"] = is_elementwise
     training = unchecked(training_of)(problem, hyper, plan, is_corrected=is_corrected, **slopes)
 
     def train(
@@ -180,6 +185,7 @@ def training_of(
     *,
     gradient: GradientOfClient | None = None,
     direction: Direction | None = None,
+    is_elementwise: bool = False,
     is_corrected: bool = False,
     proximal: Array | float | None = None,
 ) -> Callable[..., Training]:
@@ -213,12 +219,12 @@ def training_of(
                 is_alone=facts.packed is not None,
             )
         optimizer = hyper.local_optimizer()
-        is_elementwise = hyper.training.optimizer in ELEMENTWISE
+        is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         if direction is None and proximal is None and not is_corrected:
-            return Training(slope, optimizer, is_elementwise)
+            return Training(slope, optimizer, is_alike)
         aside = (start, *(extras if direction is not None or is_corrected else ()))
         added = (is_corrected, proximal, direction is None)
-        return Training(slope, optimizer, is_elementwise, followed, aside, *added)
+        return Training(slope, optimizer, is_alike, followed, aside, *added)
 
     return training
 
@@ -303,7 +309,9 @@ def lasting_steps(
         )
         turned = partial(turn, are_turned=are_turned)
         # Otherwise XLA lays these arrays out as they were, and transposes them at every step.
-        model, *aside = (in_row_major(turned(each), are_turned) for each in (start, *given.aside))
+        model, *aside = start, *given.aside
+        if any(are_turned):
+            model, *aside = (in_row_major(turned(each), are_turned) for each in (model, *aside))
 
         # On an accelerator the rate goes in as the loss's cotangent, so that an update is a product
         # that is added to the weights, and so is what a step adds to the gradient: a correction c

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim.batching import look_ahead
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.trees import is_narrow, programs_within
 from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params
 
@@ -187,8 +187,8 @@ def _draw_batches(
 
     The arguments are those of `batch_loss`.
     """
-    client_key = jax.random.fold_in(stream(key, "local"), client)
-    batches, noises = stream(client_key, "batches"), stream(client_key, "noise")
+    client_key = jax.random.fold_in(lane_stream(key, "local"), client)
+    batches, noises = lane_stream(client_key, "batches"), lane_stream(client_key, "noise")
     bits = shuffle_bits(batches)
     count = problem.counts[client]
 

@@ -13,7 +13,7 @@ from fedjax_sim.batching import look_ahead, map_slots
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
 
 
@@ -121,7 +121,7 @@ def gradients_at(
             def gradient(_: Array | int, before: Params) -> Params:
                 if not is_exact:
                     return batch_gradient(problem, hyper, key, client, offset)(model, jnp.int32(0))
-                noise = jax.random.fold_in(stream(key, "whole gradients"), client)
+                noise = jax.random.fold_in(lane_stream(key, "whole gradients"), client)
                 noise = jax.random.fold_in(noise, event.tick)
                 return jax.grad(problem.client_loss)(model, client, noise)
 

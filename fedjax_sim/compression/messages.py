@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.catalogue import parse_compressor
 from fedjax_sim.settings import Checked, ConfigError, part, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
 
 
@@ -91,7 +91,9 @@ def decode_messages(
         return models
     chex.assert_trees_all_equal_shapes(reference, models)
     chex.assert_tree_shape_prefix(models, event.clients.shape)
-    way_key = stream(key, "compression up") if way == "up" else stream(key, "compression down")
+    way_key = (
+        lane_stream(key, "compression up") if way == "up" else lane_stream(key, "compression down")
+    )
     tick_key = jax.random.fold_in(way_key, event.tick)
 
     def slot(client: Array, turn: Array | None, reference: Params, model: Params) -> Params:

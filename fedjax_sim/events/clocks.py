@@ -208,8 +208,8 @@ def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:
 class Clock(NamedTuple, Generic[TimeT]):
     """A live clock, bound to a problem and settings. All functions are pure and traced.
 
-    The key is the lane's clock key and is the same at every tick: derive streams from it by
-    `fold_in`, of a count in the clock's state, or of client and number of its work.
+    Each call of `next`, `after` and `ahead` gets a key of its own tick, and each of the three
+    another one. `fedjax_sim.streams.lane_stream` derives from it what is the same at every tick.
 
         def next_tick(key, number, state):  # one client in turn, in every unit of time
             time, turn = Instant.at(number + 1.0), number[None]

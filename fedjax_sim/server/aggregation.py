@@ -41,7 +41,7 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
     """Average models with the weights of a tick.
 
     Weights of a schedule sum to 1. Where a step has changed them, or who takes part, missing weight
-    counts for the model that clients started from.
+    counts for the model that clients started from. If nobody reports this is that model.
 
         ends = jnp.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
         mean = mean_of(event, model, ends)  # with weights 1/2
@@ -55,7 +55,7 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
       Leaves `[...]`.
     """
     if event.facts.keeps("clients", "weight"):
-        return weighted_sum(event.weight, models)
+        return keep_if_empty(event, weighted_sum(event.weight, models), start)
     progress = jax.tree.map(lambda y, x: y - x[None], models, start)
     return jax.tree.map(jnp.add, start, weighted_sum(event.weight, progress))
 

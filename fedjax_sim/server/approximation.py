@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import choice, real, static, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
 
 
@@ -121,7 +121,7 @@ def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     Returns:
       `f[q]`.
     """
-    output_key = jax.random.fold_in(stream(key, "output"), event.tick)
+    output_key = jax.random.fold_in(lane_stream(key, "output"), event.tick)
     lot = jax.random.uniform(output_key, dtype=before.dtype)
     is_taken = (lot * (event.tick + 1) < 1) & jnp.any(event.clients >= 0)
     return jnp.where(is_taken, now, before)

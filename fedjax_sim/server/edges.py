@@ -72,7 +72,7 @@ from fedjax_sim.settings import (
     real,
     struct,
 )
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
@@ -361,15 +361,15 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             # server decodes of them.
             reached, _ = train_clients(key, of_clients, start=edge)
             from_edge = replicate(edge, clients.shape[0])
-            of_group = jax.random.fold_in(stream(key, "members"), clients[0])
+            of_group = jax.random.fold_in(lane_stream(key, "members"), clients[0])
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
             reached = wire.combination.attacked(
-                key, members, from_edge, reached, draws=stream(rule_key, "attack")
+                key, members, from_edge, reached, draws=lane_stream(rule_key, "attack")
             )
             sent, estimates = wire.decode(
-                stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
+                lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             # Their mean, over those heard; if nobody is heard the group keeps its
             # model.
@@ -379,7 +379,7 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
                     lambda d, new: jnp.where(expand(believed, d) > 0, new, d), known, estimates
                 )
             if lost_shares is not None:
-                is_lost = draw_losses(stream(key, "members"), lost_shares, clients, turns)
+                is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
                 heard = jnp.where(is_lost, 0, weight)
                 total = heard.sum()
                 members = members.within(
@@ -462,7 +462,7 @@ def present_clients(
         size = jnp.asarray(everyone.size)[group]
         places = jnp.arange(hyper.grouping.active_per_group)
         is_there = places < size
-        bits = shuffle_bits(jax.random.fold_in(stream(key, "active"), group))
+        bits = shuffle_bits(jax.random.fold_in(lane_stream(key, "active"), group))
         clients = clients[shuffled_index(bits, jnp.minimum(places, size - 1), size, draw)]
     weight = is_there.astype(float)
     if hyper.work.weighting == "examples":

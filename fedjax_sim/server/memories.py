@@ -20,7 +20,7 @@ from fedjax_sim.compression.messages import Compression
 from fedjax_sim.server.aggregation import weighted_sum
 from fedjax_sim.server.approximation import broadcast_bits
 from fedjax_sim.settings import choice, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     Array,
@@ -131,7 +131,7 @@ def exchange(
     """
     num_clients, size = memory.clients.shape
     clients = jnp.maximum(event.clients, 0)
-    tick_key = jax.random.fold_in(stream(key, "compression"), event.tick)
+    tick_key = jax.random.fold_in(lane_stream(key, "compression"), event.tick)
     known = read_rows(memory.clients, clients)
 
     def compress(client: Array, difference: Array) -> Array:

@@ -38,7 +38,7 @@ from fedjax_sim.checking import checked
 from fedjax_sim.clients import Train
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
 Training = Callable[[Any, Any, Plan], Train]
@@ -109,7 +109,7 @@ def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
     ends = jnp.cumsum(counts)
     # Places among all examples of these clients, one client's after the other's.
     numbers = jnp.minimum(jnp.arange(root.examples, dtype="int32"), ends[-1] - 1)
-    places = shuffled_index(shuffle_bits(stream(key, "root data")), numbers, ends[-1])
+    places = shuffled_index(shuffle_bits(lane_stream(key, "root data")), numbers, ends[-1])
     row = jnp.searchsorted(ends, places, side="right", method="scan_unrolled")
     first = (ends - counts)[row]
     size = jnp.minimum(root.examples, ends[-1])[None].astype("int32")
@@ -157,6 +157,6 @@ def own_update(
     alone = plan._replace(slots_at_once=1, client_devices=1)
     train = training(draw_root(problem, key, rule), hyper, alone)
     # How many steps the ticks before this one had is not known here, as it depends on the layout.
-    own_key = jax.random.fold_in(stream(key, "own update"), event.tick)
+    own_key = jax.random.fold_in(lane_stream(key, "own update"), event.tick)
     reached, work = train(own_key, slot, start=start)
     return jax.tree.map(lambda y, x: y[0] - x, reached, start), work

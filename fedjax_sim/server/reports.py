@@ -34,6 +34,7 @@ tick's weights mean the same with and without error feedback.
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -72,7 +73,7 @@ from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Memo, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan
 
@@ -172,6 +173,7 @@ class Wire:
 
         needed = self._needed()
 
+        @functools.wraps(step)
         def combining(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
             self._done = set()
             result = self._stepping(step)(key, state, event)
@@ -198,6 +200,7 @@ class Wire:
         if training is None or combination.rule.needs_own() is False:
             return step
 
+        @functools.wraps(step)
         def stepping(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
             bound = self.problem, self.hyper, self.plan, training
             start = self.received(state)
@@ -341,7 +344,7 @@ class Wire:
             allowed = "none where a step changes who takes part or with how many steps"
             reason = "epsilon is the schedule's"
             raise ConfigError("messages.local_privacy", self.own_noise.name, f"{allowed}: {reason}")
-        tick_key = jax.random.fold_in(stream(key, "local privacy"), event.tick)
+        tick_key = jax.random.fold_in(lane_stream(key, "local privacy"), event.tick)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(tick_key, jnp.maximum(event.clients, 0))
         if self.can_repeat:
             _, earlier = previous_visits(event.clients[None])
@@ -546,10 +549,10 @@ class Wire:
         exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.privacy.update_noise(cohort) * bound / cohort
-        noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
+        noise_key = jax.random.fold_in(lane_stream(key, "privacy noise"), event.tick)
         noisy = jax.tree.map(jnp.add, exact, gaussian_like(noise_key, exact, deviation))
         if is_adaptive:
-            count_key = jax.random.fold_in(stream(key, "privacy count"), event.tick)
+            count_key = jax.random.fold_in(lane_stream(key, "privacy count"), event.tick)
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
@@ -571,7 +574,7 @@ class Wire:
             return self.sum(key, event, updates), memo
         exact = weighted_sum(event.weight, self._clipped(event, updates, self.privacy.clip)[0])
         deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
-        noise_key = jax.random.fold_in(stream(key, "privacy noise"), event.tick)
+        noise_key = jax.random.fold_in(lane_stream(key, "privacy noise"), event.tick)
         noise = gaussian_like(noise_key, exact, deviation)
         noises = memo.noises
         if self.has_memory_of_noise:
@@ -615,7 +618,7 @@ class Wire:
             return memo
         compressor = self.hyper.messages.downlink
         change = jax.tree.map(jnp.subtract, sent, memo.known)
-        down_key = jax.random.fold_in(stream(key, "compression down"), event.tick)
+        down_key = jax.random.fold_in(lane_stream(key, "compression down"), event.tick)
         heard = compress(compressor, down_key, change)
         pace = compressor.pace(count_parameters(sent))
         known = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, memo.known, heard)

@@ -47,7 +47,7 @@ from fedjax_sim.server.attacks import (
 from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines import list_members, loss_shares
 from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Timeline
 
@@ -229,7 +229,7 @@ class Combination:
         messages, is_heard = finite(updates, event.clients != EMPTY)
         used = jnp.where(is_heard, weight, 0)
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
-        rule_key = jax.random.fold_in(stream(key, "rule"), event.tick)
+        rule_key = jax.random.fold_in(lane_stream(key, "rule"), event.tick)
         # Who sends nan is known to be malicious, and so fewer of the others are. If these are too
         # few for the rule, there is no progress.
         dropped = (event.clients != EMPTY).sum() - is_heard.sum()

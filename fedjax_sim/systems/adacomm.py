@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports
 from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines.delays.devices import close
 from fedjax_sim.timelines.live import (
@@ -129,7 +129,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         return Memory(jnp.int32(hyper.local_steps), unknown, Instant.at(settings.adapt_every))
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
         drawn = jax.random.permutation(round_key, hyper.num_clients)[: hyper.num_asked]
         return drawn.astype("int32")
 

@@ -49,6 +49,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         direction=lambda g, v, q, start, w: jax.tree.map(
             lambda g, v, w: g + hyper.attachment * (v - w), g, v, w
         ),
+        is_elementwise=True,
     )
 
     def init(key: Key) -> RoundState:

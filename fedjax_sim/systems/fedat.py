@@ -40,7 +40,7 @@ from fedjax_sim.batching import replicate, weighted_sum
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.settings import ConfigError, count, real, struct
-from fedjax_sim.streams import clock_key, stream
+from fedjax_sim.streams import clock_key, lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
 from fedjax_sim.timelines import Clients
@@ -136,7 +136,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         everyone, is_member = jnp.arange(num), carried.tier == tier
         is_here = is_member & are_available(devices, everyone, now)
         may = jnp.where(is_here.any(), is_here, is_member)
-        tier_key = jax.random.fold_in(stream(key, "tier clients"), tier)
+        tier_key = jax.random.fold_in(lane_stream(key, "tier clients"), tier)
         lot = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
         drawn, clients = jax.lax.top_k(jnp.where(may, lot, -1), hyper.num_selected)
         is_there = drawn >= 0

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put_all
 from fedjax_sim.timelines.delays.devices import Devices, mean_times
@@ -165,7 +165,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
         return jax.random.permutation(round_key, num_clients)[:num_candidates]
 
     def select(key: Key, now: Choosing) -> Asked:

@@ -50,7 +50,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
             hyper.are_personal(model),
         )
 
-    train = local_training(problem, hyper, plan, direction=in_turn if hyper.head_steps else None)
+    direction = in_turn if hyper.head_steps else None
+    train = local_training(problem, hyper, plan, direction=direction, is_elementwise=True)
 
     def init(key: Key) -> RoundState:
         shared, own = hyper.split(problem.init(key))

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports
 from fedjax_sim.settings import Checked, count, group, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put, put_all
 from fedjax_sim.timelines.delays.devices import mean_times
@@ -137,7 +137,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         return Memory(nothing, never, nothing, preferred, recent, jnp.int32(0), jnp.bool_(False))
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
         return jax.random.gumbel(round_key, (2, hyper.num_clients), float)
 
     def select(key: Key, now: Choosing) -> Asked:

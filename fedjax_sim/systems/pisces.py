@@ -45,7 +45,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LocalTraining, seeing_losses
 from fedjax_sim.server import Reports, stale_models
 from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
 from fedjax_sim.timelines import Clients
@@ -210,7 +210,9 @@ def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
     may = jnp.where(is_here.any(), is_here, is_idle)
     utility = utilities(pace.known, pace.turns, devices.hyper.choice.staleness_penalty)  # type: ignore
     is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
-    lot = jax.random.uniform(jax.random.fold_in(stream(key, "choice"), pace.event), is_best.shape)
+    lot = jax.random.uniform(
+        jax.random.fold_in(lane_stream(key, "choice"), pace.event), is_best.shape
+    )
     return jnp.where(is_best, lot, -1).argmax().astype("int32")
 
 
@@ -222,7 +224,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         drawn = draw_clients(key, hyper)
         kind, num = drawn.speeds.rate.dtype, hyper.num_clients
         devices, start, zero = devices_of(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
-        order = jax.random.permutation(stream(key, "first clients"), num).astype("int32")
+        order = jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
         clients = order[: hyper.concurrency]
         flights = begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
         nothing, never = jnp.zeros(num, kind), jnp.zeros(num, "int32")

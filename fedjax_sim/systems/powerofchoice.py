@@ -30,7 +30,7 @@ from fedjax_sim.clients import LastingTraining, losses_of
 from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_counts import downlink_of_slots, report_messages
 from fedjax_sim.settings import ConfigError, choice, count, is_known, real, struct
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines.live import (
     Asked,
@@ -82,7 +82,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     learning = fedavg.algorithm(problem, hyper, plan)
 
     def draw(key: Key, number: Array) -> Array:
-        draws, num = stream(key, "cohorts"), hyper.num_clients
+        draws, num = lane_stream(key, "cohorts"), hyper.num_clients
         if hyper.candidates == "uniform":
             return shuffled_index(shuffle_bits(draws), jnp.arange(num), num, number)
         return jax.random.gumbel(jax.random.fold_in(draws, number), counts.shape)
@@ -99,7 +99,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         model = (learning.received or learning.model)(now.state)
         places = jnp.full(candidates.shape, number)
         losses, executed = losses_of(
-            problem, hyper, plan, stream(key, "candidates"), candidates, places, model=model
+            problem, hyper, plan, lane_stream(key, "candidates"), candidates, places, model=model
         )
         is_candidate = candidates != EMPTY
         found = jnp.where(is_candidate, losses.mean, -jnp.inf)

@@ -48,7 +48,7 @@ from fedjax_sim.settings import (
     reals,
     struct,
 )
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put
 from fedjax_sim.timelines.live import (
@@ -185,7 +185,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
 
     def draw(key: Key, number: Array) -> tuple[Array, Array]:
-        round_key = jax.random.fold_in(stream(key, "choice"), number)
+        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
         tier_key, client_key = jax.random.split(round_key)
         noise = jax.random.gumbel(tier_key, (settings.num_tiers,), float)
         return noise, jax.random.uniform(client_key, (num_clients,), float)
@@ -235,7 +235,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def init(key: Key) -> Round:
         begun = rounds.init(key)
-        tier, now = profile(stream(key, "profile"), hyper, begun.drawn)
+        tier, now = profile(lane_stream(key, "profile"), hyper, begun.drawn)
         return begun._replace(now=now, memory=begun.memory._replace(tier=tier))
 
     return rounds._replace(init=init)

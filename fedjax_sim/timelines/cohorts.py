@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import choice
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import EMPTY, Array, Key
 
 
@@ -60,7 +60,7 @@ def draw_poisson_cohorts(
     law = stats.binom(num_clients, expected / num_clients)
     most = min(num_clients, int(law.isf(2.0**-53)))
     table = jnp.asarray(law.cdf(np.arange(most)))
-    sizes_key, cohorts_key = stream(key, "sizes"), stream(key, "members")
+    sizes_key, cohorts_key = lane_stream(key, "sizes"), lane_stream(key, "members")
     lot = jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(sizes_key, t), (), table.dtype))(
         jnp.arange(num_ticks)
     )

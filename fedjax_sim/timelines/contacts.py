@@ -20,7 +20,7 @@ from fedjax_sim.settings import (
     struct,
     switch,
 )
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays.devices import (
     bisect,
@@ -153,7 +153,9 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     # Who is contacted when, without those that are away or not reached.
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
     clock = (jnp.arange(num_ticks) + hyper.clock.first_contact) * period
-    clients = draw_cohorts(stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks)
+    clients = draw_cohorts(
+        lane_stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks
+    )
     devices, selected = draw_devices(key, hyper), clients
     if devices.windows is not None or devices.loss is not None:
         now = jnp.broadcast_to(clock[:, None], clients.shape)
@@ -197,7 +199,7 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     law, ticks = hyper.delays.runtime_law, jnp.arange(clients.shape[0])
     num = 1 if law == "count_geom" else hyper.local_steps
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, "runtimes"), ticks)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(lane_stream(key, "runtimes"), ticks)
     times = jax.vmap(lambda own, speeds: draw_runtimes(own, speeds, num, law))(keys, speeds)
     if law == "count_geom":
         steps = jnp.minimum(times[..., 0], hyper.local_steps)

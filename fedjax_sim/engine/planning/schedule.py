@@ -83,11 +83,14 @@ class Tables(NamedTuple):
       held: Versions that clients hold, leaves `[D, V, ...]`; None unless `client_variance` is
         measured.
       until: When live lanes are over, leaves `[1]`; None if schedules are planned.
+      num_ticks: `i32[D or 1]`, the ticks of each planned schedule, after which empty ones pad it;
+        None if none is padded.
     """
 
     ticks: Ticks
     held: HeldVersions | None
     until: Ends | None = None
+    num_ticks: Leaf | None = None
 
 
 class Schedule(NamedTuple):
@@ -159,7 +162,10 @@ class Schedule(NamedTuple):
         held = self.held
         if held is not None:
             held = HeldVersions(held.write[:, first:last], held.holders[:, 1 + first : 1 + last])
-        return Tables(ticks, held, self.until)
+        num_ticks = None
+        if self.until is None and (self.ticks[:, -1] < self.shape[1] * self.shape[2]).any():
+            num_ticks = without_repetition(self.ticks[:, -1:].astype(np.int32))[:, 0]
+        return Tables(ticks, held, self.until, num_ticks)
 
     @property
     def work(self) -> np.ndarray:

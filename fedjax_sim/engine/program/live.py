@@ -8,18 +8,18 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.batching import any_lane
 from fedjax_sim.engine.planning.schedule import Ends
 from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import clock_key
+from fedjax_sim.streams import clock_key, tick_key
 from fedjax_sim.targets import is_for_cpu, put
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
 
@@ -119,7 +119,7 @@ class LiveLane(NamedTuple):
         if draw is None or is_for_cpu() or str(jax.random.key_impl(self.key)) != INVARIANT:
             return None
         ticks = lived.tick + jnp.arange(number, dtype="int32")
-        drawn = jax.vmap(partial(draw, self.key))
+        drawn = jax.vmap(lambda tick: draw(tick_key(self.key, tick, "ahead"), tick))
         size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(drawn, ticks)))
         # Few clients may be drawn by an order of all.
         is_little = max(size, number * self.num_clients) <= MOST_AHEAD
@@ -131,6 +131,8 @@ class LiveLane(NamedTuple):
         frame: Event,
         learn: Callable[[Any, Event], tuple[Any, Any]],
         ahead: tuple[Array, Any] | None = None,
+        *,
+        rests: bool,
     ) -> tuple[Lived, Any]:
         """Take one tick, or nothing if the lane has ended.
 
@@ -140,6 +142,7 @@ class LiveLane(NamedTuple):
           learn: The algorithm's step, from state and event.
           ahead: A tick's number, `i32[]`, and what was drawn ahead for it; None if nothing was. A
             lane that has ended at an earlier tick does not get so far.
+          rests: Whether the step does nothing if no slot is filled.
 
         Returns:
           What it carries then, and the step's `Info`.
@@ -148,11 +151,14 @@ class LiveLane(NamedTuple):
             allowed = "as it was bound: a live clock makes the event, which a step may change"
             raise ConfigError("event", f"with other {' and '.join(frame.facts.replaced)}", allowed)
         clock, sizes = self.clock, self.sizes
-        given = self.key, lived.clock, lived.state
+        given = tick_key(self.key, lived.tick, "next"), lived.clock, lived.state
         if clock.ahead is None:
             time, received = clock.next(*given)
         else:
-            drawn = clock.ahead(self.key, lived.tick) if ahead is None else ahead[1]
+            if ahead is None:
+                drawn = clock.ahead(tick_key(self.key, lived.tick, "ahead"), lived.tick)
+            else:
+                drawn = ahead[1]
             time, received = clock.next(*given, drawn)
         _check_received(received, sizes)
         # The rows of the versions that are read, and a row that nobody needs for the new one.
@@ -230,25 +236,26 @@ class LiveLane(NamedTuple):
             write=jnp.where(goes_on, write, jnp.int32(rows_of(sizes) - 1)),
             facts=_facts(frame.facts, sizes, is_full=is_full, is_filled=skips),
         )
-        if skips:
-            state, info = _learn_if(goes_on, learn, lived.state, event)
-            clients = jnp.where(goes_on, event.clients, EMPTY)
-            event = event.within(facts=event.facts, clients=clients)
-            info = info._replace(event=event)
+        is_left_out = skips or not rests
+        if is_left_out:
+            state, info = learn_if(goes_on, learn, lived.state, event, differs=self.is_batched)
         else:
             state, info = learn(lived.state, event)
         if not hasattr(info, "event"):
             allowed = "with a field event, such as Work: it says who took part"
             raise ConfigError("info of a live system's step", type(info).__name__, allowed)
-        seen, info = getattr(info, "seen", ()), info._replace(event=info.event or event)
-        event = info.event
+        seen, event = getattr(info, "seen", ()), info.event or event
+        if is_left_out:
+            clients = jnp.where(goes_on, event.clients, EMPTY)
+            event = event.within(facts=event.facts, clients=clients)
+        info = info._replace(event=event)
         if "seen" in info._fields:
             info = info._replace(
                 seen=(),
                 executed=info.executed + jnp.where(goes_on, received.executed, 0),
                 needed=info.needed + jnp.where(goes_on, received.needed, 0),
             )
-        time = clock.after(self.key, time, event, state, seen)
+        time = clock.after(tick_key(self.key, lived.tick, "after"), time, event, state, seen)
         counted = jnp.where(event.clients >= 0, event.clients, self.num_clients)
         after = Lived(
             state,
@@ -279,15 +286,25 @@ class LiveLane(NamedTuple):
         return found + jnp.where(_is_earlier(clients), steps[None], 0).sum(axis=1, dtype="int32")
 
 
-def _learn_if(
-    goes_on: Array, learn: Callable[[Any, Event], tuple[Any, Any]], state: Any, event: Event
+def learn_if(
+    goes_on: Array,
+    learn: Callable[[Any, Event], tuple[Any, Any]],
+    state: Any,
+    event: Event,
+    *,
+    differs: bool,
 ) -> tuple[Any, Any]:
     """Take the algorithm's step, or leave the state and count nothing.
+
+    While all lanes that are batched together go on, no state is copied. After the end of the first
+    of them, if they end at different ticks, states are copied at every tick.
 
     Args:
       goes_on: `bool[]`, whether to take it.
       learn: The step.
       event: The event.
+      differs: Whether lanes that are batched together may end at different ticks. The step is then
+        compiled twice.
     """
 
     def step(state: Any) -> tuple[Any, Any]:
@@ -301,7 +318,13 @@ def _learn_if(
     # Without a copy of the state, which may hold many models.
     shapes = jax.eval_shape(step, state)[1]
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
+
+    def choose(state: Any) -> tuple[Any, Any]:
+        return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
+
+    if differs:
+        return jax.lax.cond(any_lane(~goes_on), choose, step, state)
+    return choose(state)
 
 
 def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:

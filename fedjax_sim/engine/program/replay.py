@@ -503,8 +503,10 @@ def _advance(
 
     def advance(lane: Opened, row: Array, given: Any, carry: _Carry) -> Any:
         tables, place = given
-        algorithm = lane.algorithm
+        algorithm, num_ticks = lane.algorithm, tables.num_ticks
         first = place[0] if program.block else place
+        if num_ticks is not None:
+            num_ticks = look_up(num_ticks, (row,))
         if tables.until is not None:
             # A longer run goes on with another limit.
             until = jax.tree.map(lambda leaf: look_up(leaf, (row,)), tables.until)
@@ -515,7 +517,7 @@ def _advance(
             place, ahead = given
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
-            state, info = lane.step(carry.state, event, ahead)
+            state, info = lane.step(carry.state, event, ahead, num_ticks)
             counts, happened = _counts_of(info)
             if lane.live is not None:
                 happened |= happened_of(state, info.event)

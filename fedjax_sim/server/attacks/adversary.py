@@ -25,7 +25,7 @@ from fedjax_sim.settings import (
     struct,
     whole,
 )
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
@@ -197,7 +197,7 @@ def _seen(
     clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
     slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
     messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
-    draws = jax.random.fold_in(stream(key, "attack"), event.tick)
+    draws = jax.random.fold_in(lane_stream(key, "attack"), event.tick)
     return (draws, messages), Cohort(clients, slots, clients >= 0, weight)
 
 
@@ -245,7 +245,7 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
     """Tell which clients are malicious, at work or not.
 
         adversary = Adversary(attack=SignFlip(), malicious=0.2)
-        key = stream(jax.random.key(0), "learning")  # of the lane with seed 0
+        key = lane_stream(jax.random.key(0), "learning")  # of the lane with seed 0
         is_malicious = are_malicious(adversary, key, 10, jnp.arange(10))
 
     Args:
@@ -267,6 +267,6 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
             raise ConfigError("adversary.attackers", adversary.attackers, allowed)
         return jnp.isin(clients, jnp.asarray(adversary.attackers, "int32"))
     # Who comes early in a random order of the clients, so that shares are nested.
-    bits = shuffle_bits(stream(key, "malicious"))
+    bits = shuffle_bits(lane_stream(key, "malicious"))
     places = shuffled_index(bits, jnp.maximum(clients, 0), num_clients)
     return places < jnp.round(jnp.asarray(adversary.malicious, float) * num_clients)

@@ -86,7 +86,7 @@ from fedjax_sim.settings import (
     struct,
     switch,
 )
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems.langevin.control_variates import (
     Anchor,
     Controls,
@@ -262,11 +262,11 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         if not event.facts.keeps("steps"):
             # Another number of steps than K would use a draw in two rounds.
             key = jax.random.fold_in(key, event.tick)
-        shared = shared_noise(hyper, stream(key, "shared noise"), first)
+        shared = shared_noise(hyper, lane_stream(key, "shared noise"), first)
         most_steps = event.facts.most_steps
 
         def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
-            client_key = jax.random.fold_in(stream(key, "local"), client)
+            client_key = jax.random.fold_in(lane_stream(key, "local"), client)
             gradient = variates.corrected(  # of f^c
                 mean_gradient(key, client_key, client, first, most_steps),
                 anchor,
@@ -274,7 +274,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
                 whole,
             )
             private = private_noise(
-                hyper, stream(client_key, "private noise"), first, share[client]
+                hyper, lane_stream(client_key, "private noise"), first, share[client]
             )
             moves = langevin_steps(hyper, first, root, [*shared, *private])
             return Training(of_pair(gradient) if has_momentum else gradient, moves)
@@ -304,7 +304,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     ) -> BatchGradient:
         """Return the gradient of the client's mean loss, on mini-batches or on all examples."""
         if is_exact:
-            noise = stream(client_key, "noise")
+            noise = lane_stream(client_key, "noise")
             return whole_gradient(problem, noise, client, first, most_steps=most_steps)
         batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
         return batch_gradient(

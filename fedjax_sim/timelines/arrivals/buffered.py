@@ -27,7 +27,7 @@ from fedjax_sim.settings import (
     struct,
     switch,
 )
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import (
     Queue,
@@ -297,7 +297,7 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         work = put_rows(work, clients, next_work)
         return (acts, lots, queue, work), (acts, clients, version)
 
-    lots = _Lots(stream(key, "ties"), jnp.array(-jnp.inf), jnp.zeros(()))
+    lots = _Lots(lane_stream(key, "ties"), jnp.array(-jnp.inf), jnp.zeros(()))
     first_keys, first = begin(lots, everyone, jnp.full_like(everyone, -1), jnp.zeros(()))
     # The version and number of the update on which each client works.
     work = jnp.stack([jnp.zeros_like(first), first], axis=1)
@@ -344,7 +344,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         )
         work = Work(devices, lambda client, update: lots(client, update).astype(float))
         time, client, start, again = replace_finished(
-            stream(key, "replacements"),
+            lane_stream(key, "replacements"),
             work,
             num_clients=hyper.num_clients,
             num_tasks=hyper.num_at_work,
@@ -387,7 +387,7 @@ def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> U
 def _lots_of_updates(key: Key) -> Callable[[Array, Array], Array]:
     """Make a function that draws the lots `u32[...]` of clients' updates."""
     return per_update(
-        stream(key, "ties"), lambda update_key: jax.random.bits(update_key, (), "uint32")
+        lane_stream(key, "ties"), lambda update_key: jax.random.bits(update_key, (), "uint32")
     )
 
 
@@ -452,7 +452,7 @@ def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     """
     num, size = hyper.num_clients, hyper.buffer_size
     everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
-    devices, tie_key = draw_devices(key, hyper), stream(key, "ties")
+    devices, tie_key = draw_devices(key, hyper), lane_stream(key, "ties")
 
     def tick(clock: Array, t: Array) -> tuple[Array, tuple[Array, Array]]:
         start = jnp.full(num, clock)

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
 from fedjax_sim.settings import ConfigError, count, real, redefault, struct, weights
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
 from fedjax_sim.timelines.delays.devices import draw_devices, per_update
 from fedjax_sim.timelines.delays.laws import Clients, draw_client_rates
@@ -101,10 +101,12 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     """
 
     def first(key: Key, hyper: ClientQueues) -> tuple[Routed, Array]:
-        lots = per_update(stream(key, "ties"), lambda lot: jax.random.uniform(lot, dtype=float))
+        lots = per_update(
+            lane_stream(key, "ties"), lambda lot: jax.random.uniform(lot, dtype=float)
+        )
         share = routing_shares(key, hyper)
         found = route_finished(
-            stream(key, "routing"),
+            lane_stream(key, "routing"),
             Work(draw_devices(key, hyper), lots),
             share,
             num_clients=hyper.num_clients,

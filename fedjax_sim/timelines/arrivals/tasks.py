@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.settings import fields, known_values
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.queue import (
     Queue,
     find_earliest,
@@ -184,7 +184,7 @@ def replace_finished(
         return State(queue, order, updates, starts, state.event + 1), (arrived, lost)
 
     # At time 0 the first M of a random order begin.
-    order = jax.random.permutation(stream(key, "first tasks"), num_clients).astype("int32")
+    order = jax.random.permutation(lane_stream(key, "first tasks"), num_clients).astype("int32")
     first, updates = order[:num_tasks], jnp.zeros(num_clients, "int32")
     start, finish = follow(work.devices, first, updates[:num_tasks], jnp.zeros(num_tasks))
     lots = work.lots(first, updates[:num_tasks])

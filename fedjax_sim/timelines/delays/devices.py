@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_sim.checking import checked
 from fedjax_sim.settings import is_known
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
 from fedjax_sim.types import EMPTY, Array, Key
 
@@ -137,7 +137,7 @@ def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple
     Returns:
       When the client begins to receive the model, and when its update arrives, `f64[...]` each.
     """
-    key = stream(devices.key, "runtimes")
+    key = lane_stream(devices.key, "runtimes")
     return finish_work(
         devices, client, time, update_time(key, client, update, devices.speeds, devices.hyper)
     )
@@ -283,7 +283,7 @@ def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) ->
     if shares is None:
         return jnp.zeros(jnp.broadcast_shapes(client.shape, update.shape), bool)
     share = shares if shares.ndim == 0 else shares[client]
-    draw = per_update(stream(key, "losses"), lambda key: jax.random.uniform(key, dtype=float))
+    draw = per_update(lane_stream(key, "losses"), lambda key: jax.random.uniform(key, dtype=float))
     return draw(client, update) < share
 
 
@@ -312,7 +312,7 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
         return None
     on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)
     everyone = jnp.arange(num, dtype="int32")
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream(key, "phases"), everyone)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(lane_stream(key, "phases"), everyone)
     phase = jax.vmap(lambda own: jax.random.uniform(own, dtype=float))(keys)
     none, all_on, cycle = jnp.zeros(num), jnp.full(num, on), jnp.full(num, on + off)
     phase = phase * hyper.delays.cycle_spread * (on + off)

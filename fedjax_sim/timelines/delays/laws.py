@@ -29,7 +29,7 @@ from fedjax_sim.settings import (
     struct,
     value_of,
 )
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
 from fedjax_sim.types import Array, Key
@@ -476,7 +476,7 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
         return Speeds(jnp.asarray(table.rate, float), jnp.asarray(table.spread, float))
     place = jnp.arange(num)[::-1]
     if delays.slow_clients == "random":
-        place = jax.random.permutation(stream(key, "speeds"), num)
+        place = jax.random.permutation(lane_stream(key, "speeds"), num)
     num_slow = jnp.ceil(jnp.asarray(delays.slow_fraction, float) * num - 1e-6)
     pairs = (delays.rate_slow, delays.rate_fast), (delays.spread_slow, delays.spread_fast)
     speeds = Speeds(
@@ -488,7 +488,7 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     spread = delays.rate_spread
     if is_known(spread, 0):
         return speeds
-    normal = jax.random.normal(stream(key, "rates"), (num,), speeds.rate.dtype)
+    normal = jax.random.normal(lane_stream(key, "rates"), (num,), speeds.rate.dtype)
     return speeds._replace(rate=speeds.rate * jnp.exp(spread * normal - spread**2 / 2))
 
 

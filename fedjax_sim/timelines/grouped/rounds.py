@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
 from fedjax_sim.timelines.grouped.groups import (
@@ -60,7 +60,7 @@ def iteration_times(
       whose breaks are a part of that.
     """
     iteration_key = jax.random.fold_in(
-        jax.random.fold_in(stream(key, "iterations"), round_number), iteration
+        jax.random.fold_in(lane_stream(key, "iterations"), round_number), iteration
     )
     if groups.clock.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
@@ -100,7 +100,7 @@ def exchange_times(key: Key, groups: Groups, num_rounds: int) -> Array:
       Virtual times, `f64[U, M]` with exchanges of groups and `f64[U, 1]` with one exchange of all.
     """
     shift, mean = exchange_law(groups)
-    exchange_key = stream(key, "exchange")
+    exchange_key = lane_stream(key, "exchange")
     shape = (groups.num_groups,) if groups.exchange.exchanges == "group" else ()
     draw = jax.vmap(lambda u: jax.random.exponential(jax.random.fold_in(exchange_key, u), shape))
     standard = draw(jnp.arange(num_rounds)).reshape(num_rounds, -1)

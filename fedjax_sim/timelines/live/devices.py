@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes, update_time
 from fedjax_sim.types import Array, Instant, Key
@@ -79,7 +79,7 @@ def running_time(
     hyper = devices.hyper
     if hyper.delays.trace is not None:
         return hyper.recorded.by_client(hyper.num_clients).durations(client, number)
-    key = stream(devices.key, "runtimes")
+    key = lane_stream(devices.key, "runtimes")
     if steps is None or hyper.delays.time_of != "step":
         return update_time(key, client, number, devices.speeds, hyper)
     num = hyper.local_steps if most is None else most

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, count, group, is_known, struct
-from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines.cohorts import client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
@@ -224,7 +224,7 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
 
     def draw(key: Key, number: Array) -> Array:
         places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
-        bits = shuffle_bits(stream(key, "cohorts"))
+        bits = shuffle_bits(lane_stream(key, "cohorts"))
         return shuffled_index(bits, places, hyper.num_clients, number)
 
     return draw
@@ -265,16 +265,17 @@ def live_rounds(
 
     Args:
       hyper: Settings of a clock in rounds, such as `CohortRounds`.
-      select: From the lane's clock key and the round to whom the server asks, and what it remembers
-        of that. Draw from `fold_in` of the key and `round.number`, or in `draw`.
+      select: From the round's key and the round to whom the server asks, and what it remembers
+        of that.
       num_used: Reports S that are used in a round. Where `select` asks more clients, the round
         ends with the first S reports.
       most_steps: The most local steps that `select` asks for, if it says how many; `local_steps` if
         None. If it asks for more the lane ends.
-      draw: From the lane's clock key and the number of a round to random numbers for `select`,
-        which finds them as `drawn`. An accelerator draws those of many rounds at once.
+      draw: From a key of the round, another one than that of `select`, and the round's number to
+        random numbers for `select`, which finds them as `drawn`. An accelerator draws those of many
+        rounds at once.
       first: From the settings and the clients drawn to what the choice remembers at first.
-      learn: From the lane's clock key and what the round has shown to what it remembers then.
+      learn: From a key of the round and what the round has shown to what it remembers then.
 
     Returns:
       The clock. A round lasts until the reports that it uses are in, or nobody is left to wait for,

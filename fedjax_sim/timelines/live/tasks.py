@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream, tick_key
 from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import draw_until
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares, per_update
@@ -157,7 +157,7 @@ def begin_work(
         lot = client.astype(taken.dtype)
         if ties == "random":
             draw = per_update(
-                stream(devices.key, "ties"), lambda key: jax.random.bits(key, (), "uint32")
+                lane_stream(devices.key, "ties"), lambda key: jax.random.bits(key, (), "uint32")
             )
             lot = draw(client, number).astype(taken.dtype)
     own = jnp.full(taken.shape, hyper.local_steps, "int32") if steps is None else steps
@@ -276,7 +276,7 @@ def uniformly(key: Key, replacing: Replacing) -> Array:
 
 def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
     """Draw one of the idle clients and the one that has finished, which is 0: `i32[]`."""
-    event_key = jax.random.fold_in(stream(key, "replacements"), event)
+    event_key = jax.random.fold_in(lane_stream(key, "replacements"), event)
     return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
 
 
@@ -309,12 +309,11 @@ def live_tasks(
       hyper: Settings of the clients and their delays, such as `Arrivals`.
       num_tasks: Clients at work at one time, M, at most N.
       num_used: Updates whose arrival makes the server act, S.
-      choose: From the lane's clock key and who has finished to the idle client that takes its
-        place. Draw from `fold_in` of the key and `tasks.event`. If that client is at work, the
-        lane ends.
+      choose: From a key, which is new each time, and who has finished to the idle client that
+        takes its place. If that client is at work, the lane ends.
       weigh: From the settings, clients `i32[S]` and staleness `i32[S]` to weights, `f[S]`.
       first: As in `live_rounds`.
-      learn: From the lane's clock key and what a tick has shown to what the choice remembers then.
+      learn: From the tick's key and what a tick has shown to what the choice remembers then.
 
     Returns:
       The clock. Its sizes have `versions=num_tasks`.
@@ -324,7 +323,7 @@ def live_tasks(
     def init(key: Key) -> Tasks:
         drawn = draw_clients(key, hyper)
         devices = devices_of(key, hyper, drawn)
-        first_key = stream(stream(key, "replacements"), "first tasks")
+        first_key = lane_stream(lane_stream(key, "replacements"), "first tasks")
         order = jax.random.permutation(first_key, num_clients).astype("int32")
         everyone = jnp.arange(num_clients, dtype="int32")
         place = jnp.zeros_like(everyone).at[order].set(everyone)
@@ -356,7 +355,8 @@ def live_tasks(
             done = tasks.flights.take(place)
             tasks = tasks._replace(now=done.ends)
             lost = is_lost(devices, done.client, done.number)
-            other = choose(key, Replacing(tasks, done.client, devices, state)).astype("int32")
+            own_key = tick_key(key, tasks.event, "choose")
+            other = choose(own_key, Replacing(tasks, done.client, devices, state)).astype("int32")
             is_client = (other >= 0) & (other < num_clients)
             is_idle = (tasks.place[other] >= num_tasks) | (other == done.client)
             number = tasks.turns[other]

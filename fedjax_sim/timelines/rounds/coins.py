@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import Checked, count, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Key, Timeline
 
 
@@ -48,7 +48,7 @@ def schedule_coin_rounds(key: Key, hyper: CoinRounds, num_ticks: Count) -> Timel
       A timeline with one slot per client. Clients that take part do one step and have weight 1;
       the other slots have no step and weight 0, but are not `EMPTY`.
     """
-    shape, coins = (num_ticks, hyper.num_clients), stream(key, "participation")
+    shape, coins = (num_ticks, hyper.num_clients), lane_stream(key, "participation")
 
     def takes_part(t: Array) -> Array:
         """Toss everyone's coin of a round, which depends only on its number."""

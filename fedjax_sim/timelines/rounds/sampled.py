@@ -29,7 +29,7 @@ from fedjax_sim.settings import (
     struct,
     switch,
 )
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import (
     Draws,
     client_weighting,
@@ -229,7 +229,7 @@ def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
       sampling they are all 1 / S.
     """
     num_asked = hyper.clock.num_asked or hyper.num_selected
-    clients, times = _draw_asked(stream(key, "cohorts"), hyper, num_asked, num_ticks)
+    clients, times = _draw_asked(lane_stream(key, "cohorts"), hyper, num_asked, num_ticks)
     share = times.astype(float)
     if hyper.cohort.weighting == "examples" and hyper.examples is not None:
         share = share * hyper.examples[clients]

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_sim.checking import Above0, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
 from fedjax_sim.timelines.delays.laws import (
@@ -259,13 +259,13 @@ def draw_standard_times(
         drawn = jax.vmap(lambda q: _draw_standard_of_step(key, q, tick, num_slots, hyper))(steps)
         return jnp.moveaxis(drawn[..., 0], 0, 1)
     num = {"mean": 0, "one_draw": 1, "sum": hyper.times_per_update}[hyper.clock.round_time]
-    tick_key = jax.random.fold_in(stream(key, "runtimes"), tick)
+    tick_key = jax.random.fold_in(lane_stream(key, "runtimes"), tick)
     return draw_standard(tick_key, (num_slots, num), float, hyper.delays.runtime_law)
 
 
 def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hyper: Any) -> Array:
     """Draw the same of one local step, number q: `f[S, 1]`."""
-    step_key = jax.random.fold_in(jax.random.fold_in(stream(key, "runtimes"), q), tick)
+    step_key = jax.random.fold_in(jax.random.fold_in(lane_stream(key, "runtimes"), q), tick)
     return draw_standard(step_key, (num_slots, 1), float, hyper.delays.runtime_law)
 
 

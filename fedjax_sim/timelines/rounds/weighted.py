@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, choice, count, group, struct, weights, whole
-from fedjax_sim.streams import stream
+from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
 from fedjax_sim.timelines.delays.devices import loss_shares
 from fedjax_sim.timelines.delays.laws import Clients
@@ -128,7 +128,7 @@ def schedule_weighted_rounds(key: Key, hyper: WeightedRounds, num_ticks: Count) 
       A timeline whose weights sum to 1 in every round. Full participation has a slot for each
       client. With replacement there are S slots, and those left over by repeated draws are `EMPTY`.
     """
-    cohorts, size = stream(key, "cohorts"), hyper.num_selected
+    cohorts, size = lane_stream(key, "cohorts"), hyper.num_selected
     share = hyper.shares()
     if hyper.participants == "full":
         shape = (num_ticks, hyper.num_clients)
