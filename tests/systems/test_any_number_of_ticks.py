@@ -19,7 +19,6 @@ import fedjax_sim
 from fedjax_sim import Algorithm, System, problems
 from fedjax_sim.clients import local_training
 from fedjax_sim.server import mean_of
-from fedjax_sim.settings import names_of
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import cohort_system
 from tests.systems.conftest import Kind
@@ -29,19 +28,18 @@ PROBLEM = problems.Quadratic.of(np.random.default_rng(0).normal(3, 1, (8, 3)).as
 HYPER = fedavg.Hyper(num_clients=8, num_selected=3, local_steps=2, lr=0.1, batch_size=1)
 
 
-def own_systems(page: Path, folder: Path) -> dict[str, System]:
-    """Run the Python of a page or notebook, and return the systems whose steps it defines."""
+def run_page(page: Path) -> None:
+    """Run the Python of a page or a notebook."""
     text = page.read_text()
     if page.suffix == ".ipynb":
-        cells = json.loads(text)["cells"]
-        found = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        found = [re.sub(r"^( *)%.*$", r"\1pass", "".join(c["source"]), flags=re.M) for c in cells]
     else:
         found = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     scope: dict[str, Any] = {"__name__": page.stem}
     with contextlib.redirect_stdout(io.StringIO()), jax.numpy_rank_promotion("allow"):
         for block in found:
             exec(compile(block, page.name, "exec"), scope)
-    return {name: value for name, value in scope.items() if isinstance(value, System)}
 
 
 def check_any_number_of_ticks(system: System, hyper: Any, problem: Any = PROBLEM) -> None:
@@ -74,20 +72,31 @@ def test_the_example_of_algorithm() -> None:
     [
         "guides/patterns.md",
         "guides/parts.md",
-        "guides/own_loop.md",
         "notebooks/3_own_algorithm.ipynb",
     ],
 )
 def test_systems_of_pages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every system that a page defines."""
+    """Every system that a page defines and runs, with the problem and settings of the page."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    found = own_systems(DOCS / name, tmp_path)
-    for system in found.values():
-        wanted = {"num_clients": 8, "num_selected": 3, "batch_size": 1, "local_steps": 2}
-        known = {k: v for k, v in wanted.items() if k in names_of(system.Hyper)}
-        check_any_number_of_ticks(system, system.Hyper(**known))
-    assert found
+    runs: dict[str, tuple[System, Any, Any]] = {}
+    for entry in ("simulate", "sweep"):
+        run = getattr(fedjax_sim, entry)
+
+        def noted(
+            system: Any, problem: Any, hyper: Any, *args: Any, run: Any = run, **kw: Any
+        ) -> Any:
+            found = run(system, problem, hyper, *args, **kw)
+            if system.algorithm.__module__ == Path(name).stem:
+                runs[system.name] = system, hyper, problem
+            return found
+
+        monkeypatch.setattr(fedjax_sim, entry, noted)
+    run_page(DOCS / name)
+    monkeypatch.undo()
+    assert runs
+    for each in runs.values():
+        check_any_number_of_ticks(*each)
 
 
 @pytest.mark.of_each_kind(3)
