@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import any_lane
 from fedjax_sim.engine.planning.schedule import Ends
 from fedjax_sim.events import HAPPENED
 from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Sizes
@@ -238,7 +237,7 @@ class LiveLane(NamedTuple):
         )
         is_left_out = skips or not rests
         if is_left_out:
-            state, info = learn_if(goes_on, learn, lived.state, event, differs=self.is_batched)
+            state, info = learn_if(goes_on, learn, lived.state, event)
         else:
             state, info = learn(lived.state, event)
         if not hasattr(info, "event"):
@@ -291,20 +290,15 @@ def learn_if(
     learn: Callable[[Any, Event], tuple[Any, Any]],
     state: Any,
     event: Event,
-    *,
-    differs: bool,
 ) -> tuple[Any, Any]:
     """Take the algorithm's step, or leave the state and count nothing.
 
-    While all lanes that are batched together go on, no state is copied. After the end of the first
-    of them, if they end at different ticks, states are copied at every tick.
+    Without a copy of the state, unless lanes that are batched together may end at different ticks.
 
     Args:
       goes_on: `bool[]`, whether to take it.
       learn: The step.
       event: The event.
-      differs: Whether lanes that are batched together may end at different ticks. The step is then
-        compiled twice.
     """
 
     def step(state: Any) -> tuple[Any, Any]:
@@ -315,16 +309,9 @@ def learn_if(
             info = info._replace(event=known)
         return state, info
 
-    # Without a copy of the state, which may hold many models.
     shapes = jax.eval_shape(step, state)[1]
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    def choose(state: Any) -> tuple[Any, Any]:
-        return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
-
-    if differs:
-        return jax.lax.cond(any_lane(~goes_on), choose, step, state)
-    return choose(state)
+    return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
 
 
 def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:

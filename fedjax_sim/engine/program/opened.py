@@ -143,17 +143,16 @@ class Opened(NamedTuple):
         Args:
           ahead: As in `LiveLane.step`.
           num_ticks: `i32[]`, the ticks of a planned lane: those that pad it change nothing and
-            count nothing, whatever the step does. None if there are none.
+            count nothing, whatever the step does. None if there are none, or the step `rests`.
         """
         if self.live is not None:
-            return self.live.step(state, event, self._learn, ahead, rests=self._rests)
-        if num_ticks is None or self._rests:
+            return self.live.step(state, event, self._learn, ahead, rests=self.rests)
+        if num_ticks is None:
             return self._learn(state, event)
-        is_within, differs = event.tick < num_ticks, self.plan.lanes_at_once
-        return learn_if(is_within, self._learn, state, event, differs=differs)
+        return learn_if(event.tick < num_ticks, self._learn, state, event)
 
     @property
-    def _rests(self) -> bool:
+    def rests(self) -> bool:
         """Whether the step is of this package, where tests show that empty ticks do nothing."""
         module = getattr(self.algorithm.step, "__module__", None) or ""
         return module.partition(".")[0] == __name__.partition(".")[0]

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim import targets
-from fedjax_sim.batching import map_families, map_lanes
+from fedjax_sim.batching import LANE_AXIS, map_families, map_lanes
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
 from fedjax_sim.engine.planning.lanes import Lanes
@@ -503,17 +503,24 @@ def _advance(
 
     def advance(lane: Opened, row: Array, given: Any, carry: _Carry) -> Any:
         tables, place = given
-        algorithm, num_ticks = lane.algorithm, tables.num_ticks
+        algorithm = lane.algorithm
         first = place[0] if program.block else place
-        if num_ticks is not None:
-            num_ticks = look_up(num_ticks, (row,))
+        # Steps of this package do nothing at the ticks that pad a lane.
+        is_padded = tables.num_ticks is not None and not lane.rests
+        num_ticks = look_up(tables.num_ticks, (row,)) if is_padded else None
+        # Lanes that are batched together end at different ticks.
+        differs = is_padded and program.plan.lanes_at_once and len(tables.num_ticks) > 1
         if tables.until is not None:
             # A longer run goes on with another limit.
             until = jax.tree.map(lambda leaf: look_up(leaf, (row,)), tables.until)
             carry = carry._replace(state=carry.state._replace(until=until))
 
         @jax.named_scope("tick")
-        def tick(carry: _Carry, given: tuple[tuple[Array, Array], Any]) -> tuple[_Carry, Any]:
+        def tick(
+            carry: _Carry,
+            given: tuple[tuple[Array, Array], Any],
+            num_ticks: Array | None = num_ticks,
+        ) -> tuple[_Carry, Any]:
             place, ahead = given
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
@@ -534,7 +541,21 @@ def _advance(
         # An evaluation: the ticks before it, and the metrics of the model after them.
         def take_ticks(carry: _Carry, number: Array, begin: Any, length: int) -> Any:
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
-            return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
+            if not differs:
+                return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
+            # First the ticks of all lanes, without a copy of their states; then, until the last
+            # lane ends, those of some, where the states of the others are selected.
+            left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
+            shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
+
+            def take(i: Array, both: Any, **last: Any) -> Any:
+                carry, found = tick(both[0], ((number, begin + i), None), **last)
+                return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
+
+            found = jax.eval_shape(tick, carry, ((number, places[1][0]), None))[1]
+            found = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), found)
+            both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
+            return jax.lax.fori_loop(shortest, longest, take, both)
 
         def observe(carry: _Carry, number: Array, counted: Collection[str] = ()) -> Any:
             held = tables.held and look_up(tables.held.holders, (row, number))
