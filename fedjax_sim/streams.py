@@ -48,7 +48,7 @@ def lane_stream(key: Key, name: str) -> Key:
     Returns:
       The stream's key, of JAX's own kind.
     """
-    return stream(_lane_key(key), name)
+    return stream(lane_key(key), name)
 
 
 def tick_key(key: Key, tick: Array, name: str = "tick") -> Key:
@@ -71,7 +71,7 @@ def tick_key(key: Key, tick: Array, name: str = "tick") -> Key:
       The pair, one typed JAX key. `jax.random.poisson`, which JAX has for its default keys only,
       takes `jax.random.key(jax.random.bits(key))`.
     """
-    key = _lane_key(key)
+    key = lane_key(key)
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     both = key, jax.random.fold_in(stream(key, name), tick)
@@ -132,8 +132,8 @@ def _pair_of(kind: Any) -> Any:
     return made
 
 
-def _lane_key(key: Key) -> Key:
-    """Return the lane's key of a pair, and any other key as it is."""
+def lane_key(key: Key) -> Key:
+    """Return the lane's key of a pair of `tick_key`, and any other key as it is."""
     if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     kind = _kinds.get(jax.random.key_impl(key))

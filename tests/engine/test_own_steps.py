@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Algorithm, Layout, Plan, System, problems
+from fedjax_sim import Algorithm, Layout, Plan, System, compression, problems
 from fedjax_sim.clients import local_training
 from fedjax_sim.events import Facts
-from fedjax_sim.server import mean_of
+from fedjax_sim.server import attacks, mean_of, rules
+from fedjax_sim.settings import fixed, struct
 from fedjax_sim.streams import lane_stream, stream, tick_key
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines import cohort_system
@@ -140,6 +141,20 @@ def test_a_live_lane_counts_the_steps_that_were_done(layout: str) -> None:
     run = fedjax_sim.sweep(system, PROBLEM, HYPER, seeds=1, **asked)
     assert run.curves.local_steps[0, -1] == 5 * 3
     assert run.timelines[0].steps.tolist() == [[1, 1, 1]] * 5
+
+
+def test_a_planned_system_may_tell_a_clock_what_it_has_seen() -> None:
+    """Nothing is counted of it, so that one algorithm serves planned and live clocks."""
+
+    def seeing(train: Callable) -> Callable:
+        def step(key: jax.Array, server: jax.Array, event: fedjax_sim.Event) -> Any:
+            models, work = train(key, event, start=server)
+            return mean_of(event, server, models), work._replace(seen=models.sum(axis=1))
+
+        return step
+
+    run = fedjax_sim.simulate(rounds(seeing), PROBLEM, HYPER, budget=fedjax_sim.Ticks(4))
+    assert "seen" not in run.curves and run.curves.needed == 4 * 3 * HYPER.local_steps
 
 
 def test_nobody_reports() -> None:
@@ -290,3 +305,62 @@ def test_replacements_have_keys_of_their_own() -> None:
     bound = fedjax_sim.bind(system, PROBLEM, hyper, budget=fedjax_sim.Ticks(6))
     jax.block_until_ready(bound.run(bound.init(), bound.events))
     assert len(kept) == len(set(kept)) == 6 * 2
+
+
+def test_parts_of_messages_have_keys_of_their_tick() -> None:
+    """Rules, attacks, their memory and compressors draw anew at every tick, each for itself."""
+    kept: dict[str, list[float]] = {}
+
+    def note(name: str, key: jax.Array) -> jax.Array:
+        lot = jax.random.uniform(key)
+        jax.debug.callback(lambda lot: kept.setdefault(name, []).append(float(lot)), lot)
+        return lot
+
+    @struct
+    class Lots(rules.Rule):
+        name: str = fixed("lots")
+
+        def centre(self, key: Any, messages: Any, weight: Any, is_present: Any) -> Any:
+            return messages.mean(axis=0) + 0 * note("rule", key)
+
+    @struct
+    class Draws(attacks.Attack):
+        name: str = fixed("draws")
+
+        def forge(self, key: Any, messages: Any, cohort: Any) -> Any:
+            return messages + 0 * note("forge", key)
+
+        def first_memory(self, message: Any) -> Any:
+            return jnp.zeros(())
+
+        def remember(self, key: Any, messages: Any, cohort: Any, memory: Any) -> Any:
+            return note("remember", key)
+
+    @struct
+    class Sent(compression.Compressor):
+        name: str = fixed("sent")
+
+        def apply(self, key: Any, vector: Any) -> Any:
+            return vector + 0 * note("compressor", key)
+
+        def bits(self, dim: int, *, word: int = 32) -> int:
+            return word * dim
+
+        def omega(self, dim: int) -> float:
+            return 0.0
+
+    own = fedavg.Hyper(
+        num_clients=8,
+        num_selected=3,
+        batch_size=1,
+        aggregator=Lots(),
+        attack=Draws(),
+        malicious=0.5,
+        compression=Sent(),
+    )
+    jax.block_until_ready(
+        fedjax_sim.simulate(fedavg.system, PROBLEM, own, budget=fedjax_sim.Ticks(4)).models
+    )
+    number = {"rule": 4, "forge": 4, "remember": 4, "compressor": 4 * 3}
+    assert {name: len(lots) for name, lots in kept.items()} == number
+    assert len({lot for lots in kept.values() for lot in lots}) == sum(number.values())

@@ -41,6 +41,7 @@ from fedjax_sim.types import (
     Params,
     Plan,
     System,
+    Work,
 )
 
 LIMB_BITS = 11
@@ -610,8 +611,8 @@ def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
     if not isinstance(event, tuple):  # A number, or nothing.
         return counts, {}
     del counts["event"]
-    if counts.get("seen") == ():
-        del counts["seen"]
+    if isinstance(info, Work):
+        del counts["seen"]  # of live clocks
     if not isinstance(event, Event) or event.facts.is_scheduled:
         return counts, {}
     return counts, {

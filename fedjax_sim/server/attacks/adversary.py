@@ -25,7 +25,7 @@ from fedjax_sim.settings import (
     struct,
     whole,
 )
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
+from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index, tick_key
 from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
@@ -177,14 +177,16 @@ def remembering(
     Returns:
       The settings with that memory, for `attacked`, and the memory.
     """
-    if memory == ():
+    if not jax.tree.leaves(memory):
         return adversary, memory
     (draws, messages), cohort = _seen(adversary, key, event, starts, local, num_clients)
     # They learn from those who are honest for ever, as far as their messages are finite.
     is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
     _, honest = finite(messages, cohort.is_present & ~is_foe)
     cohort = cohort._replace(is_malicious=cohort.is_present & ~honest)
-    new = adversary.attack.remember(draws, messages, cohort, memory)
+    # A key that draws independently of the forgeries of the same tick.
+    own_key = tick_key(draws, event.tick, "remember")
+    new = adversary.attack.remember(own_key, messages, cohort, memory)
     is_there = honest.any()
     memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
     return dataclasses.replace(adversary, attack=adversary.attack.with_memory(memory)), memory

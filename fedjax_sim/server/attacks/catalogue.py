@@ -76,7 +76,7 @@ class OneAttack(OneOfSeveral, Attack):
     def first_memory(self, message: Params) -> Any:
         """Return a memory for each attack; () if none needs one."""
         memories = tuple(attack.first_memory(message) for attack in self.options)
-        return memories if any(memory != () for memory in memories) else ()
+        return memories if jax.tree.leaves(memories) else ()
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
         """Return the memories of all attacks, whichever is chosen."""

@@ -26,6 +26,7 @@ from fedjax_sim.server.attacks.base import (
     mean_over,
 )
 from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct
+from fedjax_sim.streams import lane_key
 from fedjax_sim.types import Array, Key, Params
 
 PERTURBATIONS = ("std", "unit", "sign")
@@ -190,7 +191,7 @@ class Mimic(Attack):
         def begun(z: Array, leaf: Array, own: Key) -> Array:
             return jnp.where(ticks > 0, z[None], jax.random.normal(own, leaf.shape, leaf.dtype))
 
-        keys = optax.tree.split_key_like(key, now)
+        keys = optax.tree.split_key_like(lane_key(key), now)
         before = jax.tree.map(begun, memory.direction, now, keys)
         pulls = _products(apart, before)[:, 0]
         moved = jax.tree.map(lambda leaf: along(pulls, leaf).astype(leaf.dtype) * leaf, apart)
