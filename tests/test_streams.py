@@ -15,19 +15,18 @@ from fedjax_sim.streams import shuffle_bits, shuffled_index, stream
 
 
 def names_of_streams() -> set[str]:
-    """Collect every name that the package passes to `stream`."""
-    names = set()
+    """Collect every name that the package passes to `stream`, `lane_stream` and `tick_key`."""
+    names = {"tick"}
     for path in Path(fedjax_sim.__file__).parent.rglob("*.py"):
+        if path.name == "streams.py":
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id == "stream"
-            ):
-                assert isinstance(node.args[1], ast.Constant), (
-                    f"{path.name}: a stream's name is a literal"
-                )
-                names.add(node.args[1].value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                place = {"stream": 1, "lane_stream": 1, "tick_key": 2}.get(node.func.id)
+                for name in [] if place is None else node.args[place : place + 1]:
+                    said = f"{path.name}: a stream's name is a literal"
+                    assert isinstance(name, ast.Constant), said
+                    names.add(name.value)
     return names
 
 
@@ -45,6 +44,7 @@ def test_streams_of_the_names_in_use_are_all_different() -> None:
         "speeds",
         "ties",
         "init",
+        "choose",
     } <= names
     data = {
         tuple(np.asarray(jax.random.key_data(stream(jax.random.key(3), name))).tolist())

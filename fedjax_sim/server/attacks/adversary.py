@@ -247,7 +247,7 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
     """Tell which clients are malicious, at work or not.
 
         adversary = Adversary(attack=SignFlip(), malicious=0.2)
-        key = lane_stream(jax.random.key(0), "learning")  # of the lane with seed 0
+        key = stream(jax.random.key(0), "learning")  # of the lane with seed 0
         is_malicious = are_malicious(adversary, key, 10, jnp.arange(10))
 
     Args:
