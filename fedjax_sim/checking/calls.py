@@ -1,6 +1,5 @@
 """The decorator `checked`: declared types are read at the first call, and checked at every call."""
 
-import ast
 import collections.abc
 import dataclasses
 import functools
@@ -8,6 +7,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +118,9 @@ def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
                 _check(order[place], value, kinds.get(order[place], ANYTHING), lengths)
             else:
                 _check(f"argument {place + 1}", value, more, lengths)
-        for name, value in kwargs.items():
+        # In the order of the declaration, as a limit may be the length of an earlier argument.
+        named_first = {name: kwargs[name] for name in kinds if name in kwargs}
+        for name, value in (named_first | kwargs).items():
             kind = kinds.get(name, named)
             if kind is None:
                 _refuse(function, name, value)
@@ -147,7 +149,7 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
     if kind is not ANYTHING and not kind.accepts(value, lengths):
         from fedjax_sim.settings import ConfigError
 
-        named = re.findall(r"[^\[\], ]+", "".join(re.findall(r"\[.*?\]", kind.words)))
+        named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
         known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
         allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
         if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
@@ -199,9 +201,9 @@ def _hints_of(source: Any) -> dict[str, Any]:
     except NameError:
         module = sys.modules[source.__module__]
         names = dict(vars(module))
-        for node in ast.parse(inspect.getsource(module)).body:
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-                exec(compile(ast.Module(node.body, []), str(module.__file__), "exec"), names)
+        # Python's `ast.parse` fails now and then if two threads call it.
+        blocks = re.findall(r"^if TYPE_CHECKING:\n((?: .*\n|\n)+)", inspect.getsource(module), re.M)
+        exec(textwrap.dedent("".join(blocks)), names)
         return typing.get_type_hints(source, names, include_extras=True)
 
 
@@ -268,7 +270,8 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
             words += f" of {'whole' if narrow.is_whole else 'finite'} numbers"
         return Kind(
             lambda value, lengths: (
-                kind.accepts(value, lengths) and (_is_traced(value) or narrow.holds(value))
+                kind.accepts(value, lengths)
+                and (_is_traced(value) or narrow.within(lengths).holds(value))
             ),
             f"{words} {narrow}".rstrip(),
         )
@@ -280,7 +283,8 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
             lambda value, lengths: kind.accepts(value, lengths) and narrow.fits(value, lengths),
             f"{kind.words} {narrow}",
         )
-    return Kind(_accepts_key, narrow) if narrow == KEY else kind
+    allowed = "a single random key, such as jax.random.key(0)"
+    return Kind(_accepts_key, allowed) if narrow == KEY else kind
 
 
 def _kind_of_union(args: Sequence[Any]) -> Kind:
@@ -382,7 +386,7 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
     if isinstance(value, bool | int | float):
         return True
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return not isinstance(value, type) and getattr(value.dtype, "kind", "") != "O"
+        return not isinstance(value, type) and getattr(value.dtype, "kind", "") not in ("O", "c")
     if not isinstance(value, list | tuple):
         return hasattr(value, "__array__") and not isinstance(value, type)
     import numpy as np
@@ -394,8 +398,8 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
 
 
 def _accepts_key(value: Any, _: Lengths) -> bool:
-    dtype = str(getattr(value, "dtype", ""))
-    return dtype.startswith("key<") or (dtype == "uint32" and value.shape[-1:] == (2,))
+    dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", None)
+    return (dtype.startswith("key<") and shape == ()) or (dtype == "uint32" and shape == (2,))
 
 
 def _accepts_path(value: Any, _: Lengths) -> bool:

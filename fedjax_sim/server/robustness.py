@@ -44,7 +44,7 @@ from fedjax_sim.server.attacks import (
     malicious_slots,
     remembering,
 )
-from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
+from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
 from fedjax_sim.streams import stream
@@ -69,8 +69,7 @@ class Robust(Checked):
 
     aggregator: Rule = part(
         Mean(),
-        "a rule of `fedjax_sim.server.rules`; on the command line such as mean, median or "
-        "krum:assumed=2",
+        RULES,
         Rule,
         parse_rule,
         meaning="What the server makes of the messages of a tick.",

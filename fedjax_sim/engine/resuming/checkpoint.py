@@ -57,7 +57,7 @@ from fedjax_sim.lifecycle import (
 )
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
-from fedjax_sim.settings import ConfigError, fields, value_of
+from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of, longer_name
 
 WORK = 9.0
@@ -276,15 +276,11 @@ class Checkpoint:
           ConfigError: If the folder belongs to another run or cannot be written.
           InputError: If its configuration is damaged and nothing else tells which run it was.
         """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        with writing_to("checkpoint", self._folder):
             if not self._resume:
                 for path in (*self._files(), self._folder / CONFIGURATION):
                     path.unlink(missing_ok=True)
             remove_scratch(self._folder)
-        except OSError as error:
-            allowed = f"a folder that can be written ({error.strerror})"
-            raise ConfigError("checkpoint", str(self._folder), allowed) from None
         self._identity, self._all_run = self._identify(planned), all_run
         if self._read_configuration() is None:
             self._heal_configuration(planned)
