@@ -25,8 +25,10 @@ NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
 """The class of types that are named by a statement `type`, as NumPy's are from Python 3.12 on."""
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
-KEY = "a random key"
-"""What an annotation says of an array that is a random key of JAX."""
+KEY, KEYS, TREE, SETTINGS = "a random key", "random keys", "a pytree of arrays", "settings"
+"""What annotations say of random keys of JAX, of models and of settings."""
+MOST_WHOLE = 2**63 - 1
+"""Largest whole number that an array can hold."""
 Lengths = dict[str, int]
 """Lengths of the dimensions that have been seen in a call, by letter."""
 
@@ -152,6 +154,8 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
         named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
         known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
         allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
+        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+            allowed += ", of 64 bits"
         if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
             meant = [each for each, held in vars(value).items() if kind.accepts(held, lengths)]
             module = value.__name__.rpartition(".")[2]
@@ -283,8 +287,7 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
             lambda value, lengths: kind.accepts(value, lengths) and narrow.fits(value, lengths),
             f"{kind.words} {narrow}",
         )
-    allowed = "a single random key, such as jax.random.key(0)"
-    return Kind(_accepts_key, allowed) if narrow == KEY else kind
+    return NAMED.get(narrow, kind) if isinstance(narrow, str) else kind
 
 
 def _kind_of_union(args: Sequence[Any]) -> Kind:
@@ -373,7 +376,8 @@ def _kind_of_scalar(value: Any) -> str:
 
 
 def _accepts_whole(value: Any, _: Lengths) -> bool:
-    return _kind_of_scalar(value) in ("i", "u")
+    is_whole = _kind_of_scalar(value) in ("i", "u")
+    return is_whole and (not isinstance(value, int) or abs(value) <= MOST_WHOLE)
 
 
 def _accepts_number(value: Any, _: Lengths) -> bool:
@@ -386,7 +390,8 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
     if isinstance(value, bool | int | float):
         return True
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return not isinstance(value, type) and getattr(value.dtype, "kind", "") not in ("O", "c")
+        is_key = str(value.dtype).startswith("key<")
+        return not (isinstance(value, type) or is_key or getattr(value.dtype, "kind", "") in "Oc")
     if not isinstance(value, list | tuple):
         return hasattr(value, "__array__") and not isinstance(value, type)
     import numpy as np
@@ -398,8 +403,25 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
 
 
 def _accepts_key(value: Any, _: Lengths) -> bool:
-    dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", None)
-    return (dtype.startswith("key<") and shape == ()) or (dtype == "uint32" and shape == (2,))
+    return _shape_of_keys(value) == ()
+
+
+def _shape_of_keys(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an array of random keys; None of anything else."""
+    dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", ())
+    if dtype == "uint32" and shape[-1:] == (2,):  # The older kind of keys.
+        return shape[:-1]
+    return shape if dtype.startswith("key<") else None
+
+
+def _accepts_tree(value: Any, _: Lengths) -> bool:
+    """Tell whether a value is one model or more: a pytree whose leaves are arrays."""
+    import jax
+
+    return value is not None and all(
+        hasattr(leaf, "shape") and getattr(getattr(leaf, "dtype", None), "kind", "O") not in "OUSM"
+        for leaf in jax.tree.leaves(value)
+    )
 
 
 def _accepts_path(value: Any, _: Lengths) -> bool:
@@ -412,6 +434,16 @@ OPEN = Kind(lambda value, _: True, "anything")
 """What a type variable allows: the function itself checks the argument."""
 ANYTHING = Kind(lambda value, _: True, "anything")
 ARRAY = Kind(_accepts_array, "an array")
+NAMED = {
+    KEY: Kind(_accepts_key, "a single random key, such as jax.random.key(0)"),
+    KEYS: Kind(lambda value, _: len(_shape_of_keys(value) or ()) == 1, "random keys, `[S]`"),
+    TREE: Kind(_accepts_tree, "a model, a pytree of arrays"),
+    SETTINGS: Kind(
+        lambda value, _: dataclasses.is_dataclass(value) and not isinstance(value, type),
+        "settings, an instance of a class with the decorator `settings.struct`",
+    ),
+}
+"""The kinds that annotations name."""
 SIMPLE: dict[Any, Kind] = {
     Any: ANYTHING,
     None: Kind(lambda value, _: value is None, "None"),

@@ -39,7 +39,7 @@ from fedjax_sim.privacy.accounting import check_package, once_each
 from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite, gaussian_like
 from fedjax_sim.privacy.kinds import OfNoise
 from fedjax_sim.settings import Named, fixed, parse_kind, real, struct
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.types import Key, Keys, Params
 
 FINEST = 1e-4
 """Grid of privacy losses: dp-accounting's default, or this share of the loss of one message."""
@@ -264,7 +264,7 @@ def local_epsilon(
 
 
 @checked
-def privatise(keys: Array, privacy: OwnNoise, updates: Params) -> Params:
+def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 
     An update that is not finite has no norm, and counts as 0: otherwise whether it is would show.

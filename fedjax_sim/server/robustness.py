@@ -49,7 +49,7 @@ from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import list_members, loss_shares
-from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Timeline
+from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 
 COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
 """Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
@@ -317,7 +317,7 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
 
 
 @checked
-def check_numbers(hyper: Any, timeline: Timeline, *, most: int | None = None) -> None:
+def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = None) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
 
         four_reports = run.timelines[0]

@@ -1,5 +1,6 @@
 """The decorator `checked`: what each kind of annotation allows, and what it leaves as it is."""
 
+import gc
 import inspect
 import math
 import pickle
@@ -215,12 +216,13 @@ def test_threads_read_declared_types_at_once() -> None:
     def read() -> None:
         try:
             for _ in range(100):
-                fedjax_sim.launch.sweep.__checked__.__wrapped__()  # type: ignore[attr-defined]
+                fedjax_sim.Run.__init__.__checked__.__wrapped__()  # type: ignore[attr-defined]
         except BaseException as error:
             errors.append(error)
 
-    usual = sys.getswitchinterval()
+    usual, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-6)
+    gc.set_threshold(100)  # Python takes turns when it collects garbage in the middle of a call.
     try:
         threads = [threading.Thread(target=read) for _ in range(2)]
         for each in threads:
@@ -229,6 +231,7 @@ def test_threads_read_declared_types_at_once() -> None:
             each.join()
     finally:
         sys.setswitchinterval(usual)
+        gc.set_threshold(*thresholds)
     assert errors == []
 
 
