@@ -449,21 +449,21 @@ class Checkpoint:
         Damaged ones are reported. Yields their ticks, and their arrays without the identity.
         """
         for path in self._files(kind):
+            reason, entries = "its digest is another", {}
             try:
-                reason = "" if path.stem.endswith(_digest_of(path)) else "its digest is another"
-            except OSError as error:
-                reason = str(error.strerror)
-            if reason:
+                if path.stem.endswith(_digest_of(path)):
+                    with np.load(path) as file:
+                        entries, reason = dict(file), "it says not of which run it is"
+            except Exception as error:  # Forged archives raise errors of many kinds.
+                reason = str(getattr(error, "strerror", None) or error)
+            if "identity" not in entries:
                 say(f"{path} is damaged ({reason}); the one before is used if there is one.")
-                continue
-            with np.load(path) as file:
-                if str(file["identity"]) == identity:
-                    entries = {name: file[name] for name in file.files if name != "identity"}
-                    arrays = {}
-                    for entry, values in entries.items():
-                        name, at, dtype = entry.partition("@")
-                        arrays[name] = values.view(dtype) if at else values
-                    yield ticks_of(path), arrays
+            elif str(entries.pop("identity")) == identity:
+                arrays = {}
+                for entry, values in entries.items():
+                    name, at, dtype = entry.partition("@")
+                    arrays[name] = values.view(dtype) if at else values
+                yield ticks_of(path), arrays
 
     def _read_configuration(self) -> dict[str, Any] | None:
         """Read the configuration; None if it is missing or damaged."""

@@ -120,7 +120,7 @@ class Trace:
                 allowed = f"one of the {len(names)} names of the client_table, such as {names[0]}"
                 raise ConfigError(f"trace client in row {row}", text, allowed)
         numbers = np.array([number[text] for text in self.texts])
-        return Trace(numbers[self.text], self.start, self.finish)
+        return Trace(numbers[self.text].tolist(), self.start, self.finish)
 
     def _check_numbers(self, num_clients: int) -> None:
         """Check that all rows belong to clients below `num_clients`."""
