@@ -33,9 +33,13 @@ from fedjax_sim.events.clocks import Sizes as Sizes
 
 Key = Annotated[jax.Array, "a random key"]
 """One typed JAX random key."""
+Keys = Annotated[jax.Array, "random keys"]
+"""Random keys, one for each of several slots."""
 Array = jax.Array
-Params = Any
+Params = Annotated[Any, "a pytree of arrays"]
 """A pytree of arrays: one model."""
+Settings = Annotated[Any, "settings"]
+"""A system's settings, whatever their class."""
 
 HyperT = TypeVar("HyperT")
 """A system's settings: a struct made by `fedjax_sim.settings.struct`."""

@@ -1,6 +1,5 @@
 """The decorator `checked`: declared types are read at the first call, and checked at every call."""
 
-import ast
 import collections.abc
 import dataclasses
 import functools
@@ -8,6 +7,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +25,10 @@ NAMED_TYPES: Any = getattr(typing, "TypeAliasType", ())
 """The class of types that are named by a statement `type`, as NumPy's are from Python 3.12 on."""
 CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
-KEY = "a random key"
-"""What an annotation says of an array that is a random key of JAX."""
+KEY, KEYS, TREE, SETTINGS = "a random key", "random keys", "a pytree of arrays", "settings"
+"""What annotations say of random keys of JAX, of models and of settings."""
+MOST_WHOLE = 2**63 - 1
+"""Largest whole number that an array can hold."""
 Lengths = dict[str, int]
 """Lengths of the dimensions that have been seen in a call, by letter."""
 
@@ -118,7 +120,9 @@ def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
                 _check(order[place], value, kinds.get(order[place], ANYTHING), lengths)
             else:
                 _check(f"argument {place + 1}", value, more, lengths)
-        for name, value in kwargs.items():
+        # In the order of the declaration, as a limit may be the length of an earlier argument.
+        named_first = {name: kwargs[name] for name in kinds if name in kwargs}
+        for name, value in (named_first | kwargs).items():
             kind = kinds.get(name, named)
             if kind is None:
                 _refuse(function, name, value)
@@ -147,9 +151,11 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
     if kind is not ANYTHING and not kind.accepts(value, lengths):
         from fedjax_sim.settings import ConfigError
 
-        named = re.findall(r"[^\[\], ]+", "".join(re.findall(r"\[.*?\]", kind.words)))
+        named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
         known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
         allowed = kind.words + (f" with {', '.join(known)}" * bool(known))
+        if isinstance(value, int) and abs(value) > MOST_WHOLE:
+            allowed += ", of 64 bits"
         if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
             meant = [each for each, held in vars(value).items() if kind.accepts(held, lengths)]
             module = value.__name__.rpartition(".")[2]
@@ -199,9 +205,9 @@ def _hints_of(source: Any) -> dict[str, Any]:
     except NameError:
         module = sys.modules[source.__module__]
         names = dict(vars(module))
-        for node in ast.parse(inspect.getsource(module)).body:
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-                exec(compile(ast.Module(node.body, []), str(module.__file__), "exec"), names)
+        # Python's `ast.parse` fails now and then if two threads call it.
+        blocks = re.findall(r"^if TYPE_CHECKING:\n((?: .*\n|\n)+)", inspect.getsource(module), re.M)
+        exec(textwrap.dedent("".join(blocks)), names)
         return typing.get_type_hints(source, names, include_extras=True)
 
 
@@ -268,7 +274,8 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
             words += f" of {'whole' if narrow.is_whole else 'finite'} numbers"
         return Kind(
             lambda value, lengths: (
-                kind.accepts(value, lengths) and (_is_traced(value) or narrow.holds(value))
+                kind.accepts(value, lengths)
+                and (_is_traced(value) or narrow.within(lengths).holds(value))
             ),
             f"{words} {narrow}".rstrip(),
         )
@@ -280,7 +287,7 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
             lambda value, lengths: kind.accepts(value, lengths) and narrow.fits(value, lengths),
             f"{kind.words} {narrow}",
         )
-    return Kind(_accepts_key, narrow) if narrow == KEY else kind
+    return NAMED.get(narrow, kind) if isinstance(narrow, str) else kind
 
 
 def _kind_of_union(args: Sequence[Any]) -> Kind:
@@ -369,7 +376,8 @@ def _kind_of_scalar(value: Any) -> str:
 
 
 def _accepts_whole(value: Any, _: Lengths) -> bool:
-    return _kind_of_scalar(value) in ("i", "u")
+    is_whole = _kind_of_scalar(value) in ("i", "u")
+    return is_whole and (not isinstance(value, int) or abs(value) <= MOST_WHOLE)
 
 
 def _accepts_number(value: Any, _: Lengths) -> bool:
@@ -382,7 +390,8 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
     if isinstance(value, bool | int | float):
         return True
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return not isinstance(value, type) and getattr(value.dtype, "kind", "") != "O"
+        is_key = str(value.dtype).startswith("key<")
+        return not (isinstance(value, type) or is_key or getattr(value.dtype, "kind", "") in "Oc")
     if not isinstance(value, list | tuple):
         return hasattr(value, "__array__") and not isinstance(value, type)
     import numpy as np
@@ -394,8 +403,25 @@ def _accepts_array(value: Any, _: Lengths) -> bool:
 
 
 def _accepts_key(value: Any, _: Lengths) -> bool:
-    dtype = str(getattr(value, "dtype", ""))
-    return dtype.startswith("key<") or (dtype == "uint32" and value.shape[-1:] == (2,))
+    return _shape_of_keys(value) == ()
+
+
+def _shape_of_keys(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an array of random keys; None of anything else."""
+    dtype, shape = str(getattr(value, "dtype", "")), getattr(value, "shape", ())
+    if dtype == "uint32" and shape[-1:] == (2,):  # The older kind of keys.
+        return shape[:-1]
+    return shape if dtype.startswith("key<") else None
+
+
+def _accepts_tree(value: Any, _: Lengths) -> bool:
+    """Tell whether a value is one model or more: a pytree whose leaves are arrays."""
+    import jax
+
+    return value is not None and all(
+        hasattr(leaf, "shape") and getattr(getattr(leaf, "dtype", None), "kind", "O") not in "OUSM"
+        for leaf in jax.tree.leaves(value)
+    )
 
 
 def _accepts_path(value: Any, _: Lengths) -> bool:
@@ -408,6 +434,16 @@ OPEN = Kind(lambda value, _: True, "anything")
 """What a type variable allows: the function itself checks the argument."""
 ANYTHING = Kind(lambda value, _: True, "anything")
 ARRAY = Kind(_accepts_array, "an array")
+NAMED = {
+    KEY: Kind(_accepts_key, "a single random key, such as jax.random.key(0)"),
+    KEYS: Kind(lambda value, _: len(_shape_of_keys(value) or ()) == 1, "random keys, `[S]`"),
+    TREE: Kind(_accepts_tree, "a model, a pytree of arrays"),
+    SETTINGS: Kind(
+        lambda value, _: dataclasses.is_dataclass(value) and not isinstance(value, type),
+        "settings, an instance of a class with the decorator `settings.struct`",
+    ),
+}
+"""The kinds that annotations name."""
 SIMPLE: dict[Any, Kind] = {
     Any: ANYTHING,
     None: Kind(lambda value, _: value is None, "None"),

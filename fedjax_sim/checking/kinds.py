@@ -14,7 +14,7 @@ class Limit(NamedTuple):
       least: Inclusive lower limit.
       most: Inclusive upper limit.
       above: Exclusive lower limit.
-      below: Exclusive upper limit.
+      below: Exclusive upper limit; a letter stands for the length of a dimension, see `Shape`.
       is_whole: Whether only whole numbers are allowed.
       may_be_nan: Whether numbers of an array may be nan, as those of a model that diverged are.
     """
@@ -22,7 +22,7 @@ class Limit(NamedTuple):
     least: float | None = None
     most: float | None = None
     above: float | None = None
-    below: float | None = None
+    below: Any = None
     is_whole: bool = False
     may_be_nan: bool = False
 
@@ -30,10 +30,15 @@ class Limit(NamedTuple):
         """Return the limits in words, such as "of at least 1", "" for none."""
         words = {"least": "of at least", "most": "of at most", "above": "above", "below": "below"}
         limits = {name: getattr(self, name) for name in words if getattr(self, name) is not None}
-        text = " and ".join(f"{words[name]} {limit:.10g}" for name, limit in limits.items())
+        text = " and ".join(f"{words[name]} {_shown(limit)}" for name, limit in limits.items())
         if limits.keys() == {"least", "most"}:
             text = f"from {self.least:.10g} to {self.most:.10g}"
         return text
+
+    def within(self, lengths: dict[str, int]) -> "Limit":
+        """Return the limits in a call with dimensions of these lengths, by letter."""
+        is_named = isinstance(self.below, str)
+        return self._replace(below=lengths.get(str(self.below))) if is_named else self
 
     def holds(self, value: Any) -> bool:
         """Tell whether numbers are finite and within the limits.
@@ -66,6 +71,10 @@ class Limit(NamedTuple):
             if limit is not None:
                 ends = [limit if abs(end - limit) <= slack else end for end in ends]
         return all(map(self.holds, ends)) and not (self.is_whole and bool(np.any(x % 1)))
+
+
+def _shown(limit: float | str) -> str:
+    return limit if isinstance(limit, str) else f"{limit:.10g}"
 
 
 class Shape(NamedTuple):

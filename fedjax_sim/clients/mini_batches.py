@@ -14,7 +14,7 @@ from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.trees import is_narrow, programs_within
-from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params
+from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
@@ -75,7 +75,7 @@ def _minds_scale(program: Any) -> bool:
 @checked
 def batch_gradient(
     problem: Losses,
-    hyper: Any,
+    hyper: Settings,
     key: Key,
     client: Array,
     offset: Array,
@@ -122,7 +122,7 @@ def batch_gradient(
 @checked
 def batch_loss(
     problem: Losses,
-    hyper: Any,
+    hyper: Settings,
     key: Key,
     client: Array,
     offset: Array,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim.batching import map_slots
 from fedjax_sim.checking import checked
 from fedjax_sim.clients.mini_batches import example_losses
-from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan
+from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Settings
 
 
 class SeenLosses(NamedTuple):
@@ -30,14 +30,14 @@ class SeenLosses(NamedTuple):
 @checked
 def losses_of(
     problem: Any,
-    hyper: Any,
+    hyper: Settings,
     plan: Plan,
     key: Key,
     clients: Array,
     offset: Array,
     *,
     model: Params = None,
-    models: Params = None,
+    models: Params | None = None,
 ) -> tuple[SeenLosses, Array]:
     """Compute losses of the mini-batches with which clients would begin.
 

@@ -19,6 +19,7 @@ COMPRESSORS: Named[type[Compressor]] = Named.of(
     Luq,
     TopK,
     ScaledSign,
+    example="block:norm=2:block=4",
 )
 """Every kind of compressor, by name."""
 
@@ -39,4 +40,4 @@ def parse_compressor(text: str) -> Compressor:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("compression", COMPRESSORS, text, "block:norm=2:block=4")
+    return parse_kind("compression", COMPRESSORS, text)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.compression.base import Compressor, Identity
-from fedjax_sim.compression.catalogue import parse_compressor
+from fedjax_sim.compression.catalogue import COMPRESSORS, parse_compressor
 from fedjax_sim.settings import Checked, ConfigError, part, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
@@ -21,8 +21,7 @@ class Compression(Checked):
 
     compression: Compressor = part(
         Identity(),
-        "a compressor of `fedjax_sim.compression`; on the command line such as "
-        "identity, block:norm=2:block=4 or rounding:width=8",
+        COMPRESSORS,
         Compressor,
         parse_compressor,
         meaning="Compressor of what a client sends, taken as one vector.",

@@ -26,6 +26,8 @@ from fedjax_sim.types import EMPTY, Timeline
 
 Groups = Annotated[np.ndarray, shape("N"), Limit(least=0, is_whole=True)]
 """`i32[N]`, label of each client's group, from 0."""
+Values = Annotated[np.ndarray, shape("N")]
+"""`f64[N]`, one of each client."""
 
 
 class FairnessReport(NamedTuple):
@@ -124,7 +126,7 @@ def influence(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -> n
       `f64[N]`. It sums to 1 if the weights of every tick do. With equal weights in full buffers it
       is the update share.
     """
-    updates = received(timeline, skip)
+    updates = received(timeline, skip, num_clients)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.num_ticks
 
 
@@ -145,7 +147,7 @@ def influence_per_time(timeline: Timeline, num_clients: Count, *, skip: Share = 
     Returns:
       `f64[N]`, per unit of virtual time.
     """
-    updates = received(timeline, skip)
+    updates = received(timeline, skip, num_clients)
     return np.bincount(updates.client, updates.weight, num_clients) / updates.duration
 
 
@@ -164,7 +166,7 @@ def update_share(timeline: Timeline, num_clients: Count, *, skip: Share = 0.0) -
     Returns:
       `f64[N]`, with sum 1, or all 0 if nothing was received.
     """
-    updates = received(timeline, skip)
+    updates = received(timeline, skip, num_clients)
     return np.bincount(updates.client, minlength=num_clients) / max(len(updates.client), 1)
 
 
@@ -182,7 +184,7 @@ def time_to_first(timeline: Timeline, num_clients: Count) -> np.ndarray:
     Returns:
       `f64[N]`, virtual time; inf for a client that never does.
     """
-    updates = received(timeline)
+    updates = received(timeline, num_clients=num_clients)
     counts = updates.weight > 0
     first = np.full(num_clients, np.inf)
     np.minimum.at(first, updates.client[counts], np.asarray(timeline.time)[updates.tick[counts]])
@@ -207,7 +209,7 @@ def client_staleness(
     Returns:
       Mean and largest staleness, `f64[N]` each, in server steps; nan for a client without updates.
     """
-    updates = received(timeline, skip)
+    updates = received(timeline, skip, num_clients)
     count = np.bincount(updates.client, minlength=num_clients)
     total = np.bincount(updates.client, updates.staleness, num_clients)
     largest = np.zeros(num_clients)
@@ -233,14 +235,14 @@ def share_without(timeline: Timeline, groups: Groups, *, skip: Share = 0.0) -> n
     Returns:
       `f64[G]`, from 0 to 1.
     """
-    updates = received(timeline, skip)
+    updates = received(timeline, skip, len(groups))
     heard = np.zeros((updates.num_ticks, int(np.max(groups)) + 1), bool)
     heard[updates.tick, np.asarray(groups)[updates.client]] = True
     return 1 - heard.mean(axis=0)
 
 
 @checked
-def group_sums(values: np.ndarray, groups: Groups) -> np.ndarray:
+def group_sums(values: Values, groups: Groups) -> np.ndarray:
     """Add up the values of each group's clients.
 
         assert group_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).tolist() == [1 + 2, 4]
@@ -256,7 +258,7 @@ def group_sums(values: np.ndarray, groups: Groups) -> np.ndarray:
 
 
 @checked
-def jain_index(values: np.ndarray) -> float:
+def jain_index(values: Values) -> float:
     """Compute Jain's index (sum x)^2 / (N sum x^2).
 
         assert jain_index(np.array([1.0, 1.0, 1.0, 1.0])) == 1.0
@@ -273,7 +275,7 @@ def jain_index(values: np.ndarray) -> float:
 
 
 @checked
-def entropy(values: np.ndarray) -> float:
+def entropy(values: Values) -> float:
     """Compute the entropy of values taken as shares of their sum.
 
         assert np.isclose(entropy(np.ones(4)), np.log(4))
@@ -292,7 +294,7 @@ def entropy(values: np.ndarray) -> float:
 
 
 @checked
-def evenness(values: np.ndarray) -> float:
+def evenness(values: Values) -> float:
     """Compute the entropy of values relative to its largest value, log N.
 
         assert np.isclose(evenness(np.ones(4)), 1.0)
@@ -309,8 +311,8 @@ def evenness(values: np.ndarray) -> float:
 
 @checked
 def deviation(
-    influence: Annotated[np.ndarray, shape("N")],
-    target: Annotated[np.ndarray, shape("N")] | None = None,
+    influence: Values,
+    target: Values | None = None,
 ) -> float:
     """Sum the absolute deviations of the clients' influence from a target (Eq. 3).
 
@@ -428,20 +430,24 @@ class Received(NamedTuple):
     duration: float
 
 
-def received(timeline: Timeline, skip: Share = 0.0) -> Received:
+def received(timeline: Timeline, skip: Share = 0.0, num_clients: int | None = None) -> Received:
     """List the updates that a timeline receives after its skipped ticks.
 
     Args:
       timeline: A schedule of one lane.
       skip: Share of the ticks at the beginning that are left out.
+      num_clients: Number of clients N that there are; None does not check it.
 
     Raises:
-      ConfigError: If it is that of several lanes.
+      ConfigError: If it is that of several lanes, or has a client that there is not.
     """
     time, clients = np.asarray(timeline.time), np.asarray(timeline.clients)
     if time.ndim != 1 or clients.shape[:1] != time.shape or clients.ndim != 2:
         found = f"times {time.shape} and clients {clients.shape}"
         raise ConfigError("shapes of the timeline", found, "(T,) and (T, S), those of one lane")
+    if num_clients is not None and clients.max(initial=-1) >= num_clients:
+        allowed = f"above the largest client of the timeline, {clients.max()}"
+        raise ConfigError("num_clients", num_clients, allowed)
     skipped = int(skip * len(time) + 1e-9)  # 0.29 * 100 is below 29 in floating point.
     tick, slot = np.nonzero(clients[skipped:] != EMPTY)
     client, steps, weight, version = (

@@ -17,7 +17,7 @@ BINS = 15
 
 Probabilities = Annotated[Array, shape("m K"), Limit(least=0, most=1, may_be_nan=True)]
 """`f[m, K]`, those of models that diverged are nan."""
-Labels = Annotated[Array, shape("m"), Limit(least=0, is_whole=True)]
+Labels = Annotated[Array, shape("m"), Limit(least=0, below="K", is_whole=True)]
 
 
 class Reliability(NamedTuple):

@@ -28,6 +28,8 @@ from fedjax_sim.types import Array, Params
 if TYPE_CHECKING:
     import xarray as xr
 
+    from fedjax_sim.results.runs import Run
+
 ONLY = "w"
 """Name of the parameters of a model that is one array."""
 SAMPLE = ("chain", "draw")
@@ -35,7 +37,7 @@ SAMPLE = ("chain", "draw")
 
 @checked
 def to_arviz(
-    run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1
+    run: "Run", problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1
 ) -> "xr.DataTree":
     """Return the samples of a run as ArviZ's groups.
 
@@ -100,7 +102,7 @@ def to_arviz(
 
 @checked
 def predictive(
-    run: Any,
+    run: "Run | xr.DataTree",
     problem: Any,
     inputs: Any,
     targets: Any = None,

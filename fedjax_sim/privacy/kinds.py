@@ -192,7 +192,13 @@ class CorrelatedNoise(Privacy):
 
 
 PRIVACY: Named[type[Privacy]] = Named.of(
-    "privacy", NoPrivacy, FixedClipping, AdaptiveClipping, ExampleClipping, CorrelatedNoise
+    "kind of privacy",
+    NoPrivacy,
+    FixedClipping,
+    AdaptiveClipping,
+    ExampleClipping,
+    CorrelatedNoise,
+    example="fixed:clip=0.1:noise=1",
 )
 """Every kind, by name."""
 
@@ -213,4 +219,4 @@ def parse_privacy(text: str) -> Privacy:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("privacy", PRIVACY, text, "fixed:clip=0.1:noise=1")
+    return parse_kind("privacy", PRIVACY, text)

@@ -39,7 +39,7 @@ from fedjax_sim.privacy.accounting import check_package, once_each
 from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite, gaussian_like
 from fedjax_sim.privacy.kinds import OfNoise
 from fedjax_sim.settings import Named, fixed, parse_kind, real, struct
-from fedjax_sim.types import Key, Params
+from fedjax_sim.types import Key, Keys, Params
 
 FINEST = 1e-4
 """Grid of privacy losses: dp-accounting's default, or this share of the loss of one message."""
@@ -264,7 +264,7 @@ def local_epsilon(
 
 
 @checked
-def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
+def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 
     An update that is not finite has no norm, and counts as 0: otherwise whether it is would show.
@@ -286,7 +286,11 @@ def privatise(keys: Key, privacy: OwnNoise, updates: Params) -> Params:
 
 
 LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named.of(
-    "local privacy", NoLocalPrivacy, LocalGaussian, LocalLaplace
+    "kind of local privacy",
+    NoLocalPrivacy,
+    LocalGaussian,
+    LocalLaplace,
+    example="gaussian:clip=0.1:noise=8",
 )
 """Every kind, by name."""
 
@@ -306,4 +310,4 @@ def parse_local_privacy(text: str) -> LocalPrivacy:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("local_privacy", LOCAL_PRIVACY, text, "gaussian:clip=0.1:noise=8")
+    return parse_kind("local_privacy", LOCAL_PRIVACY, text)

@@ -97,7 +97,7 @@ def pad_partitions(
     """
     for partition in partitions:
         check_partition(partition, num_examples)
-    if not partitions:
+    if len(partitions) == 0:
         raise ConfigError("number of partitions", 0, "at least 1")
     width = max(partition.index.shape[1] for partition in partitions)
     padded = []

@@ -78,6 +78,8 @@ def from_dataframe(
             raise ConfigError("column", name, "one of " + ", ".join(map(str, table.columns)))
     if not columns:
         raise ConfigError("features", columns, "at least one column")
+    if not targets:
+        raise ConfigError("target", targets, "at least one column")
     inputs = np.stack([_numbers(table, name) for name in columns], axis=1).astype(np.float32)
     values = np.stack([_numbers(table, name) for name in targets], axis=1)
     kind = np.int32 if values.dtype.kind in "biu" else np.float32

@@ -41,7 +41,7 @@ from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.plain_values import TRUST, Reader, UnreadableError, Writer
 from fedjax_sim.results.records import environment, storable, to_json
 from fedjax_sim.results.summaries import is_part, summary
-from fedjax_sim.settings import ConfigError, fields, value_of
+from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ class Kept(Protocol):
 
 def write_files(folder: Path, run: Kept) -> None:
     """Write a run; see `Run.save`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing_to("folder", folder):
+        pass
     system = run.curves.attrs["system"]
     runs = {system: run}
     earlier = files_in(folder)

@@ -71,6 +71,7 @@ class Run(Generic[HyperT]):
         """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
         return tuple(str(dim) for dim in self.curves["failed"].dims)
 
+    @checked
     def model(self, i: int) -> Params:
         """Return the final model of the lane at position `i` of the flattened results.
 
@@ -131,6 +132,7 @@ class Run(Generic[HyperT]):
         rows.insert(0, "system", self.curves.attrs["system"])
         return rows
 
+    @checked
     def save(self, folder: str | Path) -> None:
         """Write everything into a folder, for `fedjax_sim.load` and `fedjax-sim plot`.
 
@@ -141,6 +143,7 @@ class Run(Generic[HyperT]):
             kept as pickles, which `load` reads with `trust=True` only.
 
         Raises:
+          ConfigError: If there can be no such folder.
           StorageError: If the disk refuses.
         """
         write_files(Path(folder), self)

@@ -53,7 +53,7 @@ from fedjax_sim.clients import (
     write_clients,
 )
 from fedjax_sim.clients.gradient_steps import lasting_steps
-from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.privacy import NoLocalPrivacy
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import Adversary
@@ -105,8 +105,7 @@ class EdgeMessages(ClientMessages):
 
     edge_compression: Compressor = part(
         Identity(),
-        "a compressor of `fedjax_sim.compression`; on the command line such as "
-        "identity or top_k:kept=100",
+        COMPRESSORS,
         Compressor,
         parse_compressor,
         meaning="Compressor of what a local server sends to the global one; `compression` is that "

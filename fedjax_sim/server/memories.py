@@ -29,6 +29,7 @@ from fedjax_sim.types import (
     LatentProblem,
     Leaf,
     Messages,
+    Settings,
     Timeline,
     full_precision_bits,
 )
@@ -107,7 +108,7 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
 
 @checked
 def exchange(
-    hyper: Any, key: Key, event: Event, memory: Memory, target: Array, active: Array
+    hyper: Settings, key: Key, event: Event, memory: Memory, target: Array, active: Array
 ) -> tuple[Array, Memory]:
     """Send Q(target - V_i) from the active slots, make H of the messages and update the memories.
 

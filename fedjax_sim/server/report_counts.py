@@ -11,7 +11,7 @@ from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.server.robustness import check_numbers, check_reports
 from fedjax_sim.trees import shapes_of_model
-from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Timeline, full_precision_bits
+from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Settings, Timeline, full_precision_bits
 
 
 def _whole(params: Params, hyper: Any) -> Params:
@@ -71,7 +71,7 @@ def report_messages(
 
 
 @checked
-def count_downlink(hyper: Any, timeline: Timeline, sent: Params) -> Leaf:
+def count_downlink(hyper: Settings, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
 
         bits = count_downlink(hyper, run.timelines[0], model)

@@ -4,9 +4,11 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedjax_sim.compression import Compressor, Identity, parse_compressor
+from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import Compression
 from fedjax_sim.privacy import (
+    LOCAL_PRIVACY,
+    PRIVACY,
     AdaptiveClipping,
     Clipping,
     CorrelatedNoise,
@@ -84,8 +86,7 @@ class ClientMessages(Checked):
     )
     downlink: Compressor = part(
         Identity(),
-        "a compressor of `fedjax_sim.compression`; on the command line such as "
-        "identity or top_k:kept=100",
+        COMPRESSORS,
         Compressor,
         parse_compressor,
         meaning="Compressor of what the server sends: the change of its model since clients last "
@@ -93,8 +94,7 @@ class ClientMessages(Checked):
     )
     local_privacy: LocalPrivacy = part(
         NoLocalPrivacy(),
-        "a kind of `fedjax_sim.privacy.local`; on the command line such as none, "
-        "gaussian:clip=0.1:noise=8 or laplace:clip=1:noise=20",
+        LOCAL_PRIVACY,
         LocalPrivacy,
         parse_local_privacy,
         meaning="How every client clips its own update, and the noise that it adds itself.",
@@ -206,9 +206,7 @@ class ScheduledReports(Reports):
 
     privacy: Privacy = part(
         NoPrivacy(),
-        "a kind of `fedjax_sim.privacy`; on the command line such as none, "
-        "fixed:clip=0.1:noise=1, adaptive:noise=1, examples:epsilon=2:rounds=1000 or "
-        "correlated:clip=0.1:noise=4:bands=8",
+        PRIVACY,
         Privacy,
         parse_privacy,
         meaning="How clients' updates are clipped, and the noise on their sum.",

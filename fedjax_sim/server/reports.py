@@ -75,7 +75,7 @@ from fedjax_sim.server.versions import Memo, Versioned, first_version, next_vers
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan
+from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
 
 
 class RoundState(NamedTuple):
@@ -112,7 +112,7 @@ class Wire:
     def __init__(
         self,
         problem: Losses,
-        hyper: Any,
+        hyper: Settings,
         plan: Plan,
         *,
         can_repeat: bool = False,

@@ -44,12 +44,12 @@ from fedjax_sim.server.attacks import (
     malicious_slots,
     remembering,
 )
-from fedjax_sim.server.rules import Mean, Rule, SecureSum, parse_rule
+from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
 from fedjax_sim.server.rules.base import checked_centre
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines import list_members, loss_shares
-from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Timeline
+from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 
 COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
 """Settings that an algorithm must obey, each with a value of the kind that needs no obeying."""
@@ -69,8 +69,7 @@ class Robust(Checked):
 
     aggregator: Rule = part(
         Mean(),
-        "a rule of `fedjax_sim.server.rules`; on the command line such as mean, median or "
-        "krum:assumed=2",
+        RULES,
         Rule,
         parse_rule,
         meaning="What the server makes of the messages of a tick.",
@@ -318,7 +317,7 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
 
 
 @checked
-def check_numbers(hyper: Any, timeline: Timeline, *, most: int | None = None) -> None:
+def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = None) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
 
         four_reports = run.timelines[0]

@@ -45,6 +45,7 @@ from fedjax_sim.settings.errors import (
     UnknownNameError,
     check_file,
     plain,
+    writing_to,
 )
 from fedjax_sim.settings.names import (
     FORMER_NAMES,
@@ -129,4 +130,5 @@ __all__ = [
     "weights",
     "whole",
     "with_default",
+    "writing_to",
 ]

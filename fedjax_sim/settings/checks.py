@@ -245,11 +245,11 @@ def accepts_numbers(value: Any) -> bool:
     """Tell whether a value is a finite number, or an array of finite numbers.
 
     Args:
-      value: Any value.
+      value: Any value. Complex numbers are refused.
     """
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, (str, bytes, bool)) or value is None:
         return False
     x = np.asarray(value)
-    return bool(np.issubdtype(x.dtype, np.number) and np.all(np.isfinite(x)))
+    return bool(x.dtype.kind in "iuf" and np.all(np.isfinite(x)))

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.settings.checks import accepts_numbers, check
+from fedjax_sim.settings.errors import Named
 from fedjax_sim.settings.names import (
     NO_CONDITION,
     Uses,
     fields,
     groups,
+    is_struct,
     value_of,
     with_default,
 )
@@ -241,7 +243,7 @@ def clients_named(meaning: str, *, only_with: Uses = NO_CONDITION) -> Any:
 
 
 def part(
-    default: Any, allowed: str, kind: type, parse: Callable[[str], Any], *, meaning: str
+    default: Any, allowed: str | Named, kind: type, parse: Callable[[str], Any], *, meaning: str
 ) -> Any:
     """Declare a setting that is itself a settings struct, such as a compressor.
 
@@ -249,19 +251,30 @@ def part(
 
     Args:
       default: Default value.
-      allowed: What is allowed, in words.
+      allowed: What is allowed, in words, or the kinds that the command line names.
       kind: Class of the allowed values.
       parse: Reads a value from the command line's text.
       meaning: What the setting does.
     """
 
-    def accepts(value: Any) -> bool:
-        if isinstance(value, kind):
-            check(value)
-            return True
-        return False
+    if isinstance(allowed, Named):
+        article = "an" if allowed.what[0] in "aeiou" else "a"
+        home = kind.__module__.rpartition(".")[0]
+        words = (
+            f"{article} {allowed.what} of `{home}`, or one of your own with the decorator "
+            f"`settings.struct`; on the command line {allowed.in_words()}"
+        )
+    else:
+        words = allowed
+    return _field(default, meaning, True, lambda value: _is_part(value, kind), words, parse)
 
-    return _field(default, meaning, True, accepts, allowed, parse)
+
+def _is_part(value: Any, kind: type) -> bool:
+    """Tell whether a value is a struct of a kind, and check its settings."""
+    if not (isinstance(value, kind) and is_struct(type(value))):
+        return False
+    check(value)
+    return True
 
 
 def parts(
@@ -278,11 +291,8 @@ def parts(
     """
 
     def accepts(value: Any) -> bool:
-        if isinstance(value, tuple) and value and all(isinstance(each, kind) for each in value):
-            for each in value:
-                check(each)
-            return True
-        return False
+        is_several = isinstance(value, tuple) and len(value) > 0
+        return is_several and all(_is_part(each, kind) for each in value)
 
     return _field(default, meaning, True, accepts, allowed, parse)
 

@@ -1,8 +1,9 @@
 """Bad input as one sentence, and values as such sentences show them."""
 
+import contextlib
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,31 +80,58 @@ class Named(dict[str, ValueT]):
     Of `Named.of("rule", Mean, Median)["medain"]` a message says that the nearest is "median".
     """
 
-    def __init__(self, what: str, entries: Mapping[str, ValueT]):
+    def __init__(self, what: str, entries: Mapping[str, ValueT], example: str = ""):
         """Make the table.
 
         Args:
           what: What the names are of, for the message.
           entries: The entries by name.
+          example: A name followed by values, if entries have values.
         """
         super().__init__(entries)
-        self.what = what
+        self.what, self.example = what, example
 
     @classmethod
-    def of(cls, what: str, *entries: Any) -> "Named[Any]":
+    def of(cls, what: str, *entries: Any, example: str = "") -> "Named[Any]":
         """Make a table of entries that have a `name`.
 
         Args:
           what: As in the table itself.
           entries: The entries, in order.
+          example: As in the table itself.
 
         Returns:
           The table.
         """
-        return cls(what, {each.name: each for each in entries})
+        return cls(what, {each.name: each for each in entries}, example)
+
+    def in_words(self) -> str:
+        """Return all names, and how values follow them."""
+        return f"one of {', '.join(self)}" + f", with values such as {self.example}" * bool(
+            self.example
+        )
 
     def __missing__(self, name: str) -> ValueT:
         raise UnknownNameError(self.what, name, "one of " + ", ".join(self))
+
+
+@contextlib.contextmanager
+def writing_to(field: str, folder: Path) -> Iterator[None]:
+    """Make a folder, unless there is one, and report what the block cannot write there.
+
+    Args:
+      field: What error messages call it.
+      folder: The folder.
+
+    Raises:
+      ConfigError: If the folder cannot be made, or the block is refused by the disk.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        allowed = f"a folder that can be written ({error.strerror})"
+        raise ConfigError(field, str(folder), allowed) from None
 
 
 def check_file(field: str, path: str | Path) -> None:

@@ -134,12 +134,24 @@ def fields_of(
                 full = f"{owner.name}.{name}"
                 inside[full] = with_default(value_of(owner.default, name), field.metadata)
                 inside[full].name = full
+    if (settable or held) and not is_struct(hyper_type):
+        allowed = "one with the decorator `settings.struct`"
+        raise ConfigError("class of settings", hyper_type.__qualname__, allowed)
     fixed = tuple(
         field
         for field in ordered
         if field.name not in settable and any(field.name in fields(base) for base in bases[1:])
     )
     return MappingProxyType(settable | inside), held, fixed
+
+
+def is_struct(kind: type) -> bool:
+    """Tell whether a class is a settings struct itself, and does not only inherit from one.
+
+    Args:
+      kind: Any class.
+    """
+    return "__dataclass_fields__" in vars(kind)
 
 
 def is_traced(field: dataclasses.Field) -> bool:

@@ -1,11 +1,10 @@
 """Read and write settings as the command line has them."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from fedjax_sim.settings.checks import check
-from fedjax_sim.settings.errors import ConfigError
+from fedjax_sim.settings.errors import ConfigError, Named
 from fedjax_sim.settings.names import fields, full_name
 from fedjax_sim.settings.structs import Checked
 
@@ -38,9 +37,7 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
         raise ConfigError(full, text, metadata["allowed"]) from None
 
 
-def parse_kind(
-    setting: str, kinds: Mapping[str, type], text: str, example: str, *, last: str = ""
-) -> Any:
+def parse_kind(setting: str, kinds: Named[Any], text: str, *, last: str = "") -> Any:
     """Read one of several kinds of settings structs from text, for a setting made by `part`.
 
     Args:
@@ -48,7 +45,6 @@ def parse_kind(
       kinds: The kinds by name.
       text: A name of `kinds`, followed by values for its fields, such as "block:norm=inf:block=9".
         Other fields have their defaults.
-      example: An example of such a text, for error messages.
       last: Name of a field whose value is itself a kind, or several: all that follows its name.
 
     Returns:
@@ -62,8 +58,7 @@ def parse_kind(
     if has_last:
         words.append(f"{last}={rest}")
     if name not in kinds:
-        allowed = f"one of {', '.join(kinds)}, with values such as {example}"
-        raise ConfigError(setting, name, allowed)
+        raise ConfigError(setting, name, kinds.in_words())
     kind, values = kinds[name], {}
     for word in words:
         field, equals, value = word.partition("=")

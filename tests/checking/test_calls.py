@@ -1,8 +1,11 @@
 """The decorator `checked`: what each kind of annotation allows, and what it leaves as it is."""
 
+import gc
 import inspect
 import math
 import pickle
+import sys
+import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
@@ -204,6 +207,32 @@ def test_settings_among_the_arguments_are_checked() -> None:
     jax.jit(lambda rate: check(Arrivals(num_clients=20, rate_fast=rate)))(-1.0)
     with pytest.raises(ConfigError, match=r"delays.rate_fast is -1.0, but must be"):
         check(Arrivals(num_clients=20, rate_fast=-1.0))
+
+
+def test_threads_read_declared_types_at_once() -> None:
+    """Some are of names that are imported for type checkers alone."""
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in range(100):
+                fedjax_sim.Run.__init__.__checked__.__wrapped__()  # type: ignore[attr-defined]
+        except BaseException as error:
+            errors.append(error)
+
+    usual, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(100)  # Python takes turns when it collects garbage in the middle of a call.
+    try:
+        threads = [threading.Thread(target=read) for _ in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        sys.setswitchinterval(usual)
+        gc.set_threshold(*thresholds)
+    assert errors == []
 
 
 def test_long_values_are_cut() -> None:

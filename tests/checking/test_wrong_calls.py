@@ -339,7 +339,11 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
     "compression, privacy": [
         (compression.luq, {"key": KEY, "g": np.ones(2)}, {"bits": [*COUNT, -3, 99], "top": WHOLE}),
         (compression.luq, {"key": KEY}, {"g": ARRAY}),
-        (compression.luq, {"g": np.ones(2)}, {"key": [0, "0", None, np.zeros(2)]}),
+        (
+            compression.luq,
+            {"g": np.ones(2)},
+            {"key": [0, "0", None, np.zeros(2), jax.random.split(KEY)]},
+        ),
         (compression.parse_compressor, {}, {"text": [*TEXT, "zip", "luq:top=-1"]}),
         (privacy.clip_updates, {"updates": np.ones((2, 3))}, {"bound": [-1, *ABOVE_0]}),
         (privacy.clip_updates, {"bound": 1.0}, {"updates": [[np.ones(2), np.ones(3)], (), 1.0]}),
@@ -402,7 +406,7 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
         (
             timelines.Trace,
             {"client": [0], "start": [0.0], "finish": [1.0]},
-            {"finish": [[math.nan], "a"]},
+            {"finish": [[math.nan], "a"], "client": [None, 3]},
         ),
     ],
     "diagnostics": [
@@ -418,7 +422,7 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
             {"probabilities": PROBABILITIES, "labels": np.zeros(6, int)},
             {
                 "probabilities": [PROBABILITIES * 10, -PROBABILITIES, [0.5], "a"],
-                "labels": [np.zeros(3, int), np.full(6, 0.5), np.full(6, -1), "a"],
+                "labels": [np.zeros(3, int), np.full(6, 0.5), np.full(6, -1), np.full(6, 2), "a"],
                 "bins": COUNT,
             },
         ),

@@ -21,14 +21,18 @@ import xarray as xr
 
 import fedjax_sim
 from experiments.harness.command import main as experiments
+from fedjax_sim import privacy
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.arguments import read_seeds, read_settings
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.cli.parser import make_parser
 from fedjax_sim.cli.tables import print_table
+from fedjax_sim.compression import COMPRESSORS
 from fedjax_sim.lifecycle import BAD_INPUT, EXIT_CODES, read_json
-from fedjax_sim.settings import ConfigError, fields, idle_of
+from fedjax_sim.server.attacks import ATTACKS
+from fedjax_sim.server.rules import RULES
+from fedjax_sim.settings import ConfigError, check, fields, idle_of
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 SIZES = {"num_clients": 5, "num_selected": 2, "local_steps": 2, "batch_size": 8}
@@ -110,11 +114,32 @@ def test_without_words_it_lists_its_commands(call_anew):
 
 def test_list_names_everything(call):
     out = call("list")
-    for name in (*fedjax_sim.SYSTEMS, "digits", "mnist", "classes", "dirichlet", "mlp32"):
+    kinds = (RULES, ATTACKS, COMPRESSORS, privacy.PRIVACY, privacy.LOCAL_PRIVACY)
+    names = [name for each in kinds for name in each]
+    for name in (*fedjax_sim.SYSTEMS, *names, "digits", "mnist", "classes", "dirichlet", "mlp32"):
         assert re.search(rf"^ +{name} ", out, re.M), name
     settings = call("list", "fedbuff")
     assert "buffer_size" in settings
     assert "after_interaction" in settings
+
+
+@pytest.mark.parametrize(
+    ("field", "kinds"),
+    [
+        ("aggregator", RULES),
+        ("adversary.attack", ATTACKS),
+        ("messages.compression", COMPRESSORS),
+        ("messages.downlink", COMPRESSORS),
+        ("privacy", privacy.PRIVACY),
+        ("messages.local_privacy", privacy.LOCAL_PRIVACY),
+    ],
+)
+def test_lists_and_errors_name_all_kinds(call, field, kinds):
+    allowed = fields(fedjax_sim.SYSTEMS["fedavg"].Hyper)[field].metadata["allowed"]
+    assert f"one of {', '.join(kinds)}, with values such as" in allowed
+    with pytest.raises(ConfigError) as caught:
+        check(fedjax_sim.SYSTEMS["fedavg"].Hyper(**{field: 3}))
+    assert all(re.search(rf"[ :]{name}[,.]", str(caught.value)) for name in kinds)
 
 
 def test_list_shows_each_setting_with_meaning_default_and_allowed_values(call):

@@ -187,6 +187,14 @@ def halve(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def forge(path: Path, write: Callable[[Path], Any] = lambda path: np.savez(path, a=1)) -> None:
+    """Put other content in the place of a file, under a name with its digest."""
+    stem, other = path.stem.rpartition("-")[0], path.with_name("other.npz")
+    path.unlink()
+    write(other)
+    other.rename(path.with_name(f"{stem}-{checkpoint._digest_of(other)}.npz"))
+
+
 def both(damage: Callable[[Path], None]) -> Callable[[Path], None]:
     """Damage both states."""
     return lambda folder: [damage(path) for path in folder.glob("state-*")] and None
@@ -225,6 +233,8 @@ DAMAGES = {
     "newest state empty": (newest(EMPTY), 4, "is damaged"),
     "newest state half": (newest(halve), 4, "is damaged"),
     "one bit of the newest state": (newest(flip), 4, "is damaged"),
+    "newest state of no run": (newest(forge), 4, "it says not of which run it is"),
+    "newest state no archive": (newest(partial(forge, write=EMPTY)), 4, "is damaged"),
     "all states missing": (both(Path.unlink), 0, ""),
     "all states half": (both(halve), None, "no checkpoint in .* is undamaged"),
     "everything": (everything, None, "no checkpoint there is an undamaged one"),

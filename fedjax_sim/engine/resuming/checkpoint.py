@@ -57,7 +57,7 @@ from fedjax_sim.lifecycle import (
 )
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
-from fedjax_sim.settings import ConfigError, fields, value_of
+from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of, longer_name
 
 WORK = 9.0
@@ -276,15 +276,11 @@ class Checkpoint:
           ConfigError: If the folder belongs to another run or cannot be written.
           InputError: If its configuration is damaged and nothing else tells which run it was.
         """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+        with writing_to("checkpoint", self._folder):
             if not self._resume:
                 for path in (*self._files(), self._folder / CONFIGURATION):
                     path.unlink(missing_ok=True)
             remove_scratch(self._folder)
-        except OSError as error:
-            allowed = f"a folder that can be written ({error.strerror})"
-            raise ConfigError("checkpoint", str(self._folder), allowed) from None
         self._identity, self._all_run = self._identify(planned), all_run
         if self._read_configuration() is None:
             self._heal_configuration(planned)
@@ -453,21 +449,21 @@ class Checkpoint:
         Damaged ones are reported. Yields their ticks, and their arrays without the identity.
         """
         for path in self._files(kind):
+            reason, entries = "its digest is another", {}
             try:
-                reason = "" if path.stem.endswith(_digest_of(path)) else "its digest is another"
-            except OSError as error:
-                reason = str(error.strerror)
-            if reason:
+                if path.stem.endswith(_digest_of(path)):
+                    with np.load(path) as file:
+                        entries, reason = dict(file), "it says not of which run it is"
+            except Exception as error:  # Forged archives raise errors of many kinds.
+                reason = str(getattr(error, "strerror", None) or error)
+            if "identity" not in entries:
                 say(f"{path} is damaged ({reason}); the one before is used if there is one.")
-                continue
-            with np.load(path) as file:
-                if str(file["identity"]) == identity:
-                    entries = {name: file[name] for name in file.files if name != "identity"}
-                    arrays = {}
-                    for entry, values in entries.items():
-                        name, at, dtype = entry.partition("@")
-                        arrays[name] = values.view(dtype) if at else values
-                    yield ticks_of(path), arrays
+            elif str(entries.pop("identity")) == identity:
+                arrays = {}
+                for entry, values in entries.items():
+                    name, at, dtype = entry.partition("@")
+                    arrays[name] = values.view(dtype) if at else values
+                yield ticks_of(path), arrays
 
     def _read_configuration(self) -> dict[str, Any] | None:
         """Read the configuration; None if it is missing or damaged."""

@@ -4,10 +4,10 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, 
 two evaluations.
 """
 
-import ast
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ def _plan_again(
     layout = decided.get("placement", {})
     if not decided or planned.program.placement.layout() == layout:
         return planned
-    placed = {name: ast.literal_eval(layout[name]) for name in Layout._fields if name in layout}
+    placed = {name: json.loads(layout[name].lower()) for name in Layout._fields if name in layout}
     try:
         as_before = dataclasses.replace(options, layout=options.layout._replace(**placed))
         known = planned.timelines, planned.ticks

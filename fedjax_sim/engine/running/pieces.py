@@ -37,7 +37,7 @@ from fedjax_sim.engine.resuming.files import (
 from fedjax_sim.engine.running.groups import Ready, plan_or_load
 from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Returned
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import writing_to
 from fedjax_sim.types import EMPTY, System, Ticks
 
 FEW = 0.01
@@ -451,12 +451,8 @@ def locked(asked: Checkpoints | None) -> Iterator[None]:
         yield
         return
     folder = Path(asked.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_to("folder of checkpoints", folder):
         lock = FolderLock(folder)
-    except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
-        raise ConfigError("folder of checkpoints", str(folder), allowed) from None
     try:
         if not asked.resume:
             remove_parts(folder)

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.compression import Compressor, Identity, RandK, RandSparsification, parse_compressor
+from fedjax_sim.compression import (
+    COMPRESSORS,
+    Compressor,
+    Identity,
+    RandK,
+    RandSparsification,
+    parse_compressor,
+)
 from fedjax_sim.compression.base import wide_of
 from fedjax_sim.settings import ConfigError, count, fixed, part, static, struct, switch
 from fedjax_sim.types import Array, Key
@@ -71,7 +78,7 @@ class CellSampling(Compressor):
     )
     compression: Compressor = part(
         Identity(),
-        "a compressor",
+        COMPRESSORS,
         Compressor,
         parse_compressor,
         meaning="Compressor of the vector of cells that are sent.",

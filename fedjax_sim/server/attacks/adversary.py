@@ -13,7 +13,7 @@ from fedjax_sim.checking import Count, checked
 from fedjax_sim.compression.base import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
-from fedjax_sim.server.attacks.catalogue import parse_attack
+from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -50,8 +50,7 @@ class Adversary(Checked):
 
     attack: Attack = part(
         Honest(),
-        "an attack of `fedjax_sim.server.attacks`; on the command line such as none or "
-        "sign_flip:scale=2",
+        ATTACKS,
         Attack,
         parse_attack,
         meaning="What malicious clients send instead of their progress.",

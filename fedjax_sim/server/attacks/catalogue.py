@@ -106,6 +106,7 @@ ATTACKS: Named[type[Attack]] = Named.of(
     MinSum,
     Mimic,
     OneAttack,
+    example="sign_flip:scale=2",
 )
 """Every kind of attack, by name."""
 
@@ -126,7 +127,7 @@ def parse_attack(text: str) -> Attack:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("attack", ATTACKS, text, "sign_flip:scale=2", last="options")
+    return parse_kind("attack", ATTACKS, text, last="options")
 
 
 @checked

@@ -17,25 +17,24 @@ from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, No
 from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
 from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
 from fedjax_sim.server.rules.trust import FLTrust
-from fedjax_sim.settings import ConfigError, count, fixed, parse_kind, part, struct
+from fedjax_sim.settings import ConfigError, Named, count, fixed, parse_kind, part, struct
 from fedjax_sim.types import Array, Key, Params
 
-INNER: dict[str, type[Rule]] = {
-    kind.name: kind
-    for kind in (
-        Mean,
-        Median,
-        TrimmedMean,
-        SignMajority,
-        GeometricMedian,
-        CentredClipping,
-        NormBound,
-        Krum,
-        MultiKrum,
-        Bulyan,
-        FLTrust,
-    )
-}
+INNER: Named[type[Rule]] = Named.of(
+    "rule other than bucketing",
+    Mean,
+    Median,
+    TrimmedMean,
+    SignMajority,
+    GeometricMedian,
+    CentredClipping,
+    NormBound,
+    Krum,
+    MultiKrum,
+    Bulyan,
+    FLTrust,
+    example="trimmed_mean:share=0.2",
+)
 """Every kind of rule that buckets can be given to, by name."""
 
 
@@ -51,7 +50,7 @@ def parse_inner(text: str) -> Rule:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("inner", INNER, text, "trimmed_mean:share=0.2")
+    return parse_kind("inner", INNER, text)
 
 
 @struct
@@ -77,10 +76,10 @@ class Bucketing(Rule):
     size: int = count(2, "Messages of a bucket, s.")
     inner: Rule = part(
         Median(),
-        "a rule other than bucketing, such as median, written last",
+        INNER,
         Rule,
         parse_inner,
-        meaning="Rule that is applied to the means of the buckets.",
+        meaning="Rule that is applied to the means of the buckets; as text, written last.",
     )
 
     @property

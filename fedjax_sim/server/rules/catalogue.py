@@ -94,6 +94,7 @@ RULES: Named[type[Rule]] = Named(
         **INNER,
         **{kind.name: kind for kind in (Bucketing, SecureSum, OneOf)},
     },
+    "krum:assumed=2",
 )
 """Every kind of rule, by name."""
 
@@ -116,7 +117,7 @@ def parse_rule(text: str) -> Rule:
       ConfigError: If the name, a field or a value is not allowed.
     """
     last = "options" if text.startswith(f"{OneOf.name}:") else "inner"
-    return parse_kind("rule", RULES, text, "krum:assumed=2", last=last)
+    return parse_kind("rule", RULES, text, last=last)
 
 
 @checked

@@ -44,7 +44,7 @@ class Trace:
 
     def __init__(
         self,
-        client: Any,
+        client: Sequence[Any],
         start: Annotated[npt.ArrayLike, Limit()],
         finish: Annotated[npt.ArrayLike, Limit()],
     ):
@@ -81,8 +81,10 @@ class Trace:
         if np.any(columns[1] > columns[2]) or np.any(columns[1] < 0):
             found = "a row with finish before start, or start below 0"
             raise ConfigError("trace", found, "rows with 0 <= start <= finish")
-        if not np.all((columns[0] == np.round(columns[0])) & (np.abs(columns[0]) < 2**31)):
-            found = "a client that is not a whole number"
+        numbers = columns[0].astype(float) if columns[0].dtype.kind in "iuf" else np.array([np.nan])
+        least = -np.inf if self.texts else 0  # Of texts, rows are named where clients are known.
+        if not np.all((numbers == np.round(numbers)) & (numbers >= least) & (numbers < 2**31)):
+            found = "a client that is not a whole number from 0"
             raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
         self.text = text[order] if self.texts else text
@@ -118,7 +120,7 @@ class Trace:
                 allowed = f"one of the {len(names)} names of the client_table, such as {names[0]}"
                 raise ConfigError(f"trace client in row {row}", text, allowed)
         numbers = np.array([number[text] for text in self.texts])
-        return Trace(numbers[self.text], self.start, self.finish)
+        return Trace(numbers[self.text].tolist(), self.start, self.finish)
 
     def _check_numbers(self, num_clients: int) -> None:
         """Check that all rows belong to clients below `num_clients`."""

@@ -41,7 +41,7 @@ from fedjax_sim.timelines.rounds.synchronous import (
     round_length,
     work_times,
 )
-from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
+from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 
 
 @struct
@@ -243,7 +243,7 @@ def _checked_clients(asked: Any) -> Array:
 
 @checked
 def live_rounds(
-    hyper: Any,
+    hyper: Settings,
     select: Callable[[Key, Choosing], Asked],
     *,
     num_used: Count,

@@ -34,7 +34,7 @@ from fedjax_sim.timelines.live.devices import (
     running_time,
     times_of_work,
 )
-from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received
+from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 
 
 class Flights(NamedTuple):
@@ -286,7 +286,7 @@ def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
 
 @checked
 def live_tasks(
-    hyper: Any,
+    hyper: Settings,
     *,
     num_tasks: Count,
     num_used: Count,

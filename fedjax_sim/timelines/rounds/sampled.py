@@ -54,6 +54,7 @@ from fedjax_sim.types import (
     Key,
     Messages,
     Plan,
+    Settings,
     System,
     Timeline,
 )
@@ -211,7 +212,7 @@ def cohort_system(
 
 
 @checked
-def schedule_cohort_rounds(key: Key, hyper: Any, num_ticks: Count) -> Timeline:
+def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timeline:
     """Schedule rounds of sampled clients.
 
     Reports that are not used leave no trace in the timeline, nor in the local steps and bits that

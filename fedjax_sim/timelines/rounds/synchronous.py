@@ -25,7 +25,7 @@ from fedjax_sim.timelines.delays.laws import (
     draw_standard,
     scaled_runtimes,
 )
-from fedjax_sim.types import EMPTY, Array, Key, Timeline
+from fedjax_sim.types import EMPTY, Array, Key, Settings, Timeline
 
 
 @struct
@@ -84,7 +84,7 @@ def check_clients(hyper: Any, *, are_distinct: bool) -> None:
 
 
 @checked
-def rounds_within(hyper: Any, time: Above0) -> Any:
+def rounds_within(hyper: Settings, time: Above0) -> Any:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 
     With a recorded trace these are rounds of its mean work.
