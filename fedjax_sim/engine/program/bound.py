@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_sim.engine.contract import check_arrays, check_state, fit_start
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
-from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
+from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
 from fedjax_sim.events import check_fixed, fixing_loops
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, check, fields, value_of
@@ -179,23 +179,31 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Return the event of a tick, or of some ticks.
 
         Args:
-          t: The tick's number, from 0; may be traced. Or a slice of ticks, such as `np.s_[:5]`.
+          t: The tick's number, from 0. Or a slice of ticks, such as `np.s_[:5]`. Where a traced
+            number is that of no tick, weights are nan, and so is the state after a step.
 
         Returns:
           The event; for a slice of T' ticks their events, leaves `[T', ...]`.
 
         Raises:
-          ConfigError: If there is no such tick.
+          ConfigError: If there is no such tick, or the number is not a whole one.
         """
         if isinstance(t, slice):
             numbers = jnp.asarray(np.arange(self.num_ticks, dtype="int32")[t])
             return jax.vmap(functools.partial(_event, self))(numbers)
         is_known = not isinstance(t, jax.core.Tracer)
-        if is_known and (np.ndim(t) or np.asarray(t).dtype.kind not in "iu"):
-            raise ConfigError("t", t, "the number of a tick, one whole number, or a slice")
+        found: Any = np.asarray(t) if is_known else t
+        if found.ndim or found.dtype.kind not in "iu":
+            value = t if is_known else f"a traced {found.dtype}{list(found.shape)}"
+            raise ConfigError("t", value, "the number of a tick, one whole number, or a slice")
         if is_known and not 0 <= int(t) < self.num_ticks:
             raise ConfigError("t", int(t), f"from 0 to {self.num_ticks - 1}")
-        return _event(self, jnp.asarray(t, "int32"))
+        event = _event(self, jnp.asarray(t, "int32"))
+        return event if is_known else loud(event, [self._is_outside(event)])
+
+    def _is_outside(self, event: Event) -> Array:
+        """Tell whether an event is of no tick of the schedule."""
+        return ((event.tick < 0) | (event.tick >= self.num_ticks)).any()
 
     @property
     def events(self) -> Event:
@@ -234,9 +242,10 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Raises:
           ConfigError: If the state has another form than that of `init`, or the event is none of
-            one tick. If a changed event names a client that does not exist, or, where the system
-            cannot do with that, a client twice; traced ones cannot be checked: the next state is
-            nan then. In a differentiable program, if `steps` were replaced without `most_steps`.
+            one tick, or of another program. If it is of a tick that the schedule has not, or a
+            changed event names a client that does not exist, or, where the system cannot do with
+            that, a client twice; traced ones cannot be checked: the next state is nan then. In a
+            differentiable program, if `steps` were replaced without `most_steps`.
         """
         self._check_given(state, event, num_dims=1)
         return _step(self, state, event)
@@ -364,6 +373,20 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             whose = ("one tick", "bound.event(t)"), ("ticks", "bound.event(np.s_[:5])")
             allowed = "an Event of {}, as {} returns it".format(*whose[num_dims - 1])
             raise ConfigError("event", value, allowed)
+        ours, theirs = (
+            (*facts.owner, slots)
+            for facts, slots in (
+                (self._static.facts, np.shape(self._ticks.clients)[-1]),
+                (event.facts, np.shape(event.clients)[-1]),
+            )
+        )
+        if theirs[-1] != ours[-1] or theirs[:-1] not in (ours[:-1], ()):
+            value, allowed = (_words_of(each) for each in (theirs, ours))
+            raise ConfigError("event", value, f"{allowed}, as this program has them")
+        if not isinstance(event.tick, jax.core.Tracer) and self._is_outside(event):
+            tick = np.asarray(event.tick)
+            wrong = tick[(tick < 0) | (tick >= self.num_ticks)][0]
+            raise ConfigError("event.tick", int(wrong), f"from 0 to {self.num_ticks - 1}")
         if event.facts.has_own_clients or isinstance(event.clients, jax.core.Tracer):
             return
         clients = np.sort(np.asarray(event.clients), axis=-1)
@@ -493,6 +516,15 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(structure, axes)
 
 
+def _words_of(owner: tuple[str | int, ...]) -> str:
+    """Say what an event belongs to, see `Facts.owner`, and how many slots it has."""
+    *known, slots = owner
+    if not known:
+        return f"an Event of {slots} slots"
+    name, clients, rows = known
+    return f"an Event of {name} with {clients} clients, {slots} slots and {rows} stored models"
+
+
 def _stacked(leaves: Sequence[Any]) -> Any:
     """Stack arrays; those of the host that have 64 bits stay there."""
     if all(isinstance(leaf, np.ndarray) for leaf in leaves):
@@ -555,7 +587,7 @@ def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
     _check_state(bound, state)
     with bound._static.machine.tracing():
         state, info = _step_of(bound)(state, event)
-        return _guarded(bound, state), info
+        return _guarded(bound, loud(state, [bound._is_outside(event)])), info
 
 
 @jax.jit
@@ -566,7 +598,9 @@ def _run(bound: Bound, state: Any, events: Event | None) -> tuple[Any, Any]:
 
         def tick(state: Any, given: Any) -> tuple[Any, Any]:
             event = _event(bound, given) if events is None else given
-            return step(state, event)
+            state, info = step(state, event)
+            outside = [] if events is None else [bound._is_outside(event)]
+            return loud(state, outside), info
 
         numbers = jnp.arange(bound.num_ticks, dtype="int32")
         given: Any = numbers if events is None else events
