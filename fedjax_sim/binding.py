@@ -92,6 +92,9 @@ def bind(
 
     Raises:
       ConfigError: If an input is not allowed.
+
+    Warns:
+      LaneWarning: As `sweep`, if something would begin after the end of the schedule.
     """
     return bind_together(
         system,

@@ -945,11 +945,33 @@ def test_states_and_events_of_other_programs_are_refused(
         (lambda: bound.run(whole), r"dtype of state\.server is 'int32', .*float32"),
         (
             lambda: rounds.step(rounds.init(), bound.event(0)),
-            r"event is 'an Event of FedBuff with 7 clients, 4 slots .*', .* of FedAvg with 7 cl",
+            r"event is 'an Event of fedbuff with 7 clients, 4 slots .*', .* of fedavg with 7 cl",
         ),
-        (lambda: rounds.run(rounds.init(), bound.events), "event is 'an Event of FedBuff with 7"),
+        (lambda: rounds.run(rounds.init(), bound.events), "event is 'an Event of fedbuff with 7"),
         (lambda: bound.step(state, larger.event(0)), "with 9 clients, 3 slots .* with 7 clients"),
         (lambda: bound.run(state, longer.events), r"event\.tick is 7, but must be from 0 to 6"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             call()
+
+
+def test_derivatives_by_what_the_schedule_has_read_are_refused(bound: Bound) -> None:
+    """Of a whole program too, which is a pytree; slopes of 0 and other settings pass."""
+
+    def final(name: str, value: Any, bound: Bound) -> jax.Array:
+        leaves, structure = jax.tree.flatten_with_path(bound)
+        named = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+        found = [value if each.endswith("." + name) else leaf for each, leaf in named]
+        other = jax.tree.unflatten(structure, found)
+        return other.model(other.run(other.init())[0]).sum()
+
+    def slope(name: str, given: Any) -> Any:
+        value = value_of(bound.hyper, full_name(type(bound.hyper), name))
+        slopes = (jnp.float32(given),)
+        return jax.jvp(lambda value: final(name, value, bound), (value,), slopes)[1]
+
+    for derive in (slope, jax.jit(slope, static_argnums=0)):
+        with pytest.raises(ConfigError, match=r"rate_slow is .a traced value., .* has read it"):
+            derive("rate_slow", 1.0)
+        assert derive("lr", 1.0) != 0
+    assert slope("rate_slow", 0.0) == 0

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from fedjax_sim.engine.contract import check_arrays, check_state, fit_start
 from fedjax_sim.engine.machine.compiling import RunsOnce
@@ -225,6 +226,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           ConfigError: If it has not the form of the problem's models.
         """
         start = self.start if start is None else start
+        self._check_slopes()
         check_arrays("start", start)
         is_quick = self._static.machine.begins_quickly and not is_traced((self, start))
         return (_init.quickly if is_quick else _init.well)(self, start)
@@ -247,6 +249,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             that, a client twice; traced ones cannot be checked: the next state is nan then. In a
             differentiable program, if `steps` were replaced without `most_steps`.
         """
+        self._check_slopes()
         self._check_given(state, event, num_dims=1)
         return _step(self, state, event)
 
@@ -266,6 +269,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Raises:
           ConfigError: As `step`.
         """
+        self._check_slopes()
         if events is None:
             check_arrays("state", state)
         else:
@@ -359,6 +363,17 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             check(hyper, given=changed)
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
+
+    def _check_slopes(self) -> None:
+        """Refuse derivatives by settings that the schedule has read: they are unknown, and not 0.
+
+        `replace` refuses traced values, but a program is a pytree, and all of it may be traced.
+        """
+        pairs = jax.tree_util.tree_leaves_with_path(self.hyper)
+        for path, leaf in pairs if self.frozen else ():
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            if name in self.frozen and isinstance(leaf, jax.core.Tracer):
+                _fixed(name, leaf)
 
     def _check_given(self, state: Any, event: Any, *, num_dims: int) -> None:
         """Check what a step is given, and the clients of a changed event where they are known.
@@ -675,6 +690,23 @@ def _forward_only_jvp(primals: Any, tangents: Any) -> tuple[list[Array], list[Ar
     (leaves,), (given,) = primals, tangents
     passed = linear_with_transpose(lambda _, given: given, _refuse, (), given, like=leaves)
     return leaves, passed
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _fixed(name: str, value: Any) -> Any:
+    return value
+
+
+def _fixed_jvp(name: str, primals: Any, tangents: Any) -> Any:
+    (value,), (slope,) = primals, tangents
+    is_zero = type(slope) is SymbolicZero
+    if not (is_zero or (not isinstance(slope, jax.core.Tracer) and not np.any(slope))):
+        allowed = "no value to differentiate by, because the schedule has read it; bind again"
+        raise ConfigError(name, "a traced value", allowed)
+    return value, jnp.zeros_like(value) if is_zero else slope
+
+
+_fixed.defjvp(_fixed_jvp, symbolic_zeros=True)
 
 
 def _refuse(_: Any, slopes: Any) -> Any:
