@@ -314,7 +314,8 @@ def late_of(hyper: Any, num_ticks: int) -> dict[str, tuple[int, str]]:
     Returns:
       By full name, the value and what never begins. Defaults are left out: nobody has given them.
     """
-    found, idle = {}, idle_of(hyper)
+    found: dict[str, tuple[int, str]] = {}
+    idle = idle_of(hyper)
     for name, field in fields(type(hyper)).items():
         value = value_of(hyper, name)
         for part in value if isinstance(value, tuple) else (value,):

@@ -398,10 +398,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if theirs[-1] != ours[-1] or theirs[:-1] not in (ours[:-1], ()):
             value, allowed = (_words_of(each) for each in (theirs, ours))
             raise ConfigError("event", value, f"{allowed}, as this program has them")
-        if not isinstance(event.tick, jax.core.Tracer) and self._is_outside(event):
-            tick = np.asarray(event.tick)
-            wrong = tick[(tick < 0) | (tick >= self.num_ticks)][0]
-            raise ConfigError("event.tick", int(wrong), f"from 0 to {self.num_ticks - 1}")
+        if not isinstance(event.tick, jax.core.Tracer):
+            # In NumPy: what JAX computes within a caller's trace is traced.
+            tick = np.ravel(event.tick)
+            if (wrong := tick[(tick < 0) | (tick >= self.num_ticks)]).size:
+                allowed = f"from 0 to {self.num_ticks - 1}"
+                raise ConfigError("event.tick", int(wrong[0]), allowed)
         if event.facts.has_own_clients or isinstance(event.clients, jax.core.Tracer):
             return
         clients = np.sort(np.asarray(event.clients), axis=-1)
