@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.checking import LaneSeed, checked, formerly
 from fedjax_sim.engine import Run
-from fedjax_sim.engine.contract import check_form, check_values, with_known_inputs
+from fedjax_sim.engine.contract import check_own, with_known_inputs
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
@@ -92,6 +92,9 @@ def bind(
 
     Raises:
       ConfigError: If an input is not allowed.
+
+    Warns:
+      LaneWarning: As `sweep`, if something would begin after the end of the schedule.
     """
     return bind_together(
         system,
@@ -218,13 +221,7 @@ def _joined(
     system: System, timelines: Sequence[Timeline], num: int, num_clients: int
 ) -> tuple[Timeline, np.ndarray]:
     """Check timelines and stack them: leaves `[D, T, ...]`, and `i64[D]`, their ticks."""
-    found = []
-    for timeline in timelines:
-        whole = Timeline(*map(np.asarray, timeline))
-        check_form(whole)
-        each = Timeline(*(leaf[None] for leaf in whole))
-        check_values(system, each, len(whole.time), num_clients)
-        found.append(whole)
+    found = [check_own(system, timeline, num_clients) for timeline in timelines]
     ends = np.array([len(timeline.time) for timeline in found])
     slots = {timeline.clients.shape[1] for timeline in found}
     if len(slots) > 1 or ends.min() == 0:
@@ -263,6 +260,9 @@ def _bounds_of(
     schedule, program, lanes = planned.schedule, planned.program, planned.lanes
     num_ticks = schedule.shape[1] * schedule.shape[2]
     plan, facts = program.plan, program.facts
+    hyper = planned.group[0].hyper
+    num_clients = system.messages.num_senders(hyper) or hyper.num_clients
+    facts = facts._replace(owner=(system.name, num_clients, plan.rows))
     if differentiable:
         plan = plan._replace(static_trips=True)
         facts = facts._replace(most_steps=int(schedule.stored.steps.max(initial=0)))

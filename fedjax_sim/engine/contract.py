@@ -63,12 +63,36 @@ def check_form(found: Any) -> None:
             raise ConfigError(f"field {name} of the timeline", value, allowed)
 
 
+def find_fractions(drawn: Timeline) -> dict[str, tuple[Any, Any]]:
+    """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
+
+    Args:
+      drawn: Leaves `[D, T, ...]`, of JAX or of NumPy.
+
+    Returns:
+      For each field of `INTEGERS` that is real the value, `f[D]`, 0 if there is none, and its place
+      among all slots, `i64[D]`.
+    """
+    found = {}
+    for name in INTEGERS:
+        values = getattr(drawn, name)
+        if jnp.issubdtype(values.dtype, jnp.floating):
+            xp = values.__array_namespace__()
+            is_filled = xp.isfinite(drawn.time)[..., None] & (drawn.clients != EMPTY)
+            is_whole = (values == xp.round(values)) & (xp.abs(values) < 2**31)
+            is_wrong = (is_filled & ~is_whole).reshape(len(values), -1)
+            at = is_wrong.argmax(axis=1)
+            flat = values.reshape(len(values), -1)
+            first = xp.take_along_axis(flat, at[:, None], axis=1)[:, 0]
+            found[name] = xp.where(is_wrong.any(axis=1), first, 0), at
+    return found
+
+
 def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_slots: int) -> None:
     """Check that whole numbers that were drawn as floats are whole.
 
     Args:
-      fractions: For some fields the first value of each timeline that is no whole number of 32
-        bits, or 0, and its place among all slots: `[D]` each.
+      fractions: As `find_fractions` returns them.
       num_ticks: Ticks that were asked for; what comes later does not matter.
       num_slots: Slots of a tick.
 
@@ -83,7 +107,45 @@ def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_sl
                 raise ConfigError(field, value.item(), "a whole number of 32 bits")
 
 
-def check_values(system: System, timeline: Timeline, num_ticks: int, num_clients: int) -> None:
+def check_own(
+    system: System, timeline: Timeline, num_clients: int = np.iinfo("int32").max
+) -> Timeline:
+    """Check a schedule of the caller's own as those that a system draws.
+
+    Args:
+      system: The system.
+      timeline: Leaves `[T, ...]` on the host.
+      num_clients: Clients that slots can name.
+
+    Returns:
+      The schedule, in arrays of NumPy.
+
+    Raises:
+      ConfigError: As `check_form`, `check_whole` and `check_values`, or if a time is not finite.
+    """
+    whole = Timeline(*map(np.asarray, timeline))
+    check_form(whole)
+    if not (is_known := np.isfinite(whole.time)).all():
+        tick = int(is_known.argmin())
+        allowed = "finite: a schedule of one's own ends with the last tick that happens"
+        raise ConfigError(f"time of tick {tick} of the timeline", whole.time[tick].item(), allowed)
+    each = Timeline(*(leaf[None] for leaf in whole))
+    check_whole(find_fractions(each), *whole.clients.shape)
+    check_values(system, each, len(whole.time), num_clients)
+    # Empty slots may hold anything, also what is no whole number.
+    is_filled = whole.clients != EMPTY
+    real = [name for name in INTEGERS[1:] if np.issubdtype(getattr(whole, name).dtype, np.floating)]
+    return whole._replace(**{name: np.where(is_filled, getattr(whole, name), 0) for name in real})
+
+
+def check_values(
+    system: System,
+    timeline: Timeline,
+    num_ticks: int,
+    num_clients: int,
+    *,
+    least_weight: float = 0,
+) -> None:
     """Check that there are enough ticks in order, and that slots name what exists.
 
     Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
@@ -93,33 +155,35 @@ def check_values(system: System, timeline: Timeline, num_ticks: int, num_clients
       timeline: Leaves `[D, T, ...]` on the host.
       num_ticks: Ticks that were asked for.
       num_clients: Clients that slots can name.
+      least_weight: The least weight of a slot. A step may make one negative.
 
     Raises:
-      ConfigError: If ticks are missing, times go back, a client does not exist or has several slots
-        of a tick that can be only one's, a number of steps is negative, a version does not exist
-        yet, or a weight is not finite.
+      ConfigError: If ticks are missing, times are negative or go back, a client does not exist
+        or has several slots of a tick that can be only one's, a number of steps is negative, a
+        version does not exist yet, or a weight is negative or not finite.
     """
     num, known, slots = timeline.clients.shape
     if known < num_ticks:
         raise ConfigError(
             "number of ticks of the timeline", known, f"at least {num_ticks}, as asked"
         )
-    if (goes_back := timeline.time[:, 1:] < timeline.time[:, :-1]).any():
-        row, tick = np.argwhere(goes_back)[0]
-        before, after = timeline.time[row, tick : tick + 2]
-        raise ConfigError(f"time of tick {tick + 1}", float(after), f"at least {before}")
+    before = np.pad(timeline.time[:, :-1], ((0, 0), (1, 0)))
+    if (is_wrong := timeline.time < before).any():
+        row, tick = np.argwhere(is_wrong)[0]
+        field, allowed = f"time of tick {tick} of the timeline", f"at least {before[row, tick]}"
+        raise ConfigError(field, float(timeline.time[row, tick]), allowed)
     rows = max(1, PIECE // max(1, num_ticks * slots))
     ticks = max(1, PIECE // max(1, rows * slots))
     for row in range(0, num, rows):
         for tick in range(0, num_ticks, ticks):
             leaves = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
             piece = Timeline(*leaves)
-            _check_slots(piece, num_clients, tick)
+            _check_slots(piece, num_clients, tick, least_weight)
             if not system.can_repeat:
                 _check_once(system, piece, tick)
 
 
-def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
+def _check_slots(timeline: Timeline, num_clients: int, first: int, least_weight: float) -> None:
     """Check the slots of some ticks, of which `first` is the first one's number."""
     ticks = first + np.arange(timeline.time.shape[1])[:, None]
     is_known = np.isfinite(timeline.time)[..., None]
@@ -130,7 +194,7 @@ def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
         ("steps", 0, np.iinfo("int32").max, is_filled),
         ("version", 0, ticks, is_filled),
         ("holds", 0, ticks + 1, is_filled),
-        ("weight", -largest, largest, is_filled),
+        ("weight", least_weight, largest, is_filled),
     ):
         values = getattr(timeline, name)
         wrong = ~((least <= values) & (values <= most)) & matters
@@ -138,7 +202,7 @@ def _check_slots(timeline: Timeline, num_clients: int, first: int) -> None:
             place = tuple(np.argwhere(wrong)[0])
             allowed = f"from {least} to {np.broadcast_to(most, values.shape)[place]}"
             if name == "weight":
-                allowed = "finite"
+                allowed = "finite" + (" and at least 0" if least_weight == 0 else "")
             field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"
             raise ConfigError(field, values[place].item(), allowed)
 
@@ -325,7 +389,7 @@ def check_state(state: Any, first: Any) -> None:
       first: The first state, or only its shapes.
 
     Raises:
-      ConfigError: If it has another structure, or a leaf another shape.
+      ConfigError: If it has another structure, or a leaf another shape or dtype.
     """
     if typed_structure(state) != typed_structure(first):
         ours, theirs = (
@@ -336,10 +400,14 @@ def check_state(state: Any, first: Any) -> None:
         raise ConfigError("state", theirs, f"{ours}, as init returns it")
     leaves = zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(first), strict=True)
     for (path, leaf), like in leaves:
-        if jnp.shape(leaf) != like.shape:
-            name = f"shape of state{jax.tree_util.keystr(path)}"
+        place, given = f"state{jax.tree_util.keystr(path)}", jax.typeof(leaf)
+        if given.shape != like.shape:
+            allowed = f"{list(like.shape)}, as init returns it"
+            raise ConfigError(f"shape of {place}", list(given.shape), allowed)
+        # A scan promotes what has no definite type, such as a number that Python made.
+        if given.dtype != like.dtype and not like.weak_type:
             raise ConfigError(
-                name, list(jnp.shape(leaf)), f"{list(like.shape)}, as init returns it"
+                f"dtype of {place}", str(given.dtype), f"{like.dtype}, as init returns it"
             )
 
 

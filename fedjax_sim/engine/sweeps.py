@@ -170,7 +170,8 @@ def sweep(
       Stopped: If a signal asked for it, see `fedjax_sim.lifecycle`; after a checkpoint.
 
     Warns:
-      LaneWarning: Once if lanes diverged, and once if lanes collapsed to chance.
+      LaneWarning: Once if lanes diverged, once if lanes collapsed to chance, and once for each
+        setting by which something, such as an attack, would begin after the end of lanes.
     """
     options = Options(budget, num_evals, layout, keep, watch, checkpoints, precision)
     grid = grid_of(seeds, settings)

@@ -67,6 +67,8 @@ class Facts(NamedTuple):
         and nobody has replaced anything of them.
       trace: A number that differs between two traces of a step, so that no function is taken from
         JAX's cache with what an earlier trace has noted.
+      owner: What their rows and clients belong to: the system's name, its number of clients, and
+        the rows of the store. Empty outside of bound programs.
     """
 
     is_drawn: bool = False
@@ -78,6 +80,7 @@ class Facts(NamedTuple):
     packed: PackedRows | None = None
     is_live: bool = False
     trace: int = 0
+    owner: tuple[str | int, ...] = ()
 
     def without(self, names: Collection[str]) -> "Facts":
         """Return the facts that still hold after fields of an event were replaced.
@@ -190,7 +193,7 @@ class Event(_Fields):
             they are traced.
           changes: New values of `clients`, `steps`, `weight` or `offset`, of the shape of the old
             ones or one number for all slots. A negative client stands for nobody. A negative number
-            of steps is refused, or stands for 0 where it is traced.
+            of steps is refused, or makes the next state nan where it is traced.
 
         Returns:
           The event, without the facts about what was replaced.
@@ -251,9 +254,9 @@ class Event(_Fields):
         return self.within(facts=self.facts.unpacked(), **per_slot)
 
     def tidied(self) -> Self:
-        """Take steps and weights from empty slots, and make no number of steps negative."""
+        """Take steps and weights from empty slots."""
         is_there = self.clients >= 0
-        steps = jnp.where(is_there, jnp.maximum(self.steps, 0), 0)
+        steps = jnp.where(is_there, self.steps, 0)
         weight = jnp.where(is_there, self.weight, 0)
         return self.within(facts=self.facts, steps=steps, weight=weight)
 

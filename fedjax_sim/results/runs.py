@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_sim.checking import checked
 from fedjax_sim.results.curves import join_lanes, lengthen
 from fedjax_sim.results.run_files import read_files, write_files
-from fedjax_sim.settings import ConfigError
+from fedjax_sim.settings import ConfigError, late_of
 from fedjax_sim.types import HyperT, Params, Timeline
 
 if TYPE_CHECKING:
@@ -257,7 +257,10 @@ ROOT = str(Path(__file__).parents[1])
 
 
 class LaneWarning(UserWarning):
-    """Lanes of a sweep did not learn; `failed_at` and `collapsed_at` of the curves say which."""
+    """Lanes of a sweep did not learn, or end before something that their settings ask for.
+
+    `failed_at` and `collapsed_at` of the curves say which did not learn.
+    """
 
 
 class DivergedWarning(LaneWarning):
@@ -297,6 +300,23 @@ def warn_of_lanes(curves: "xr.Dataset") -> None:
         system = curves.attrs["system"]
         sentence = f"{found.size} of {at.size} lanes of {system} {words}: {'; '.join(lanes)}{more}."
         warnings.warn(sentence, kind, stacklevel=_frames_inside())
+
+
+def warn_of_late(hypers: Sequence[Any], ticks: Sequence[int]) -> None:
+    """Warn of each setting by which something would begin after the end of a lane.
+
+    Args:
+      hypers: The settings of lanes.
+      ticks: How many ticks each lane has.
+    """
+    found: dict[str, list[str]] = {}
+    for hyper, num in zip(hypers, ticks, strict=True):
+        for name, (value, what) in late_of(hyper, num).items():
+            sentence = f"{name} is {value}, but the run has {num} ticks: {what} never begins"
+            found.setdefault(name, []).append(sentence)
+    for sentences in found.values():
+        more = f" (in {len(sentences)} of {len(ticks)} lanes)" if len(ticks) > 1 else ""
+        warnings.warn(f"{sentences[0]}{more}.", LaneWarning, stacklevel=_frames_inside())
 
 
 def _frames_inside() -> int:

@@ -92,6 +92,7 @@ def count(
     least: int = 1,
     only_with: Uses = NO_CONDITION,
     of_problem: bool = False,
+    begins: str = "",
 ) -> Any:
     """Declare a static whole number: a size, on which shapes depend.
 
@@ -101,6 +102,8 @@ def count(
       least: Inclusive lower limit.
       only_with: As in `real`.
       of_problem: Whether it is the number of clients. Its default is then a `DefaultCount`.
+      begins: What begins after so many server actions, such as "the attack", if it counts these. A
+        run that ends before gets a warning, see `late_of`.
     """
 
     def accepts(value: Any) -> bool:
@@ -108,7 +111,7 @@ def count(
         return is_whole and int(value) >= least
 
     allowed = f"a whole number of at least {least}"
-    further = {"only_with": only_with, "of_problem": of_problem}
+    further = {"only_with": only_with, "of_problem": of_problem, "begins": begins}
     return _field(default, meaning, False, accepts, allowed, int, **further)
 
 
@@ -119,6 +122,7 @@ def whole(
     least: int = 1,
     most: int | None = None,
     only_with: Uses = NO_CONDITION,
+    begins: str = "",
 ) -> Any:
     """Declare a traced whole number: a count on which no shape depends.
 
@@ -128,6 +132,7 @@ def whole(
       least: Inclusive lower limit.
       most: Inclusive upper limit.
       only_with: As in `real`.
+      begins: As in `count`.
     """
 
     def accepts(value: Any) -> bool:
@@ -140,7 +145,7 @@ def whole(
     allowed = f"a whole number of at least {least}"
     if most is not None:
         allowed += f" and at most {most}"
-    further = {"is_single": True, "only_with": only_with}
+    further = {"is_single": True, "only_with": only_with, "begins": begins}
     return _field(default, meaning, True, accepts, allowed, int, **further)
 
 

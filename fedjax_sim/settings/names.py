@@ -316,6 +316,29 @@ def idle_of(hyper: Any) -> dict[str, str]:
     return found
 
 
+def late_of(hyper: Any, num_ticks: int) -> dict[str, tuple[int, str]]:
+    """Find the settings by which something would begin after the end of a run, as `begins` says.
+
+    Args:
+      hyper: Settings, none of which are traced.
+      num_ticks: Ticks of the run.
+
+    Returns:
+      By full name, the value and what never begins. Defaults are left out: nobody has given them.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    idle = idle_of(hyper)
+    for name, field in fields(type(hyper)).items():
+        value = value_of(hyper, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(part):
+                found |= {f"{name}.{each}": late for each, late in late_of(part, num_ticks).items()}
+        begins = field.metadata.get("begins")
+        if begins and name not in idle and value != field.default and value >= num_ticks:
+            found[name] = int(value), begins
+    return found
+
+
 def of_preset(value: Any, metadata: Any) -> Any:
     """Mark a value of a preset, if it is a number or a name, as one that nobody has given.
 

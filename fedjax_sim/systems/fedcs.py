@@ -94,6 +94,7 @@ class Choice(Checked):
     loss_window: int = count(
         10,
         "Rounds of which the mean loss is compared with that of as many rounds before.",
+        begins="the comparison of losses",
         only_with={"follows": ("loss",)},
     )
     most: float = real(

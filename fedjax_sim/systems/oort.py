@@ -91,7 +91,9 @@ class Choice(Checked):
     pacer_step: float = real(
         0.1, "By how much that quantile grows when utility falls, Delta.", least=0, most=1
     )
-    pacer_window: int = count(20, "Rounds after which the pacer looks at utility, W.")
+    pacer_window: int = count(
+        20, "Rounds after which the pacer looks at utility, W.", begins="the pacer"
+    )
 
 
 @struct

@@ -93,6 +93,7 @@ class Choice(Checked):
     interval: int = count(
         10,
         "Rounds after which the tiers are evaluated again, I.",
+        begins="the evaluation of tiers",
         only_with={"policy": ("adaptive",)},
     )
     credits: Any = reals(

@@ -840,3 +840,138 @@ def test_other_settings_are_checked_as_in_a_run() -> None:
     numbers = jax.vmap(lambda f: last(bound.with_settings(aggregator=Krum(assumed=f))))
     found = numbers(jnp.array([1.0, 2.0]))
     assert np.isfinite(found[0]).all() and np.isnan(found[1]).all()
+
+
+def test_a_traced_tick_that_does_not_exist_makes_nan(bound: Bound) -> None:
+    """Weights and the next state, in a step and in a scan; others keep their bits."""
+    state = bound.init()
+
+    @jax.jit
+    def stepped(t: Any) -> Any:
+        event = bound.event(t)
+        after, _ = bound.step(state, event)
+        scanned, _ = bound.run(state, jax.tree.map(lambda leaf: leaf[None], event))
+        return event.weight, bound.model(after), bound.model(scanned)
+
+    expected, _ = bound.step(state, bound.event(bound.num_ticks - 1))
+    np.testing.assert_array_equal(stepped(bound.num_ticks - 1)[1], bound.model(expected))
+    for t in (-1, bound.num_ticks, 2**31 - 1):
+        for found in stepped(t):
+            assert np.isnan(found).all()
+        event = jax.jit(bound.event)(t)
+        with pytest.raises(ConfigError, match=rf"event\.tick is {t}, but must be from 0 to 6"):
+            bound.step(state, event)
+    for t in (1.0, True, jnp.arange(2)):
+        with pytest.raises(ConfigError, match=r"t is 'a traced .*', but must be the number"):
+            jax.jit(bound.event)(t)
+
+
+def test_traced_steps_below_0_make_nan(bound: Bound) -> None:
+    """In slots that are filled; a caller's event and one of a system's step."""
+    state = bound.init()
+
+    @jax.jit
+    def stepped(steps: Any) -> Any:
+        after, _ = bound.step(state, bound.event(0)._replace(steps=steps))
+        return bound.model(after)
+
+    assert np.isfinite(stepped(0)).all()
+    assert np.isnan(stepped(-3)).all()
+
+
+OWN = Timeline(
+    time=np.array([1.0, 2.5]),
+    clients=np.array([[0, 1, -1], [2, 3, 4]]),
+    steps=np.full((2, 3), 2),
+    version=np.zeros((2, 3), int),
+    weight=np.full((2, 3), 1 / 3),
+    holds=np.array([[1, 1, 0], [2, 2, 2]]),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "sentence"),
+    [
+        ("steps", (0, 1), 1.9, "steps of tick 0 in slot 1 of .* is 1.9, but must be a whole num"),
+        ("clients", (1, 0), 0.7, "clients of tick 1 in slot 0 of .* is 0.7, .* a whole number"),
+        ("version", (1, 0), np.nan, "version of tick 1 in slot 0 of .* is nan, .* a whole number"),
+        ("steps", (1, 2), 2.0**40, "steps of tick 1 in slot 2 of .* whole number of 32 bits"),
+        ("weight", (1, 1), -5.0, "weight of tick 1 in slot 1 of .* is -5.0, .* and at least 0"),
+        ("weight", (1, 1), np.nan, "weight of tick 1 in slot 1 of .* is nan, .* finite"),
+        ("time", 0, np.nan, "time of tick 0 of the timeline is nan, but must be finite"),
+        ("time", 1, np.inf, "time of tick 1 of the timeline is inf, but must be finite"),
+        ("time", 0, -1.0, "time of tick 0 of the timeline is -1.0, but must be at least 0"),
+    ],
+)
+def test_a_timeline_of_ones_own_is_checked(
+    name: str, place: Any, value: float, sentence: str, regression: Callable, small: Callable
+) -> None:
+    """As those that systems draw: field, place, value and what is allowed."""
+    leaf = np.array(getattr(OWN, name), float)
+    leaf[place] = value
+    with pytest.raises(ConfigError, match=sentence):
+        bind(
+            fedbuff.system, regression(), small(fedbuff.system), budget=OWN._replace(**{name: leaf})
+        )
+
+
+def test_whole_numbers_of_a_timeline_may_be_floats(regression: Callable, small: Callable) -> None:
+    """As in a table that was read; empty slots may hold anything."""
+    system, problem, hyper = fedbuff.system, regression(), small(fedbuff.system)
+    real = OWN._replace(clients=OWN.clients * 1.0, steps=OWN.steps * 1.0)
+    real.steps[0, 2] = np.nan
+    found, expected = (bind(system, problem, hyper, budget=each) for each in (real, OWN))
+    jax.tree.map(np.testing.assert_array_equal, found.events, expected.events)
+
+
+def test_states_and_events_of_other_programs_are_refused(
+    bound: Bound, regression: Callable, small: Callable
+) -> None:
+    """Of another dtype, of another system, and of another problem's size."""
+    state = bound.init()
+    rounds = bind(
+        fedavg.system, regression(), fedavg.Hyper(num_selected=4), budget=fedjax_sim.Ticks(7)
+    )
+    larger = bind(
+        fedbuff.system, regression(9), small(fedbuff.system).replace(num_clients=9), budget=OWN
+    )
+    longer = bind(fedbuff.system, regression(), small(fedbuff.system), budget=fedjax_sim.Ticks(9))
+    whole = state._replace(server=state.server.astype(int))
+    for call, sentence in (
+        (
+            lambda: bound.step(whole, bound.event(0)),
+            r"dtype of state\.server is 'int32', .*float32",
+        ),
+        (lambda: bound.run(whole), r"dtype of state\.server is 'int32', .*float32"),
+        (
+            lambda: rounds.step(rounds.init(), bound.event(0)),
+            r"event is 'an Event of fedbuff with 7 clients, 4 slots .*', .* of fedavg with 7 cl",
+        ),
+        (lambda: rounds.run(rounds.init(), bound.events), "event is 'an Event of fedbuff with 7"),
+        (lambda: bound.step(state, larger.event(0)), "with 9 clients, 3 slots .* with 7 clients"),
+        (lambda: bound.run(state, longer.events), r"event\.tick is 7, but must be from 0 to 6"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            call()
+
+
+def test_derivatives_by_what_the_schedule_has_read_are_refused(bound: Bound) -> None:
+    """Of a whole program too, which is a pytree; slopes of 0 and other settings pass."""
+
+    def final(name: str, value: Any, bound: Bound) -> jax.Array:
+        leaves, structure = jax.tree.flatten_with_path(bound)
+        named = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+        found = [value if each.endswith("." + name) else leaf for each, leaf in named]
+        other = jax.tree.unflatten(structure, found)
+        return other.model(other.run(other.init())[0]).sum()
+
+    def slope(name: str, given: Any) -> Any:
+        value = value_of(bound.hyper, full_name(type(bound.hyper), name))
+        slopes = (jnp.float32(given),)
+        return jax.jvp(lambda value: final(name, value, bound), (value,), slopes)[1]
+
+    for derive in (slope, jax.jit(slope, static_argnums=0)):
+        with pytest.raises(ConfigError, match=r"rate_slow is .a traced value., .* has read it"):
+            derive("rate_slow", 1.0)
+        assert derive("lr", 1.0) != 0
+    assert slope("rate_slow", 0.0) == 0

@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "back in time": (
         changed(time=lambda t: jnp.where(t.time == 5, 1.5, t.time)),
-        "time of tick 4 is 1.5, but must be at least 4.0",
+        "time of tick 4 of the timeline is 1.5, but must be at least 4.0",
     ),
     "a client too many": (
         changed(clients=lambda t: t.clients + 1),
@@ -178,7 +178,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a weight that is no number": (
         changed(weight=lambda t: t.weight * jnp.nan),
-        "weight of tick 0 in slot 0 of the timeline is nan, but must be finite",
+        "weight of tick 0 in slot 0 of the timeline is nan, but must be finite and at least 0",
     ),
 }
 

@@ -12,11 +12,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from fedjax_sim.engine.contract import INTEGERS, check_form, check_values, check_whole
+from fedjax_sim.engine.contract import (
+    INTEGERS,
+    check_form,
+    check_values,
+    check_whole,
+    find_fractions,
+)
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
@@ -35,7 +40,7 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import EMPTY, Array, Budget, Key, System, Timeline
+from fedjax_sim.types import Array, Budget, Key, System, Timeline
 
 BYTES_OF_A_SLOT = 520
 """Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""
@@ -489,32 +494,8 @@ def _draw(
         return timeline(key, hypers.of_lane(varying), num_ticks)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
-    given = {name: getattr(drawn, name) for name in INTEGERS}
-    fractions = {
-        name: _first_fraction(drawn, leaf)
-        for name, leaf in given.items()
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    }
-    whole = {name: leaf.astype("int32") for name, leaf in given.items()}
-    return drawn._replace(**whole), fractions
-
-
-def _first_fraction(drawn: Timeline, values: Array) -> tuple[Array, Array]:
-    """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
-
-    Args:
-      drawn: Leaves `[D, T, ...]`.
-      values: `f[D, T, S]`, one of them.
-
-    Returns:
-      The value, `f[D]`, 0 if there is none, and its place among all slots, `i64[D]`.
-    """
-    is_filled = jnp.isfinite(drawn.time)[..., None] & (drawn.clients != EMPTY)
-    is_whole = (values == jnp.round(values)) & (jnp.abs(values) < 2**31)
-    is_wrong = (is_filled & ~is_whole).reshape(len(values), -1)
-    at = is_wrong.argmax(axis=1)
-    first = jnp.take_along_axis(values.reshape(len(values), -1), at[:, None], axis=1)[:, 0]
-    return jnp.where(is_wrong.any(axis=1), first, 0), at
+    whole = {name: getattr(drawn, name).astype("int32") for name in INTEGERS}
+    return drawn._replace(**whole), find_fractions(drawn)
 
 
 def settings_read(system: System, hyper: Any) -> list[bool]:

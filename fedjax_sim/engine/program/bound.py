@@ -11,11 +11,12 @@ from typing import Any, Generic, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from fedjax_sim.engine.contract import check_arrays, check_state, fit_start
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
-from fedjax_sim.engine.program.opened import Machine, Opened, open_lane
+from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
 from fedjax_sim.events import check_fixed, fixing_loops
 from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, check, fields, value_of
@@ -179,23 +180,31 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """Return the event of a tick, or of some ticks.
 
         Args:
-          t: The tick's number, from 0; may be traced. Or a slice of ticks, such as `np.s_[:5]`.
+          t: The tick's number, from 0. Or a slice of ticks, such as `np.s_[:5]`. Where a traced
+            number is that of no tick, weights are nan, and so is the state after a step.
 
         Returns:
           The event; for a slice of T' ticks their events, leaves `[T', ...]`.
 
         Raises:
-          ConfigError: If there is no such tick.
+          ConfigError: If there is no such tick, or the number is not a whole one.
         """
         if isinstance(t, slice):
             numbers = jnp.asarray(np.arange(self.num_ticks, dtype="int32")[t])
             return jax.vmap(functools.partial(_event, self))(numbers)
         is_known = not isinstance(t, jax.core.Tracer)
-        if is_known and (np.ndim(t) or np.asarray(t).dtype.kind not in "iu"):
-            raise ConfigError("t", t, "the number of a tick, one whole number, or a slice")
+        found: Any = np.asarray(t) if is_known else t
+        if found.ndim or found.dtype.kind not in "iu":
+            value = t if is_known else f"a traced {found.dtype}{list(found.shape)}"
+            raise ConfigError("t", value, "the number of a tick, one whole number, or a slice")
         if is_known and not 0 <= int(t) < self.num_ticks:
             raise ConfigError("t", int(t), f"from 0 to {self.num_ticks - 1}")
-        return _event(self, jnp.asarray(t, "int32"))
+        event = _event(self, jnp.asarray(t, "int32"))
+        return event if is_known else loud(event, [self._is_outside(event)])
+
+    def _is_outside(self, event: Event) -> Array:
+        """Tell whether an event is of no tick of the schedule."""
+        return ((event.tick < 0) | (event.tick >= self.num_ticks)).any()
 
     @property
     def events(self) -> Event:
@@ -217,6 +226,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
           ConfigError: If it has not the form of the problem's models.
         """
         start = self.start if start is None else start
+        self._check_slopes()
         check_arrays("start", start)
         is_quick = self._static.machine.begins_quickly and not is_traced((self, start))
         return (_init.quickly if is_quick else _init.well)(self, start)
@@ -234,10 +244,12 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
         Raises:
           ConfigError: If the state has another form than that of `init`, or the event is none of
-            one tick. If a changed event names a client that does not exist, or, where the system
-            cannot do with that, a client twice; traced ones cannot be checked: the next state is
-            nan then. In a differentiable program, if `steps` were replaced without `most_steps`.
+            one tick, or of another program. If it is of a tick that the schedule has not, or a
+            changed event names a client that does not exist, or, where the system cannot do with
+            that, a client twice; traced ones cannot be checked: the next state is nan then. In a
+            differentiable program, if `steps` were replaced without `most_steps`.
         """
+        self._check_slopes()
         self._check_given(state, event, num_dims=1)
         return _step(self, state, event)
 
@@ -257,6 +269,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Raises:
           ConfigError: As `step`.
         """
+        self._check_slopes()
         if events is None:
             check_arrays("state", state)
         else:
@@ -351,6 +364,17 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
 
+    def _check_slopes(self) -> None:
+        """Refuse derivatives by settings that the schedule has read: they are unknown, and not 0.
+
+        `replace` refuses traced values, but a program is a pytree, and all of it may be traced.
+        """
+        pairs = jax.tree_util.tree_leaves_with_path(self.hyper)
+        for path, leaf in pairs if self.frozen else ():
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            if name in self.frozen and isinstance(leaf, jax.core.Tracer):
+                _fixed(name, leaf)
+
     def _check_given(self, state: Any, event: Any, *, num_dims: int) -> None:
         """Check what a step is given, and the clients of a changed event where they are known.
 
@@ -364,6 +388,22 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             whose = ("one tick", "bound.event(t)"), ("ticks", "bound.event(np.s_[:5])")
             allowed = "an Event of {}, as {} returns it".format(*whose[num_dims - 1])
             raise ConfigError("event", value, allowed)
+        ours, theirs = (
+            (*facts.owner, slots)
+            for facts, slots in (
+                (self._static.facts, np.shape(self._ticks.clients)[-1]),
+                (event.facts, np.shape(event.clients)[-1]),
+            )
+        )
+        if theirs[-1] != ours[-1] or theirs[:-1] not in (ours[:-1], ()):
+            value, allowed = (_words_of(each) for each in (theirs, ours))
+            raise ConfigError("event", value, f"{allowed}, as this program has them")
+        if not isinstance(event.tick, jax.core.Tracer):
+            # In NumPy: what JAX computes within a caller's trace is traced.
+            tick = np.ravel(event.tick)
+            if (wrong := tick[(tick < 0) | (tick >= self.num_ticks)]).size:
+                allowed = f"from 0 to {self.num_ticks - 1}"
+                raise ConfigError("event.tick", int(wrong[0]), allowed)
         if event.facts.has_own_clients or isinstance(event.clients, jax.core.Tracer):
             return
         clients = np.sort(np.asarray(event.clients), axis=-1)
@@ -493,6 +533,15 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         return jax.tree.unflatten(structure, leaves), jax.tree.unflatten(structure, axes)
 
 
+def _words_of(owner: tuple[str | int, ...]) -> str:
+    """Say what an event belongs to, see `Facts.owner`, and how many slots it has."""
+    *known, slots = owner
+    if not known:
+        return f"an Event of {slots} slots"
+    name, clients, rows = known
+    return f"an Event of {name} with {clients} clients, {slots} slots and {rows} stored models"
+
+
 def _stacked(leaves: Sequence[Any]) -> Any:
     """Stack arrays; those of the host that have 64 bits stay there."""
     if all(isinstance(leaf, np.ndarray) for leaf in leaves):
@@ -555,7 +604,7 @@ def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
     _check_state(bound, state)
     with bound._static.machine.tracing():
         state, info = _step_of(bound)(state, event)
-        return _guarded(bound, state), info
+        return _guarded(bound, loud(state, [bound._is_outside(event)])), info
 
 
 @jax.jit
@@ -566,7 +615,9 @@ def _run(bound: Bound, state: Any, events: Event | None) -> tuple[Any, Any]:
 
         def tick(state: Any, given: Any) -> tuple[Any, Any]:
             event = _event(bound, given) if events is None else given
-            return step(state, event)
+            state, info = step(state, event)
+            outside = [] if events is None else [bound._is_outside(event)]
+            return loud(state, outside), info
 
         numbers = jnp.arange(bound.num_ticks, dtype="int32")
         given: Any = numbers if events is None else events
@@ -641,6 +692,23 @@ def _forward_only_jvp(primals: Any, tangents: Any) -> tuple[list[Array], list[Ar
     (leaves,), (given,) = primals, tangents
     passed = linear_with_transpose(lambda _, given: given, _refuse, (), given, like=leaves)
     return leaves, passed
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _fixed(name: str, value: Any) -> Any:
+    return value
+
+
+def _fixed_jvp(name: str, primals: Any, tangents: Any) -> Any:
+    (value,), (slope,) = primals, tangents
+    is_zero = type(slope) is SymbolicZero
+    if not (is_zero or (not isinstance(slope, jax.core.Tracer) and not np.any(slope))):
+        allowed = "no value to differentiate by, because the schedule has read it; bind again"
+        raise ConfigError(name, "a traced value", allowed)
+    return value, jnp.zeros_like(value) if is_zero else slope
+
+
+_fixed.defjvp(_fixed_jvp, symbolic_zeros=True)
 
 
 def _refuse(_: Any, slopes: Any) -> Any:

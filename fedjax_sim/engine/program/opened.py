@@ -167,12 +167,12 @@ class Opened(NamedTuple):
         after, info = _apart((keep_narrow(state, result[0]), result[1]))
         faults = self._faults_of(event)
         if "steps" in changes:
-            faults += _more_steps_than_said(info.event)
-        return _loud(after, faults), info
+            faults += _impossible_steps(info.event)
+        return loud(after, faults), info
 
     def _faults_of(self, event: Event) -> list[Array]:
         """Tell whether a changed event has clients or steps that it cannot have: `bool[]` each."""
-        faults = _more_steps_than_said(event)
+        faults = _impossible_steps(event)
         if not event.facts.has_own_clients:
             num_clients = self.system.messages.num_senders(self.hyper) or self.hyper.num_clients
             faults.append((event.clients >= num_clients).any())
@@ -201,26 +201,29 @@ class Opened(NamedTuple):
         return model, in_32_bits({**found[0], **found[1]})
 
 
-def _more_steps_than_said(event: Event) -> list[Array]:
-    """Tell whether a slot has more steps than its changed event said; nothing if it said nothing.
+def _impossible_steps(event: Event) -> list[Array]:
+    """Tell whether a slot has fewer steps than none, or more than its changed event said.
 
-    See `Event._replace`.
+    Nothing if steps are those of the schedule; see `Event._replace`.
     """
+    if event.facts.keeps("steps"):
+        return []
     most = event.facts.most_steps
-    return [] if most is None or event.facts.keeps("steps") else [(event.steps > most).any()]
+    is_wrong = event.steps < 0 if most is None else (event.steps < 0) | (event.steps > most)
+    return [is_wrong.any()]
 
 
-def _loud(state: Any, faults: list[Array]) -> Any:
-    """Make a state nan if there is a fault."""
+def loud(tree: Any, faults: list[Array]) -> Any:
+    """Make a tree nan if there is a fault."""
     if not faults:
-        return state
+        return tree
     is_wrong = functools.reduce(jnp.logical_or, faults)
 
-    def loud(leaf: Any) -> Any:
+    def marked(leaf: Any) -> Any:
         is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
         return jnp.where(is_wrong, jnp.nan, leaf) if is_real else leaf
 
-    return jax.tree.map(loud, state)
+    return jax.tree.map(marked, tree)
 
 
 def _apart(tree: Any) -> Any:

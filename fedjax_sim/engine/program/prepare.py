@@ -30,6 +30,7 @@ from fedjax_sim.engine.program.live import rows_of, sizes_of
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.lifecycle import say
+from fedjax_sim.results.runs import warn_of_late
 from fedjax_sim.settings import ConfigError, alternatives_in
 from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
@@ -153,6 +154,7 @@ def plan_group(
     assert drawn is not None
     timelines, ticks = drawn
     _check_messages(system, group, timelines, ticks, row)
+    warn_of_late(hypers, [int(ticks[each]) for each in row])
     if per_eval is None and system.live is not None and isinstance(options.budget, Time):
         per_eval = _ticks_between(system, hypers, options, int(ticks.max()))
     live = sizes_of(system, distinct_objects(hypers)[0])

@@ -77,7 +77,8 @@ def collect(planned: Planned, curves: Curves, options: Options) -> Returned:
     for lane, timeline in zip(group, timelines if happened else (), strict=False):
         num_clients = system.messages.num_senders(lane.hyper) or lane.hyper.num_clients
         each = Timeline(*(leaf[None] for leaf in timeline))
-        check_values(system, each, len(timeline.time), num_clients)
+        num = len(timeline.time)
+        check_values(system, each, num, num_clients, least_weight=-np.inf)
     # Bits follow from the messages of the schedule.
     bits = _count_bits(planned, schedule, row, timelines)
     facts = facts_of(schedule, row, bits) | {"collapsed_at": _collapsed_at(group, metrics)}

@@ -72,6 +72,7 @@ class Adversary(Checked):
     attack_from: Any = whole(
         0,
         "Number of server actions before the attack; malicious clients are honest until then.",
+        begins="the attack",
         least=0,
         only_with={"attack": _is_attack},
     )

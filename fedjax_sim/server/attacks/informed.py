@@ -158,6 +158,7 @@ class Mimic(Attack):
         "Server actions in which attackers learn which honest client to mimic, and meanwhile mimic "
         "the best that they know; those without honest reports do not count. 0 takes the one with "
         "the lowest number.",
+        begins="what follows the warm-up",
         least=0,
     )
     memory: Any = filled()
