@@ -114,8 +114,8 @@ CELLS = {
     "order": ("available\n0-5 3-9\n", "available in row 1 is '0-5 3-9', but must be windows in"),
     "period": ("available,period\n0-5,4\n", "must be windows in order, from 0 to the period 4"),
     "period of 0": ("available,period\n0-5,0\n", "period in row 1 is 0.0"),
-    "nothing known": ("speed\n1\n", "a CSV file with a header, of which some columns are client"),
-    "no rows": ("rate\n", "without clients"),
+    "nothing known": ("battery\n1\n", "a CSV file with a header, of which some columns are client"),
+    "no rows": ("rate\n", "client_table is 'without rows', but must be a header and one row or more."),
     "a decimal comma": ("drop_rate,rate\n0,05,0.5\n", "row 1 is 'of 3 cells', but must be of 2"),
     "a column twice": ("rate,rate\n1,2\n", "column rate is 'there twice', but must be there once"),
 }
