@@ -220,7 +220,7 @@ def test_ids_may_be_anything_that_can_be_sorted() -> None:
     np.testing.assert_array_equal(split.counts, [1, 2, 2])
     np.testing.assert_array_equal(split.index[1], [1, 4])
     for unsorted in ([1, "1"], [frozenset({1}), frozenset({2})], [(1, 2), (1, "a")]):
-        with pytest.raises(ConfigError, match="clients' ids is .*, but must be of one kind that"):
+        with pytest.raises(ConfigError, match=r"clients' ids is .*, but must be of one kind that"):
             problems.partition_by_ids(unsorted)
 
 

@@ -269,12 +269,15 @@ def _in_order_of(table: ClientTable, names: tuple[str, ...]) -> ClientTable:
     if table.names == names:
         return table
     row, number = ({name: i for i, name in enumerate(each)} for each in (table.names, names))
-    if extra := [name for name in table.names if name not in number]:
-        allowed = f"one of the {len(names)} clients of the problem, such as {names[0]!r}"
-        raise _bad_cell("client", row[extra[0]], extra[0], allowed)
-    if missing := [name for name in names if name not in row]:
-        allowed = f"without a client {missing[0]!r}"
-        raise ConfigError("client_table client", allowed, "one row for each client of the problem")
+    for name in table.names:
+        if name not in number:
+            allowed = f"a name of one of the {len(names)} clients of the problem, such as "
+            allowed += f"{names[0]!r}{nearest(name, names)}"
+            raise _bad_cell("client", row[name], name, allowed)
+    for name in names:
+        if name not in row:
+            allowed = "one row for each client of the problem"
+            raise ConfigError("client_table client", f"without {name}", allowed)
     order, made = [row[name] for name in names], copy.copy(table)
     made.names = names
     for name in ("rate", "spread", "up", "down", "drop_rate", "energy_step", "energy_byte"):
@@ -307,7 +310,7 @@ def read_client_table(path: str | Path) -> ClientTable:
     rows, header = read_rows(
         "client_table", path, dict.fromkeys(["client", "available", *_COLUMNS])
     )
-    kinds = dict.fromkeys(_COLUMNS, (_read_number, "a number"))
+    kinds: dict[str, tuple[Callable, str]] = dict.fromkeys(_COLUMNS, (_read_number, "a number"))
     kinds["available"] = _read_windows, "windows such as 0-480 1200-1440"
     if_empty = {name: column.if_empty for name, column in _COLUMNS.items()} | {"available": []}
     with naming_file(path):
@@ -447,7 +450,7 @@ def _read_number(text: str) -> float:
 def _read_windows(text: str) -> list[tuple[float, float]]:
     """Read windows such as "0-480 1200-1440"."""
     pairs = [word.split("-") for word in text.split()]
-    return [(float(begin), float(end)) for begin, end in pairs]
+    return [(_read_number(begin), _read_number(end)) for begin, end in pairs]
 
 
 def _read_cell(

@@ -419,7 +419,8 @@ class Clients(Checked):
         Returns:
           The settings, the same object if nothing changes.
         """
-        this, table, trace = self.delays, self.delays.client_table, self.delays.trace
+        this: Any = self.delays
+        table, trace = this.client_table, this.trace
         if table is not None:
             table = table.in_order_of(names)
         if trace is not None and (table is None or not table.names):
