@@ -271,10 +271,11 @@ def _completed(
     distinct, number = distinct_objects(problems)
     places, found = number.tolist(), []
     for hyper in hypers:
-        completed = [
-            _with_message_bits(system, system.fit.complete(hyper, problem), problem)
-            for problem in distinct
-        ]
+        completed = []
+        for problem in distinct:
+            named = _with_client_names(hyper, problem)
+            whole = _with_message_bits(system, system.fit.complete(named, problem), problem)
+            completed.append(whole)
         found.append([completed[i] for i in places])
     return found
 
@@ -307,6 +308,13 @@ def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> 
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         jax.vmap(partial(note, place, name))(np.asarray(leaf, float)[None])
     return found
+
+
+def _with_client_names(hyper: HyperT, problem: AnyProblem) -> HyperT:
+    """Match the names in a table of clients, or a trace, with those of the problem's clients."""
+    this: Any = hyper
+    names = getattr(problem, "client_ids", None)
+    return hyper if names is None or not hasattr(hyper, "delays") else this.with_client_names(names)
 
 
 def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> HyperT:

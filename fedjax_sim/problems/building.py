@@ -104,7 +104,8 @@ def supervised(
         such as PyTorch's, is read once; its examples are pairs, or with `prepare` any pytree.
       split: Who holds which example: a partition, such as those of `fedjax_sim.partition`, or a
         list of several, for a sweep with one per seed. Leave it out if clients are named.
-      clients: The client of each of the n examples: strings, or any other hashable ids.
+      clients: The client of each of the n examples: strings, or any other ids. Clients are numbered
+        in the order of their sorted ids, as in `partition_by_ids`, and results name them.
       test: Examples to test on, in the form of `data`; or the share of every client's examples
         that is held out for it, at least one of each client that has two.
       test_clients: The clients of examples in `test`, by the ids in `clients`.

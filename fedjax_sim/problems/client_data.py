@@ -7,6 +7,7 @@ same number of places.
 Dimension letters: `N` clients, `M` places for examples of a client (the rest is padding).
 """
 
+import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -113,18 +114,22 @@ def pad_partitions(
 def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable, ...]]:
     """Give every example to the client that it names.
 
-        clients, names = partition_by_ids(["phone", "watch", "phone"])
-        assert names == ("phone", "watch") and clients.counts.tolist() == [2, 1]
+        clients, names = partition_by_ids(["watch", "phone", "watch"])
+        assert names == ("phone", "watch") and clients.counts.tolist() == [1, 2]
+
+    Clients are numbered in the order of their sorted ids. So ids that are the numbers 0 to N - 1
+    are the clients' numbers, and another order of the examples gives nobody another number.
 
     Args:
       ids: The client of each of n examples: strings, numbers, tuples, or anything else that can be
-        a key of a dict.
+        a key of a dict and be sorted.
 
     Returns:
-      The partition, and the names of its clients, in the order in which they first appear.
+      The partition, and the names of its clients, sorted.
 
     Raises:
-      ConfigError: If an id cannot be a key, or is missing (None, nan or pandas.NA).
+      ConfigError: If an id cannot be a key, is missing (None, nan or pandas.NA), or cannot be
+        compared with another one.
     """
     number: dict[Hashable, int] = {}
     owners = []
@@ -137,8 +142,19 @@ def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable
         owners.append(number.setdefault(name, len(number)))
     if not owners:
         raise ConfigError("number of clients' ids", 0, "the number of examples")
-    owner = np.array(owners)
-    return gather_by_owner(np.arange(len(owner)), owner, len(number)), tuple(number)
+    try:
+        names = sorted(number)  # type: ignore[type-var]
+        # Sets can be compared, and have no order.
+        are_sorted = all(a < b for a, b in itertools.pairwise(names))  # type: ignore[operator]
+    except TypeError:
+        are_sorted = False
+    if not are_sorted:
+        kinds = ", ".join(sorted({type(name).__name__ for name in number}))
+        raise ConfigError("clients' ids", kinds, "of one kind that can be sorted")
+    place_of = np.empty(len(number), int)
+    place_of[[number[name] for name in names]] = np.arange(len(names))
+    owner = place_of[owners]
+    return gather_by_owner(np.arange(len(owner)), owner, len(number)), tuple(names)
 
 
 @checked

@@ -23,8 +23,13 @@ class ClientLosses:
 
     per_client: bool
     client_loss: Any
-    metric_labels: ClassVar[Mapping[str, Sequence[Any]]] = {}
     less_is_better: ClassVar[Sequence[str]] = ("loss", "client_loss")
+
+    @property
+    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+        """Names of the clients, if they have some."""
+        names = getattr(self, "client_ids", None)
+        return {} if names is None else {"client": names}
 
     def losses_of_clients(self, params: Params, num_clients: int) -> dict[str, Array]:
         """Compute the loss of every client, if `per_client` asks for it.

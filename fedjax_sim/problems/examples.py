@@ -291,7 +291,10 @@ def owners_of_tests(names: tuple[Hashable, ...] | None, clients: Any, num: int) 
 
 
 def read_owners(
-    split: Partition | list[Partition] | None, clients: Iterable[Hashable] | None, num: int
+    split: Partition | list[Partition] | None,
+    clients: Iterable[Hashable] | None,
+    num: int,
+    field: str = "clients",
 ) -> tuple[list[Partition], tuple[Hashable, ...] | None]:
     """Find out who holds which example.
 
@@ -299,6 +302,7 @@ def read_owners(
       split: One partition, or several; None if clients are named.
       clients: The client of each example; None if partitions are given.
       num: Number of examples.
+      field: What errors call `clients`.
 
     Returns:
       The partitions, and what the clients are called, if they have names.
@@ -307,8 +311,8 @@ def read_owners(
       ConfigError: If not exactly one of both is given, or it does not fit the examples.
     """
     if clients is not None and split is None:
-        ids = _ids_of("clients", clients)
-        _check_length("clients", len(ids), num)
+        ids = _ids_of(field, clients)
+        _check_length(field, len(ids), num)
         partition, names = partition_by_ids(ids)
         return [partition], names
     if split is None or clients is not None:

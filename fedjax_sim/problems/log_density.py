@@ -19,25 +19,22 @@ in the data that no client holds are not among the posterior's; one that two cli
 twice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-import numpy.typing as npt
 import optax
 from flax import struct
 
 from fedjax_sim.checking import checked
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
-from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems.classification import Classification
 from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.client_losses import ClientLosses
-from fedjax_sim.problems.examples import read_arrays
+from fedjax_sim.problems.examples import read_arrays, read_owners
 from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import in_32_bits
@@ -67,6 +64,7 @@ class LogDensity(ClientLosses):
       simulate: From a key, parameters and one example's inputs to a draw of its target; None if it
         is not known, or follows from `probabilities`.
       per_client: Whether every client's loss is measured too.
+      client_ids: What the clients are called; None for numbers.
     """
 
     data: Any
@@ -79,6 +77,7 @@ class LogDensity(ClientLosses):
     probabilities: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
     simulate: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
+    client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None, kw_only=True)
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -162,7 +161,7 @@ def from_logdensity(
     log_likelihood: LogLikelihood,
     log_prior: LogPrior,
     data: Any,
-    split: Partition | npt.ArrayLike,
+    split: Partition | Iterable[Hashable],
     start: Params | Callable[[Key], Params],
     *,
     probabilities: Callable[..., Array] | None = None,
@@ -185,8 +184,8 @@ def from_logdensity(
       log_likelihood: As in `LogDensity`; the function that blackjax takes.
       log_prior: As in `LogDensity`; the function that blackjax takes.
       data: All examples: a pytree of leaves `[n, ...]`, such as the tuple (inputs, targets).
-      split: Who holds which example: from a function of `fedjax_sim.partition`, or the number of
-        each example's client, integers `[n]`.
+      split: Who holds which example: from a function of `fedjax_sim.partition`, or the client of
+        each of the n examples, by ids as in `partition_by_ids`, which also numbers them.
       start: Initial parameters, a pytree of arrays, or a function that draws them from a key, as
         chains that start far apart show best whether they have mixed.
       probabilities: As in `LogDensity`, for class predictions.
@@ -212,7 +211,9 @@ def from_logdensity(
         if getattr(found, "shape", None) != ():
             shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
             raise ConfigError(name, shape, "a function to one number, for one example")
-    [(index, counts)] = pad_partitions([_partition_of(split, num)], num)
+    owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
+    [partition], names = read_owners(*owned, num, "split")
+    [(index, counts)] = pad_partitions([partition], num)
     return LogDensity(
         data,
         index,
@@ -224,6 +225,7 @@ def from_logdensity(
         probabilities,
         simulate,
         per_client=per_client,
+        client_ids=names,
     )
 
 
@@ -282,15 +284,5 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
         log_prior,
         problem.init,
         lambda params, inputs: jax.nn.softmax(logits(params, inputs)),
+        client_ids=getattr(problem, "client_ids", None),
     )
-
-
-def _partition_of(split: Any, num: int) -> Partition:
-    """Make a partition of the numbers of the examples' clients."""
-    if isinstance(split, Partition):
-        return split
-    clients = np.asarray(split)
-    if clients.shape != (num,) or not np.issubdtype(clients.dtype, np.integer) or clients.min() < 0:
-        allowed = f"a partition, or whole numbers from 0 of the clients of all {num} examples"
-        raise ConfigError("split", f"of shape {clients.shape} and type {clients.dtype}", allowed)
-    return gather_by_owner(np.arange(num), clients, int(clients.max()) + 1)

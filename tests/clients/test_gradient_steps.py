@@ -624,3 +624,16 @@ def test_starts_of_the_wrong_number_of_slots_are_refused(regression: Callable) -
         corrected(KEY, event, starts=jnp.asarray(STARTS), extras=(jnp.zeros(3),))
     with pytest.raises(AssertionError):
         train(KEY, event.within(steps=event.steps[:3]), starts=jnp.asarray(STARTS))
+
+
+@pytest.mark.parametrize(
+    "sampling", ["shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"]
+)
+def test_mini_batches_are_the_same_with_64_bits(sampling: str) -> None:
+    def draws() -> np.ndarray:
+        return seen([5, 7], clients=[0, 1], counts=[17, 5], batch=4, sampling=sampling)
+
+    narrow = draws()
+    with jax.enable_x64(True):
+        wide = draws()
+    np.testing.assert_array_equal(narrow, wide)

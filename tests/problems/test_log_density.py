@@ -192,8 +192,8 @@ def test_chains_may_start_apart() -> None:
         ({"data": (X, Y[:-1])}, "examples in the arrays of data is .*, but must be equally many"),
         ({"data": (X, np.full(NUM, 2**40))}, "largest number in data/1 is .*, but must be at most"),
         ({"data": (X * np.inf, Y)}, "data/0 is 'an array with nan or inf', but must be finite"),
-        ({"split": CLIENTS[:-1]}, "split is 'of shape .*, but must be a partition, or whole numb"),
-        ({"split": CLIENTS * 2}, "partition.counts is 0"),
+        ({"split": CLIENTS[:-1]}, "length of split is 29, but must be 30"),
+        ({"split": [None] * NUM}, "client of example 0 is None, but must be given"),
         ({"data": (X[:, None], Y)}, "log_likelihood is .*, but must be a function to one number"),
     ],
 )

@@ -3,6 +3,7 @@
 Dimension letters: `N` clients, `n` examples.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -53,11 +54,11 @@ def make(**options: Any) -> Any:
 
 
 def test_losses_and_metrics_are_means_by_hand() -> None:
-    """Clients stand in the order of their first example; a share of each is held out."""
+    """Clients stand in the order of their sorted names; a share of each is held out."""
     problem = make(metrics={"mae": problems.absolute_error}, test=0.4, per_client=True)
-    assert problem.client_ids == ("Oslo", "Rome", "Bonn")
-    np.testing.assert_array_equal(problem.counts, [3, 2, 1])
-    np.testing.assert_array_equal(problem.test_counts, [2, 1, 1])
+    assert problem.client_ids == ("Bonn", "Oslo", "Rome")
+    np.testing.assert_array_equal(problem.counts, [1, 3, 2])
+    np.testing.assert_array_equal(problem.test_counts, [1, 2, 1])
     params = jax.tree.map(np.asarray, problem.init(KEY))
     error = np.asarray(INPUTS @ params["a"] + params["b"])[:, 0] - TARGETS
     owned = []
@@ -104,9 +105,9 @@ def test_masks_and_pytrees_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(found["loss"], np.concatenate(counted[:7]).mean(), rtol=1e-5)
     oslo = [row for row, name in enumerate(NAMES) if name == "Oslo"]
     expected = np.concatenate([counted[row] for row in oslo if row < 7]).mean()
-    np.testing.assert_allclose(found["client_loss[client]"][0], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["client_loss[client]"][1], expected, rtol=1e-5)
     expected = np.concatenate([counted[row] for row in oslo]).mean()
-    np.testing.assert_allclose(problem.client_loss(params, jnp.int32(0), KEY), expected, rtol=1e-5)
+    np.testing.assert_allclose(problem.client_loss(params, jnp.int32(1), KEY), expected, rtol=1e-5)
     monkeypatch.setattr(supervision, "OWN_AT_ONCE", 2)
     with tracing_for("gpu"):
         blocks = problem.evaluate_clients(lambda client: params)
@@ -212,12 +213,38 @@ def test_a_start_may_be_a_part() -> None:
     np.testing.assert_array_equal(params["b"], [7.0])
 
 
-def test_ids_may_be_anything_hashable() -> None:
-    ids = [("a", 1), 2, "b", ("a", 1), 2, "b", 2, 2, frozenset({3}), frozenset({3})]
+def test_ids_may_be_anything_that_can_be_sorted() -> None:
+    ids = [("b", 1), ("a", 7), ("a", 2), ("b", 1), ("a", 7)]
     split, names = problems.partition_by_ids(ids)
-    assert names == (("a", 1), 2, "b", frozenset({3}))
-    np.testing.assert_array_equal(split.counts, [2, 4, 2, 2])
-    np.testing.assert_array_equal(split.index[1], [1, 4, 6, 7])
+    assert names == (("a", 2), ("a", 7), ("b", 1))
+    np.testing.assert_array_equal(split.counts, [1, 2, 2])
+    np.testing.assert_array_equal(split.index[1], [1, 4])
+    for unsorted in ([1, "1"], [frozenset({1}), frozenset({2})], [(1, 2), (1, "a")]):
+        with pytest.raises(ConfigError, match=r"clients' ids is .*, but must be of one kind that"):
+            problems.partition_by_ids(unsorted)
+
+
+@pytest.mark.parametrize("ids", [[3, 3, 0, 0], [1, 0, 1, 2], ["b", "a", "b", "c"]])
+def test_all_problems_number_clients_by_their_sorted_ids(ids: list) -> None:
+    """Results of every client carry its id, whichever function made the problem."""
+    x = INPUTS[:4]
+    supervised = make(data=(x, TARGETS[:4]), clients=ids, test=(x, TARGETS[:4]), test_clients=ids)
+    posterior = problems.from_logdensity(
+        lambda mean, example: -((example[1] - mean[0]) ** 2),
+        lambda mean: 0.0 * mean.sum(),
+        (x, TARGETS[:4]),
+        ids,
+        start=jnp.zeros(1),
+        per_client=True,
+    )
+    for problem in (supervised, posterior, dataclasses.replace(posterior, start=jnp.ones(1))):
+        assert list(problem.client_ids) == sorted(set(ids))
+        for i, name in enumerate(problem.client_ids):
+            rows = np.asarray(problem.index[i, : problem.counts[i]])
+            assert [ids[row] for row in rows] == [name] * ids.count(name)
+    hyper = fedavg.Hyper(num_selected=1, local_steps=1, batch_size=1, lr=0.1)
+    run = fedjax_sim.simulate(fedavg.system, posterior, hyper, budget=fedjax_sim.Ticks(1))
+    assert run.curves.client.values.tolist() == sorted(set(ids))
 
 
 def test_dataframes() -> None:

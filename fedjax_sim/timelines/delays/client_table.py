@@ -1,9 +1,13 @@
 """A table of clients: their names, speeds, bandwidths, losses and hours, read from one CSV file.
 
-The file has a header and one row per client; rows are the clients in the order of their numbers.
-Every column is optional, and other columns are ignored:
+The file has a header and one row per client.
+Spaces around names of columns and around cells mean nothing. Every column is optional; columns
+of other names are ignored, which one line on the error stream says, and misspelt ones are refused:
 
-- `client`: the client's name. Recorded traces may then name clients instead of numbering them.
+- `client`: the client's name. Recorded traces may then name clients instead of numbering them. If
+  the clients of the problem have names too (its `client_ids`), rows belong to clients of equal
+  names, written as text, in whatever order they are: names must then be the same on both sides. If
+  only one side has names, rows are the clients in the order of their numbers.
 - `rate`: local steps (or updates, see `time_of`) per unit of virtual time, above 0.
 - `spread`: spread of running times relative to their mean, from 0; an empty cell is 0.
 - `up`, `down`: bits that the client sends and receives per unit of virtual time, above 0. A message
@@ -49,9 +53,12 @@ A unit of virtual time is then a second, and a local step a mini-batch of `batch
 Dimension letters: `N` clients, `W` windows of all clients.
 """
 
+import contextlib
+import copy
 import csv
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +66,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import checked
+from fedjax_sim.lifecycle import nearest, say
 from fedjax_sim.settings import ConfigError, check_file
 
 Windows = Sequence[tuple[float, float]]
@@ -146,7 +154,7 @@ class ClientTable:
             words = "one value per client in every column, and at least one column"
             raise ConfigError("client_table", f"columns of {sizes or 'no'} values", words)
         if shape[0] == 0:
-            raise ConfigError("client_table", "without clients", "one row per client")
+            raise ConfigError("client_table", "without rows", "one row per client")
         (self.size,) = shape
         self.names = tuple(names)
         known: set[str] = set()
@@ -178,6 +186,20 @@ class ClientTable:
         digest = hashlib.sha256(content.encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
 
+    def in_order_of(self, client_names: Sequence[Any]) -> "ClientTable":
+        """Return the table with its rows in the order of clients, which it names as well.
+
+        Args:
+          client_names: What the clients are called, in the order of their numbers.
+
+        Returns:
+          The table, and the same object for the same names. Without names it remains as it is.
+
+        Raises:
+          ConfigError: If a client has no row, or a row belongs to none of the clients.
+        """
+        return _in_order_of(self, names_as_text(client_names)) if self.names else self
+
     @property
     def has_bandwidth(self) -> bool:
         """Whether messages take time."""
@@ -201,13 +223,12 @@ class ClientTable:
     def _windows(self, available: Sequence[Windows], period: Any) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
         latest = max((end for windows in available for _, end in windows), default=1.0)
-        given = np.asarray(latest if period is None else period, float)
+        given = np.asarray(latest if period is None else period, object)
         if given.shape not in ((), (self.size,)):
             words = "one number, or one per client, above 0"
             raise ConfigError("client_table period", f"of {given.size} numbers", words)
-        periods = np.broadcast_to(given, (self.size,)).copy()
-        periods[np.isnan(periods)] = latest
-        _checked_column("period", periods)
+        texts = [latest if each is _LATEST else each for each in given.ravel().tolist()]
+        periods = np.broadcast_to(_checked_column("period", texts), (self.size,))
         all_windows = []
         for row, windows in enumerate(available):
             ends = [0.0, *(end for _, end in windows)]
@@ -225,6 +246,52 @@ class ClientTable:
         return ClientWindows(first.astype(np.int32), flat[:, 0], flat[:, 1], periods)
 
 
+def names_as_text(names: Sequence[Any]) -> tuple[str, ...]:
+    """Write the names of clients as files have them.
+
+    Args:
+      names: Different names of any kind.
+
+    Raises:
+      ConfigError: If two names are the same text, such as 1 and "1".
+    """
+    texts = tuple(str(name).strip() for name in names)
+    if len(set(texts)) < len(texts):
+        twice = next(text for i, text in enumerate(texts) if text in texts[:i])
+        allowed = "the text of one client, as a table or a trace names clients by texts"
+        raise ConfigError("name of two clients of the problem", twice, allowed)
+    return texts
+
+
+@functools.lru_cache(maxsize=64)  # Equal settings must have the same object.
+def _in_order_of(table: ClientTable, names: tuple[str, ...]) -> ClientTable:
+    """Return the rows of a table with names in the order of these."""
+    if table.names == names:
+        return table
+    row, number = ({name: i for i, name in enumerate(each)} for each in (table.names, names))
+    for name in table.names:
+        if name not in number:
+            allowed = f"a name of one of the {len(names)} clients of the problem, such as "
+            allowed += f"{names[0]!r}{nearest(name, names)}"
+            raise _bad_cell("client", row[name], name, allowed)
+    for name in names:
+        if name not in row:
+            allowed = "one row for each client of the problem"
+            raise ConfigError("client_table client", f"without {name}", allowed)
+    order, made = [row[name] for name in names], copy.copy(table)
+    made.names = names
+    for name in ("rate", "spread", "up", "down", "drop_rate", "energy_step", "energy_byte"):
+        column = getattr(table, name)
+        setattr(made, name, None if column is None else column[order])
+    if table.windows is not None:
+        first, begin, end, period = table.windows
+        held = [np.arange(first[i], first[i + 1]) for i in order]
+        rows = np.concatenate(held)
+        firsts = np.cumsum([0, *map(len, held)]).astype(np.int32)
+        made.windows = ClientWindows(firsts, begin[rows], end[rows], period[order])
+    return made
+
+
 @checked
 def read_client_table(path: str | Path) -> ClientTable:
     """Read a table of clients from a CSV file, see this module.
@@ -240,72 +307,114 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
-    rows, header = read_rows("client_table", path, {"client", *_COLUMNS, "available"})
-    if not header:
-        allowed = "a CSV file with a header, of which some columns are client, available, "
-        raise ConfigError("client_table", str(path), allowed + ", ".join(_COLUMNS))
-    numbers: dict[str, Any] = {
-        name: [
-            _read_cell(name, row, values[name], float, "a number", if_empty=column.if_empty)
-            for row, values in enumerate(rows)
-        ]
-        for name, column in _COLUMNS.items()
-        if name in header
-    }
-    available = None
-    if "available" in header:
-        allowed = "windows such as 0-480 1200-1440"
-        available = [
-            _read_cell("available", row, values["available"], _read_windows, allowed, if_empty=[])
-            for row, values in enumerate(rows)
-        ]
-    names = [(values["client"] or "").strip() for values in rows] if "client" in header else ()
-    return ClientTable(**numbers, names=names, available=available)
+    rows, header = read_rows(
+        "client_table", path, dict.fromkeys(["client", "available", *_COLUMNS])
+    )
+    kinds: dict[str, tuple[Callable, str]] = dict.fromkeys(_COLUMNS, (_read_number, "a number"))
+    kinds["available"] = _read_windows, "windows such as 0-480 1200-1440"
+    if_empty = {name: column.if_empty for name, column in _COLUMNS.items()} | {"available": []}
+    with naming_file(path):
+        columns: dict[str, Any] = {
+            name: [
+                _read_cell(name, row, values[name], *kind, if_empty=if_empty[name])
+                for row, values in enumerate(rows)
+            ]
+            for name, kind in kinds.items()
+            if name in header
+        }
+        names = [values["client"] for values in rows] if "client" in header else ()
+        return ClientTable(**columns, names=names)
 
 
 def read_rows(
-    name: str, path: str | Path, columns: set[str]
-) -> tuple[list[dict[str, str | None]], set[str]]:
-    """Read a CSV file with a header.
+    name: str, path: str | Path, columns: dict[str, None]
+) -> tuple[list[dict[str, str]], set[str]]:
+    """Read a CSV file with a header. Spaces around its cells are left out.
 
     Args:
       name: What the file is, in errors.
-      columns: Names of the columns that have a meaning.
+      columns: Names of the columns that have a meaning, in the order in which errors list them.
 
     Returns:
       The rows, as texts by column, and which of the columns there are.
 
+    Others are ignored, which one line on the error stream says.
+
     Raises:
-      ConfigError: If the file cannot be read, has such a column twice, or has a row of more cells
-        than its header, as with decimal commas.
+      ConfigError: If the file cannot be read, has no rows, has such a column twice or misspelt, or
+        has a row of another number of cells than its header, as with decimal commas.
     """
     check_file(name, path)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows, header = list(reader), list(reader.fieldnames or ())
+            lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error):
         raise ConfigError(name, str(path), "the name of a readable CSV file") from None
-    for column in columns:
-        if header.count(column) > 1:
-            raise ConfigError(f"{name} column {column}", "there twice", "there once")
-    for number, row in enumerate(rows, start=1):
-        further = row.get(None, [])
-        if any(cell.strip() for cell in further):
-            cells = f"of {len(header) + len(further)} cells"
-            raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
-    return rows, columns & {*header}
+    header, rows = lines[0] if lines else [], lines[1:]
+    absent = {column: column for column in columns if column not in header}
+    others = []
+    with naming_file(path):
+        for column in header:
+            if column in columns and header.count(column) > 1:
+                raise ConfigError(f"{name} column {column}", "there twice", "there once")
+            if column not in columns and nearest(column, absent):
+                allowed = "one of " + ", ".join(columns)
+                raise ConfigError(f"{name} column", column, allowed, absent)
+            if column and column not in columns:  # The index of a DataFrame has no name.
+                others.append(column)
+        if len(absent) == len(columns):
+            allowed = "a CSV file with a header, of which some columns are " + ", ".join(columns)
+            raise ConfigError(name, ", ".join(header), allowed)
+        if not rows:
+            raise ConfigError(name, "without rows", "a header and one row or more")
+        for number, row in enumerate(rows, start=1):
+            if any(row[len(header) :]):
+                cells = f"of {len(row)} cells"
+                raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
+    if others:
+        say(f"columns of {name} {path} that are ignored: {', '.join(dict.fromkeys(others))}.")
+    return [
+        dict(zip(header, row + [""] * len(header), strict=False)) for row in rows
+    ], columns.keys() - absent
+
+
+@contextlib.contextmanager
+def naming_file(path: str | Path) -> Iterator[None]:
+    """Begin the sentences of errors with the name of the file that has the bad cell.
+
+    Args:
+      path: The file.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        field, value, allowed = error.parts
+        sentence = ConfigError.__new__(ConfigError, f"{path}: {error}")
+        sentence.parts = f"{path}: {field}", value, allowed
+        raise sentence from None
+
+
+_LATEST = ""
+"""In a column of periods: the end of the last window of all clients."""
 
 
 class _Column(NamedTuple):
-    if_empty: float | None  # What an empty cell stands for; None if it may not be empty.
+    if_empty: Any  # What an empty cell stands for; None if it may not be empty.
     allowed: str
     accepts: Callable[[np.ndarray], np.ndarray]
 
 
-_ABOVE_0 = "a finite number above 0", lambda x: np.isfinite(x) & (x > 0)
-_FROM_0 = "a finite number of at least 0", lambda x: np.isfinite(x) & (x >= 0)
-_SPEED = "a number above 0", lambda x: x > 0
+_LEAST, _MOST = (float(each) for each in (np.finfo("float32").tiny, np.finfo("float32").max))
+_RANGE = f"from {_LEAST:.2g} to {_MOST:.2g}, as a float32 can hold it"
+_ABOVE_0 = f"a finite number above 0, {_RANGE}", lambda x: (x >= _LEAST) & (x <= _MOST)
+_FROM_0 = (
+    f"a finite number of at least 0, and 0 or {_RANGE}",
+    lambda x: (x == 0) | ((x >= _LEAST) & (x <= _MOST)),
+)
+_SPEED = (
+    f"a number above 0, inf or {_RANGE}",
+    lambda x: (x == np.inf) | ((x >= _LEAST) & (x <= _MOST)),
+)
 _COLUMNS = {
     "rate": _Column(None, *_ABOVE_0),
     "spread": _Column(0.0, *_FROM_0),
@@ -314,7 +423,7 @@ _COLUMNS = {
     "drop_rate": _Column(0.0, "from 0 to 0.99", lambda x: (x >= 0) & (x <= 0.99)),
     "energy_step": _Column(0.0, *_FROM_0),
     "energy_byte": _Column(0.0, *_FROM_0),
-    "period": _Column(np.nan, *_ABOVE_0),
+    "period": _Column(_LATEST, *_ABOVE_0),
 }
 """Columns of numbers."""
 
@@ -331,21 +440,28 @@ def _checked_column(name: str, values: Any) -> np.ndarray:
     return column
 
 
+def _read_number(text: str) -> float:
+    """Read a number; nan is none."""
+    if np.isnan(number := float(text)):
+        raise ValueError(text)
+    return number
+
+
 def _read_windows(text: str) -> list[tuple[float, float]]:
     """Read windows such as "0-480 1200-1440"."""
     pairs = [word.split("-") for word in text.split()]
-    return [(float(begin), float(end)) for begin, end in pairs]
+    return [(_read_number(begin), _read_number(end)) for begin, end in pairs]
 
 
 def _read_cell(
-    name: str, row: int, text: str | None, read: Callable, allowed: str, *, if_empty: Any
+    name: str, row: int, text: str, read: Callable, allowed: str, *, if_empty: Any
 ) -> Any:
     """Read one cell, or return what an empty one stands for."""
-    if not (text or "").strip() and if_empty is not None:
+    if not text and if_empty is not None:
         return if_empty
     try:
         return read(text)
-    except (TypeError, ValueError):
+    except ValueError:
         raise _bad_cell(name, row, text, allowed) from None
 
 

@@ -6,6 +6,7 @@ when the engine draws timelines.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -408,6 +409,26 @@ class Clients(Checked):
             speed is not None and not np.all(np.asarray(bits) > 0)
             for bits, speed in self.delays.connections
         )
+
+    def with_client_names(self, names: Sequence[Any]) -> Any:
+        """Put the rows of a table, and a trace's clients, in the order of a problem's clients.
+
+        Args:
+          names: What the clients are called, in the order of their numbers.
+
+        Returns:
+          The settings, the same object if nothing changes.
+        """
+        this: Any = self.delays
+        table, trace = this.client_table, this.trace
+        if table is not None:
+            table = table.in_order_of(names)
+        if trace is not None and (table is None or not table.names):
+            trace = trace.of_names(names)
+        if table is this.client_table and trace is this.trace:
+            return self
+        delays = this.replace(client_table=table, trace=trace)
+        return self.replace(delays=delays)  # type: ignore[attr-defined]
 
     def with_message_bits(self, up: int, down: int) -> Any:
         """Set the bits of messages that are not set.

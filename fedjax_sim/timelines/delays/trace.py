@@ -4,6 +4,7 @@ Dimension letters: `N` clients, `R` rows of a trace.
 """
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.timelines.delays.client_table import read_rows
+from fedjax_sim.timelines.delays.client_table import names_as_text, naming_file, read_rows
 from fedjax_sim.types import Array
 
 
@@ -117,10 +118,24 @@ class Trace:
         number = {name: i for i, name in enumerate(names)}
         for text, row in zip(self.texts, self.rows, strict=True):
             if text not in number:
-                allowed = f"one of the {len(names)} names of the client_table, such as {names[0]}"
+                allowed = f"one of the {len(names)} names of the clients, such as {names[0]}"
                 raise ConfigError(f"trace client in row {row}", text, allowed)
         numbers = np.array([number[text] for text in self.texts])
         return Trace(numbers[self.text].tolist(), self.start, self.finish)
+
+    def of_names(self, client_names: Sequence[Any]) -> "Trace":
+        """Return the trace with numbers of clients in place of their names, if it has such names.
+
+        Args:
+          client_names: What the clients are called, in the order of their numbers.
+
+        Raises:
+          ConfigError: If some rows name a client, and another row does not.
+        """
+        names = names_as_text(client_names)
+        if set(self.texts).isdisjoint(names):
+            return self
+        return _of_names(self, names)
 
     def _check_numbers(self, num_clients: int) -> None:
         """Check that all rows belong to clients below `num_clients`."""
@@ -145,6 +160,11 @@ class Trace:
         order = np.argsort(self.client, kind="stable")
         first = np.searchsorted(self.client[order], np.arange(num_clients + 1)).astype(np.int32)
         return ClientRows(first, self.start[order], self.finish[order])
+
+
+@functools.lru_cache(maxsize=64)  # Equal settings must have the same object.
+def _of_names(trace: Trace, names: tuple[str, ...]) -> Trace:
+    return trace.of_clients(len(names), names)
 
 
 class ClientRows(NamedTuple):
@@ -188,8 +208,9 @@ def read_trace(path: str | Path) -> Trace:
         assert read_trace(folder / "trace.csv").finish.tolist() == [2.0, 3.5]
 
     Args:
-      path: File whose header names the columns `client`, `start` and `finish`; other columns are
-        ignored. Clients are numbers from 0, or names in a table of clients.
+      path: File with a header and the columns `client`, `start` and `finish`; others are ignored,
+        which one line on the error stream says. Clients are numbers from 0, or names in a table
+        of clients.
 
     Returns:
       The trace.
@@ -197,19 +218,20 @@ def read_trace(path: str | Path) -> Trace:
     Raises:
       ConfigError: If the file cannot be read, or holds values that are not allowed.
     """
-    columns = {"client", "start", "finish"}
+    columns = dict.fromkeys(["client", "start", "finish"])
     rows, header = read_rows("trace", path, columns)
-    if not rows or header < columns:
+    if header < columns.keys():
         allowed = "a CSV file with rows, and with columns client, start and finish"
         raise ConfigError("trace", str(path), allowed)
 
     def number(name: str, row: int) -> float:
         try:
-            return float(rows[row][name])  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+            return float(rows[row][name])
+        except ValueError:
             raise ConfigError(
                 f"trace {name} in row {row + 1}", rows[row][name], "a number"
             ) from None
 
-    times = ([number(name, row) for row in range(len(rows))] for name in ("start", "finish"))
-    return Trace([(row["client"] or "").strip() for row in rows], *times)
+    with naming_file(path):
+        times = [[number(name, row) for row in range(len(rows))] for name in ("start", "finish")]
+        return Trace([row["client"] for row in rows], *times)

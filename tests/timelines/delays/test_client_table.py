@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import ConfigError
+from fedjax_sim import ConfigError, partition, problems
+from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.settings import check
 from fedjax_sim.timelines import (
     Arrivals,
@@ -114,8 +116,23 @@ CELLS = {
     "order": ("available\n0-5 3-9\n", "available in row 1 is '0-5 3-9', but must be windows in"),
     "period": ("available,period\n0-5,4\n", "must be windows in order, from 0 to the period 4"),
     "period of 0": ("available,period\n0-5,0\n", "period in row 1 is 0.0"),
-    "nothing known": ("speed\n1\n", "a CSV file with a header, of which some columns are client"),
-    "no rows": ("rate\n", "without clients"),
+    "nothing known": ("battery\n1\n", "a CSV file with a header, of which some columns are client"),
+    "subnormal rate": ("rate\n1\n1e-39\n", "rate in row 2 is 1e-39, but must be a finite number"),
+    "negative rate": ("rate\n-1\n", "rate in row 1 is -1.0, but must be a finite number above 0"),
+    "nan rate": ("rate\n1\nnan\n", "rate in row 2 is 'nan', but must be a number"),
+    "nan bandwidth": ("rate,up\n1,NaN\n", "up in row 1 is 'NaN', but must be a number"),
+    "nan losses": ("drop_rate\nnan\n", "drop_rate in row 1 is 'nan', but must be a number"),
+    "nan energy": ("energy_step\nnan\n", "energy_step in row 1 is 'nan', but must be a number"),
+    "nan period": ("available,period\n0-5,nan\n", "period in row 1 is 'nan', but must be a number"),
+    "nan windows": (
+        "available\nnan-5\n",
+        "available in row 1 is 'nan-5', but must be windows such",
+    ),
+    "negative energy": ("energy_byte\n-1\n", "energy_byte in row 1 is -1.0, but must be a finite"),
+    "no rows": (
+        "rate\n",
+        "client_table is 'without rows', but must be a header and one row",
+    ),
     "a decimal comma": ("drop_rate,rate\n0,05,0.5\n", "row 1 is 'of 3 cells', but must be of 2"),
     "a column twice": ("rate,rate\n1,2\n", "column rate is 'there twice', but must be there once"),
 }
@@ -129,6 +146,7 @@ def test_bad_cells_are_reported_by_row_and_value(tmp_path: Path, name: str) -> N
     with pytest.raises(ConfigError) as error:
         read_client_table(path)
     assert words in str(error.value)
+    assert str(error.value).startswith(f"{path}: client_table")
 
 
 NAMED = ClientTable(names=["ann", "bob", "17"])
@@ -257,3 +275,173 @@ def test_energy_is_read_from_a_file(tmp_path: Path) -> None:
     assert table.energy_step.tolist() == [2.5, 1.0] and table.energy_byte.tolist() == [0.0, 0.25]
     with pytest.raises(ConfigError, match="energy_step in row 1"):
         ClientTable([1.0], energy_step=[-1.0])
+
+
+def test_spaces_around_columns_and_cells_mean_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "clients.csv"
+    path.write_text("client , rate,drop_rate \n ann , 0.5,0.1\nbob,2 , \n")
+    table = read_client_table(path)
+    assert table.names == ("ann", "bob")
+    assert table.rate.tolist() == [0.5, 2]
+    assert table.drop_rate.tolist() == [0.1, 0]
+    path.write_text("client, start ,finish\n0, 1,2 \n")
+    assert read_trace(path).start.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("header", "near"),
+    [("Rate,rate_", "rate"), ("drop-rate,x", "drop_rate"), ("Client,rate", "client")],
+)
+def test_misspelt_columns_are_refused(tmp_path: Path, header: str, near: str) -> None:
+    """They would be ignored: speeds would be those of the settings, and nothing would be lost."""
+    path = tmp_path / "clients.csv"
+    path.write_text(f"{header}\n0.5,0.5\n")
+    column = header.split(",")[0]
+    words = f"clients.csv: client_table column is '{column}', but must be one of client, available"
+    with pytest.raises(ConfigError) as error:
+        read_client_table(path)
+    assert words in str(error.value)
+    assert str(error.value).endswith(f"(did you mean {near!r}?).")
+    path.write_text("Client,start,finish\n0,1,2\n")
+    with pytest.raises(ConfigError, match=r"column is 'Client', .* \(did you mean 'client'\?\)"):
+        read_trace(path)
+
+
+def test_other_columns_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The index that a DataFrame writes has no name. A column that is there is misspelt nowhere."""
+    path = tmp_path / "clients.csv"
+    path.write_text(",rate,battery,state\n0,0.5,3,here\n1,0.25,4,there\n")
+    assert read_client_table(path).rate.tolist() == [0.5, 0.25]
+    assert capsys.readouterr().err == (
+        f"fedjax-sim: columns of client_table {path} that are ignored: battery, state.\n"
+    )
+
+
+NAMES, RATES = ["watch", "phone", "tablet"], [0.01, 100.0, 1.0]
+
+
+def named_problem(names: Any = ("phone", "tablet", "watch")) -> Any:
+    """Make a problem with one example of each client."""
+    return problems.from_logdensity(
+        lambda mean, example: -((example - mean) ** 2).sum(),
+        lambda mean: -(mean**2).sum(),
+        np.arange(float(len(names)))[:, None],
+        list(names),
+        start=jnp.zeros(1),
+        per_client=True,
+    )
+
+
+def run_with(problem: Any, **delays: Any) -> Any:
+    """Return the one event of a round of all three clients."""
+    system = fedjax_sim.SYSTEMS["fedavg"]
+    hyper = system.Hyper(num_selected=3, local_steps=1, batch_size=1, lr=0.1, server_interact=1.0)
+    hyper = hyper.replace(**delays)
+    return fedjax_sim.simulate(system, problem, hyper, budget=fedjax_sim.Ticks(5), num_evals=1)
+
+
+def lane_table(problem: Any, table: ClientTable) -> ClientTable:
+    """Return the table with which a lane runs."""
+    system = fedjax_sim.SYSTEMS["fedavg"]
+    hyper = system.Hyper(num_selected=2, batch_size=1, server_interact=1.0, client_table=table)
+    options = Options(budget=fedjax_sim.Ticks(2))
+    lanes = list_lanes(system, problem, hyper, grid_of(2, None), options)
+    first, second = (lane.hyper.delays.client_table for lane in lanes)
+    assert first is second
+    return first
+
+
+def test_rows_belong_to_clients_of_their_names() -> None:
+    """The problem has other clients first: phone, tablet, watch."""
+    windows = [[(0, 1)], [(1, 2), (3, 4)], [(2, 5)]]
+    table = ClientTable(
+        RATES, names=NAMES, drop_rate=[0, 0.5, 0], available=windows, period=[5, 6, 7]
+    )
+    found = lane_table(named_problem(), table)
+    assert found.names == ("phone", "tablet", "watch")
+    assert found.rate.tolist() == [100, 1, 0.01]
+    assert found.drop_rate.tolist() == [0.5, 0, 0]
+    assert found.windows is not None
+    assert found.windows.first.tolist() == [0, 2, 3, 4]
+    assert found.windows.begin.tolist() == [1, 3, 2, 0]
+    assert found.windows.end.tolist() == [2, 4, 5, 1]
+    assert found.windows.period.tolist() == [6, 7, 5]
+    same = ClientTable([100.0, 1.0, 0.01], names=["phone", "tablet", "watch"])
+    assert lane_table(named_problem(), same) is same
+    numbers = ClientTable(rate=[0.1, 0.2], names=["9", "10"])  # Sorted as numbers: 9, 10.
+    assert lane_table(named_problem([10, 9]), numbers).rate.tolist() == [0.1, 0.2]
+
+
+def test_a_run_has_the_speeds_of_the_names() -> None:
+    """So it is the run of the table in the problem's order, which is found by its results."""
+    by_name = run_with(named_problem(), client_table=ClientTable(RATES, names=NAMES))
+    in_order = run_with(named_problem(), client_table=ClientTable([100.0, 1.0, 0.01]))
+    as_given = run_with(named_problem(), client_table=ClientTable(RATES))
+    for name in ("loss", "client_loss", "time"):
+        np.testing.assert_array_equal(by_name.curves[name], in_order.curves[name])
+    assert not np.array_equal(by_name.curves.time, as_given.curves.time)
+    assert by_name.curves.client.values.tolist() == ["phone", "tablet", "watch"]
+
+
+def test_without_names_on_one_side_rows_go_by_position() -> None:
+    split = partition.Partition(np.array([[0], [1], [2]]), np.array([1, 1, 1]))
+    unnamed = problems.from_logdensity(
+        lambda mean, example: -((example - mean) ** 2).sum(),
+        lambda mean: -(mean**2).sum(),
+        np.arange(3.0)[:, None],
+        split,
+        start=jnp.zeros(1),
+    )
+    table = ClientTable(RATES, names=NAMES)
+    assert lane_table(unnamed, table) is table
+    nameless = ClientTable(RATES)
+    assert lane_table(named_problem(), nameless) is nameless
+
+
+@pytest.mark.parametrize(
+    ("names", "problem_names", "words"),
+    [
+        (
+            ["watch", "phone", "Tablet"],
+            ["phone", "tablet", "watch"],
+            "client_table client in row 3 is 'Tablet', but must be a name of one of the 3 clients "
+            "of the problem, such as 'phone' (did you mean 'tablet'?).",
+        ),
+        (
+            ["a", "b"],
+            ["b", "b "],
+            "name of two clients of the problem is 'b', but must be",
+        ),
+    ],
+)
+def test_names_of_both_sides_must_be_the_same(
+    names: list[str], problem_names: list, words: str
+) -> None:
+    table = ClientTable(rate=np.ones(len(names)), names=names)
+    with pytest.raises(ConfigError) as error:
+        lane_table(named_problem(problem_names), table)
+    assert words in str(error.value)
+    with pytest.raises(
+        ConfigError, match="client_table client is 'without c', but must be one row"
+    ):
+        ClientTable(names=["a", "b"]).in_order_of(["b", "c", "a"])
+
+
+def test_a_trace_without_a_table_may_name_the_problem_s_clients(tmp_path: Path) -> None:
+    """Numbers in a file are names where the problem's clients have such names."""
+    path = tmp_path / "trace.csv"
+    path.write_text("client,start,finish\n2,0,4\n1,0,3\n")
+    system = fedjax_sim.SYSTEMS["fedbuff"]
+
+    def clients(names: list, trace: Trace) -> list[int]:
+        hyper = system.Hyper(buffer_size=1, batch_size=1, trace=trace)
+        options = Options(budget=fedjax_sim.Ticks(2))
+        (lane,) = list_lanes(system, named_problem(names), hyper, grid_of(1, None), options)
+        return lane.hyper.delays.trace.client.tolist()
+
+    assert clients([0, 1, 2], read_trace(path)) == [1, 2]
+    assert clients([1, 2, 3], read_trace(path)) == [0, 1]
+    assert clients(["a", "b", "c"], read_trace(path)) == [1, 2]
+    assert clients([1, 2, 3], Trace([1, 2], [0, 0], [3, 4])) == [1, 2]
+    with pytest.raises(ConfigError, match="trace client in row 1 is '2', but must be one of the 3"):
+        clients([1, 5, 9], read_trace(path))
