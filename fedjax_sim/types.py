@@ -157,22 +157,6 @@ def budget_of(known: Mapping[str, Any]) -> Budget:
     return BUDGETS[name](known[name], **most)
 
 
-def longer_name(longer: Budget, shorter: Budget) -> tuple[str, Any, Any]:
-    """Name what makes a budget longer than another of its kind, with both values.
-
-    Args:
-      longer: The longer one.
-      shorter: The other one.
-
-    Returns:
-      A name, and its value in the longer and in the other one.
-    """
-    (name, value), (_, before) = longer.named, shorter.named
-    if value != before or isinstance(longer, Ticks) or isinstance(shorter, Ticks):
-        return name, value, before
-    return "most_ticks", longer.most_ticks, shorter.most_ticks
-
-
 @checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:

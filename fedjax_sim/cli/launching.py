@@ -11,11 +11,11 @@ from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER, check_begun
+from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
-from fedjax_sim.reporting.results import UNFINISHED, Folder
+from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
 
@@ -77,7 +77,7 @@ def launch_parts(
     """Run a command in parts, and read the results of the whole.
 
     Parts that ended well in an earlier attempt find their results again, after they have checked
-    that nothing has changed. If the time budget is now longer, each goes on from its end.
+    that nothing has changed.
 
     Args:
       launcher: What starts the parts.
@@ -89,16 +89,12 @@ def launch_parts(
       The runs by system, and the content of config.json.
 
     Raises:
-      ConfigError: If the disk refuses, or a study whose parts have not all begun is to go on to a
-        longer budget.
+      ConfigError: If the disk refuses.
       PartError: If a part failed.
     """
     within = (folder.checkpoints / FOLDER).absolute()
     num_parts = int(identity["parts"])
     jobs = jobs_of(num_parts, within, partial(_command, arguments))
-    before = (folder.recorded() or identity)["time_budget"] if arguments.resume else None
-    if before not in (None, identity["time_budget"]):
-        check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
     folder.open(identity)
     finish_jobs(launcher, jobs, within)
     return read_parts([job.folder for job in jobs])

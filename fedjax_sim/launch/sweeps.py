@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedjax_sim.checking import Count, LaneSeed, checked, formerly
-from fedjax_sim.launch.jobs import Job, Launcher, jobs_of
+from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import InputError, check_seal, read_record, write_record, write_sealed
@@ -57,8 +57,8 @@ def sweep(
     Args:
       problem: As in `fedjax_sim.sweep`; anything that `cloudpickle` can carry to other processes. A
         function of the seed is called there, so that no data need to be carried.
-      budget: As in `fedjax_sim.sweep`. A resumed sweep has that of the first call if it is None; if
-        it is longer, all parts go on from their ends.
+      budget: As in `fedjax_sim.sweep`. A resumed sweep has that of the first call, also if it is
+        None.
       checkpoints: As in `fedjax_sim.sweep`, for every part. The folder, which all machines must
         see, also takes the arguments and the results of the parts. It is new or empty, unless the
         sweep is resumed: parts that have ended well then only check that nothing has changed.
@@ -75,7 +75,7 @@ def sweep(
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
-        a resumed sweep has another number of lanes or is to end earlier than before.
+        a resumed sweep has another number of lanes or another budget.
       PartError: If a part failed, such as for input that is not allowed, or because something has
         changed since the part began; or if the launcher cannot start any, in which case no folder
         is made.
@@ -112,6 +112,8 @@ def sweep(
     asked = budget or first
     if asked is None:
         raise ConfigError("budget", None, "a Ticks, a Time or an Energy, unless a sweep is resumed")
+    if first is not None and asked != first:
+        raise ConfigError("budget", str(asked), f"{first}, as in {where}")
     given: Any = {name: value for name, value in options.items() if name != "start"}
     checked_options = request.Options(asked, **given)
     if not request.has_default_clients(system, hyper, grid):
@@ -121,20 +123,14 @@ def sweep(
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))
     jobs = jobs_of(num_parts, where, lambda part, folder: (*worker, part, str(folder)))
-    if first is not None:
-        _check_longer(first, asked, jobs)
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
         request.list_lanes(system, problem, hyper, grid, checked_options)
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
     _write_call(call, arguments)
-    record = {"lanes": num_lanes, **vars(checked_options.budget)}
-    if known is None:
-        write_record(where / RECORD, record)
+    write_record(where / RECORD, {"lanes": num_lanes, **vars(checked_options.budget)})
     finish_jobs(launcher, jobs, where, show=watch.progress is not False)
-    # Only now, because parts may refuse a longer budget.
-    write_record(where / RECORD, record)
     run = join_runs([read_pickle(job.folder / RUN) for job in jobs])
     warn_of_lanes(run.curves)
     return run
@@ -153,30 +149,6 @@ def read_pickle(path: Path) -> Any:
         return cloudpickle.loads(path.read_bytes())
     except Exception as error:  # Pickles raise errors of every kind.
         raise InputError(f"{path} cannot be read here ({error}).") from None
-
-
-def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None:
-    """Check the budget of a resumed sweep.
-
-    Args:
-      first: That of the first call.
-      asked: That of this call.
-      jobs: The parts.
-
-    Raises:
-      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
-    """
-    from fedjax_sim.launch.parts import check_begun
-
-    if asked == first:
-        return
-    where = f"as in {jobs[0].folder.parent}"
-    if type(asked) is not type(first):
-        raise ConfigError("budget", str(asked), f"a {type(first).__name__}, {where}")
-    (name, budget), (_, before) = asked.named, first.named
-    if budget < before:
-        raise ConfigError(name, budget, f"at least {before}, {where}")
-    check_begun([job.folder / "checkpoint" for job in jobs], name, before)
 
 
 def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
