@@ -266,7 +266,7 @@ def _find_or_prepare(
     """Return the cache's file of a set, after writing it if it does not exist.
 
     Raises:
-      ConfigError: As `fetch`, or if the file is damaged or of an earlier version.
+      ConfigError: As `fetch`, or if the file is damaged.
     """
     missing = [
         file for file in sources[name].raw_files if data_dir and not (data_dir / file).is_file()
@@ -287,7 +287,7 @@ def _find_or_prepare(
     except ConfigError:
         raise
     except InputError:
-        allowed = "an undamaged one of this version: remove it, and it is prepared again"
+        allowed = "an undamaged one: remove it, and it is prepared again"
         raise ConfigError("file in the cache", str(decoded), allowed) from None
     except OSError as error:
         allowed = f"a folder that can be written to ({error})"

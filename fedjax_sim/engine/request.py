@@ -100,24 +100,6 @@ class RunOptions(TypedDict, total=False):
     precision: Precision
 
 
-FORMER = {
-    "num_ticks": "budget=Ticks(...)",
-    "time_budget": "budget=Time(...)",
-    "keep_models": "keep=Keep(models=...)",
-    "client_variance": "keep=Keep(client_variance=...)",
-    "progress": "watch=Watch(progress=...)",
-    "on_evaluation": "watch=Watch(on_evaluation=...)",
-    "trackers": "watch=Watch(trackers=...)",
-    "checkpoint": "checkpoints=Checkpoints(...)",
-    "checkpoint_every": "checkpoints=Checkpoints(folder, every=...)",
-    "resume": "checkpoints=Checkpoints(folder, resume=...)",
-    "max_lanes": "layout=Layout(max_lanes=...)",
-    "evals_per_chunk": "layout=Layout(evals_per_chunk=...)",
-    "part": "lanes=Part(...)",
-}
-"""Arguments of `sweep` in earlier versions, and how each is given now."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The arguments of `sweep` that apply to all lanes; see there.

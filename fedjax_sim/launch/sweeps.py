@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedjax_sim.checking import Count, LaneSeed, checked, formerly
+from fedjax_sim.checking import Count, LaneSeed, checked
 from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
@@ -28,15 +28,7 @@ SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionab
 """JAX's switches that change results. Parts set them as they are here."""
 
 
-def _former() -> dict[str, str]:
-    """Name arguments of earlier versions, and how each is given now."""
-    from fedjax_sim.engine.request import FORMER
-
-    return {**FORMER, "folder": "checkpoints=Checkpoints(...)"}
-
-
 @checked
-@formerly(_former)
 def sweep(
     system: "System[HyperT, StateT, InfoT]",
     problem: "ProblemT | list[ProblemT] | Callable[[int], ProblemT]",

@@ -55,7 +55,7 @@ RECORDS = {UNFINISHED.name, ENDED.name}
 """One of these is in a folder of checkpoints that a run made."""
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
 """Coordinates against which curves are drawn, by the name that users give them."""
-SUFFIXES = {".nc", ".json", ".pkl", ".png", ".csv"}
+SUFFIXES = {".nc", ".json", ".png", ".csv"}
 """Suffixes of the files that are written."""
 DPI = 160
 """Pixels of an inch of a picture."""
@@ -376,7 +376,7 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
 
     Args:
       path: The folder.
-      trust: Whether files that carry no SHA-256, as those of earlier versions, are taken as they
+      trust: Whether files that carry no SHA-256, such as those of other programs, are taken as they
         are.
 
     Returns:

@@ -241,7 +241,7 @@ def test_damaged_cache_is_named_and_not_replaced_in_silence(tmp_path):
 
 @pytest.mark.parametrize("name", ["mnist", "tiny_shakespeare"])
 def test_no_flipped_bit_in_the_cache_gives_other_data(tmp_path, monkeypatch, name):
-    """Nor is what an earlier version left there taken as it is."""
+    """Nor is a file without its SHA-256 taken as it is."""
     images = {f"{split}_images": np.arange(4 * 9, dtype="uint8") for split in ("train", "test")}
     images = {key: each.reshape(4, 3, 3) for key, each in images.items()}
     labels = {f"{split}_labels": np.arange(4) % 2 for split in ("train", "test")}
