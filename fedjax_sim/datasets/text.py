@@ -181,7 +181,7 @@ def from_file(path: Path, name: str | None = None) -> Text:
 
 
 def make_encoder(
-    vocabulary: Sequence[str], *, length: int, is_cut: bool = False
+    vocabulary: Sequence[str], *, length: int
 ) -> Callable[[Iterable[str]], np.ndarray]:
     """Make a function that turns a speech or a sentence into sequences of codes.
 
