@@ -143,20 +143,6 @@ BUDGETS: Mapping[str, type[Ticks | Time | Energy]] = {
 """The kinds of budgets, by the name of the length."""
 
 
-def budget_of(known: Mapping[str, Any]) -> Budget:
-    """Make a budget from names and values, such as those that a file keeps.
-
-    Args:
-      known: One of the names of `BUDGETS` with a value that is not None, and perhaps `most_ticks`.
-
-    Returns:
-      The budget.
-    """
-    name = next(name for name in BUDGETS if known.get(name) is not None)
-    most = {} if name == "num_ticks" else {"most_ticks": known.get("most_ticks")}
-    return BUDGETS[name](known[name], **most)
-
-
 @checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:

@@ -1,6 +1,8 @@
 """Run a command in parts: choose the launcher, start the command once for each part, and merge."""
 
 import argparse
+import ast
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -58,16 +60,10 @@ def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
         if field not in readable or not equals or field in chosen:
             allowed = f"name=value with different names of {', '.join(readable)} for {name}"
             raise ConfigError("--resources", word, allowed)
-        options = get_args(kinds[field]) or (kinds[field],)
-        try:
-            number = float(value) if float in options else int(value) if int in options else None
-        except ValueError:
-            raise ConfigError(f"resources.{field}", value, "a number") from None
-        if number is not None and not 0 <= number < float("inf"):
-            raise ConfigError(f"resources.{field}", value, "a finite number of at least 0")
-        if number is None and str not in options and value not in options:
-            raise ConfigError(f"resources.{field}", value, "one of " + ", ".join(options))
-        chosen[field] = value if number is None else number
+        chosen[field] = value
+        if {int, float} & {kinds[field], *get_args(kinds[field])}:
+            with contextlib.suppress(ValueError, SyntaxError):
+                chosen[field] = ast.literal_eval(value)
     return kind(**chosen)
 
 

@@ -346,8 +346,11 @@ def test_bad_words_about_parts_are_one_sentence(
         (["--launcher", "slurmm"], "launcher is 'slurmm', but must be one of local, slurm, ray"),
         (["--resources", "gpus=1"], "left out without a launcher"),
         (["--launcher", "local", "--resources", "gpus=1"], "names of processes, restarts"),
-        (["--launcher", "local", "--resources", "processes=x"], "resources.processes is 'x'"),
-        (["--launcher", "slurm", "--resources", "cluster=none"], "one of slurm, local"),
+        (
+            ["--launcher", "local", "--resources", "processes=x"],
+            "processes is 'x', but must be a whole number",
+        ),
+        (["--launcher", "slurm", "--resources", "cluster=none"], "cluster is 'none'"),
     ):
         assert main(["run", *STUDY, *flags, "--out", str(tmp_path / "out")]) == 2
         error = capsys.readouterr().err
