@@ -1,15 +1,13 @@
 """Run a command in parts: choose the launcher, start the command once for each part, and merge."""
 
 import argparse
-import ast
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from fedjax_sim.cli.arguments import check_name
+from fedjax_sim.cli.arguments import check_name, read_fields
 from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
@@ -45,26 +43,11 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
             raise ConfigError("resources", arguments.resources, "left out without a launcher")
         return None
     name = check_name("launcher", arguments.launcher or "local", LAUNCHERS)
-    launcher = _read_resources(name, LAUNCHERS[name], arguments.resources)
+    kind = LAUNCHERS[name]
+    fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
+    launcher: Launcher = read_fields("--resources", kind, fields, arguments.resources)
     launcher.check()
     return launcher
-
-
-def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
-    """Read fields of a launcher, such as "timeout_min=120,partition=gpu"."""
-    kinds = get_type_hints(kind)
-    readable = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
-    chosen: dict[str, Any] = {}
-    for word in text.split(",") if text is not None else []:
-        field, equals, value = word.partition("=")
-        if field not in readable or not equals or field in chosen:
-            allowed = f"name=value with different names of {', '.join(readable)} for {name}"
-            raise ConfigError("--resources", word, allowed)
-        chosen[field] = value
-        if {int, float} & {kinds[field], *get_args(kinds[field])}:
-            with contextlib.suppress(ValueError, SyntaxError):
-                chosen[field] = ast.literal_eval(value)
-    return kind(**chosen)
 
 
 def launch_parts(
