@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import LaneSeed, checked, formerly
+from fedjax_sim.checking import LaneSeed, checked
 from fedjax_sim.engine import Run
 from fedjax_sim.engine.contract import check_own, with_known_inputs
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
@@ -21,7 +21,6 @@ from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.request import (
-    FORMER,
     Options,
     Precision,
     give_starts,
@@ -50,7 +49,6 @@ ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 
 @checked
-@formerly(lambda: {**FORMER, "timeline": "budget=timeline"})
 @with_known_inputs
 def bind(
     system: System[HyperT, StateT, InfoT],
@@ -110,7 +108,6 @@ def bind(
 
 
 @checked
-@formerly(lambda: {**FORMER, "timelines": "budget=timelines"})
 @with_known_inputs
 def bind_together(
     system: System[HyperT, StateT, InfoT],

@@ -147,36 +147,6 @@ BUDGETS: Mapping[str, type[Ticks | Time | Energy]] = {
 """The kinds of budgets, by the name of the length."""
 
 
-def budget_of(known: Mapping[str, Any]) -> Budget:
-    """Make a budget from names and values, such as those that a file keeps.
-
-    Args:
-      known: One of the names of `BUDGETS` with a value that is not None, and perhaps `most_ticks`.
-
-    Returns:
-      The budget.
-    """
-    name = next(name for name in BUDGETS if known.get(name) is not None)
-    most = {} if name == "num_ticks" else {"most_ticks": known.get("most_ticks")}
-    return BUDGETS[name](known[name], **most)
-
-
-def longer_name(longer: Budget, shorter: Budget) -> tuple[str, Any, Any]:
-    """Name what makes a budget longer than another of its kind, with both values.
-
-    Args:
-      longer: The longer one.
-      shorter: The other one.
-
-    Returns:
-      A name, and its value in the longer and in the other one.
-    """
-    (name, value), (_, before) = longer.named, shorter.named
-    if value != before or isinstance(longer, Ticks) or isinstance(shorter, Ticks):
-        return name, value, before
-    return "most_ticks", longer.most_ticks, shorter.most_ticks
-
-
 @checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:

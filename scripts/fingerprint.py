@@ -419,8 +419,7 @@ def of_layouts(name: str) -> Hashes:
     found["keep_models, client_variance"] = run(keep=everything)
     folder, stepwise = Path("checkpoint"), {**ONE_DEVICE, "evals_per_chunk": 1}
     found["checkpoint"] = run(stepwise, checkpoints=Checkpoints(folder, every=0))
-    again = Checkpoints(folder, every=0, resume=True)
-    found["longer"] = run(stepwise, checkpoints=again, budget=Ticks(12))
+    found["resumed"] = run(stepwise, checkpoints=Checkpoints(folder, every=0, resume=True))
     if is_x64:
         found["float32"] = run(problem=tiny_problem(is_em(name), "float32"))
     else:

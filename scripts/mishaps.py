@@ -334,22 +334,6 @@ def interrupted_experiment(out: Path) -> str:
     return ending(process, 130, "interrupted")
 
 
-def longer_run(out: Path) -> str:
-    """Let a run that ended go on to twice the time."""
-    words = ["run", "favano", "--seeds", "2", "--set", "batch_size=8,16"]
-    for name in ("short", "long"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    # An evaluation comes after 86 of 428 and of 857 ticks.
-    short = [*words, "--evals", "5", "--out", str(out / "short")]
-    ending(start([*short, "--time-budget", "3000"]), 0)
-    ending(start([*short, "--time-budget", "6000", "--resume"]), 0)
-    long = [*words, "--evals", "10", "--out", str(out / "long"), "--time-budget", "6000"]
-    ending(start(long), 0)
-    if not same_bits(out / "short", out / "long"):
-        raise MishapError("other bits")
-    return "equal bits"
-
-
 OTHERS: dict[str, Callable[[Path], str]] = {
     "full disk, freed and resumed": full_disk,
     "disk that cannot be written": read_only_disk,
@@ -357,7 +341,6 @@ OTHERS: dict[str, Callable[[Path], str]] = {
     "two writers": two_writers,
     "Ctrl-C in a run, then resumed": interrupted_run,
     "Ctrl-C in an experiment": interrupted_experiment,
-    "a run that goes on": longer_run,
 }
 
 

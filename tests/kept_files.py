@@ -53,5 +53,5 @@ def count_refusals(path: Path, read: Callable[[], Any], is_as_before: Callable[[
 
 
 def without_seal(content: bytes) -> bytes:
-    """Return a file's content as an earlier version wrote it."""
+    """Return a file's content without its SHA-256."""
     return re.sub(rb',?\n *"sha256": "[0-9a-f]{64}"\n(?=}?\n?\Z)', rb"\n", content)

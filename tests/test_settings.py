@@ -31,7 +31,6 @@ from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.attacks.catalogue import ATTACKS
 from fedjax_sim.server.rules import RULES, parse_rule
 from fedjax_sim.settings import (
-    FORMER_NAMES,
     DefaultTime,
     check,
     check_all,
@@ -618,59 +617,6 @@ def test_a_group_of_another_class_is_refused(value: Any) -> None:
         Car(wheels=value, number=3)
 
 
-FORMER = {
-    ("fedbuff", "weighting"): "staleness.rule",
-    ("hierarchical", "client_weights"): "work.weighting",
-    ("em", "round_time"): "round_length",
-    ("fedem", "sampling"): "batches",
-    ("fedem", "aggregation"): "memories.field_rule",
-    ("powerofchoice", "selection"): "candidates",
-    ("langevin", "participation"): "participants",
-    ("langevin", "control"): "control_variates.anchor",
-    ("feddyn", "alpha"): "regularization",
-    ("hierarchical", "delays"): "clock.delays_of",
-    ("fedadam", "server_momentum"): "first_decay",
-    ("gen_async", "concurrency"): "num_tasks",
-    ("oort", "penalty"): "choice.time_penalty",
-    ("pisces", "penalty"): "choice.staleness_penalty",
-    ("pisces", "choice.penalty"): "choice.staleness_penalty",
-    ("fedcs", "window"): "choice.loss_window",
-}
-
-
-def test_every_former_name_is_tried() -> None:
-    assert {name for _, name in FORMER if "." not in name} == {*FORMER_NAMES}
-    ends = {new.rpartition(".")[2] for new in FORMER.values()}
-    assert ends == {new for news in FORMER_NAMES.values() for new in news}
-
-
-@pytest.mark.parametrize(("system", "name"), FORMER)
-def test_a_former_name_gets_the_new_one(
-    system: str, name: str, regression: Callable, capsys: pytest.CaptureFixture
-) -> None:
-    """In Python and on the command line, in one sentence. A group's name is refused as a group."""
-    new, described = FORMER[system, name], fedjax_sim.SYSTEMS[system]
-    if name == "delays":
-        with pytest.raises(ConfigError, match=rf"^delays is 'client', .* now called `{new}`\.$"):
-            check(described.Hyper(delays="client"))
-    else:
-        with pytest.raises(ConfigError, match=rf"'{name}', but must be `{new}`, as it is called"):
-            described.Hyper(**{name: 1})
-    assert main(["run", system, "--set", f"{name}=1"]) == BAD_INPUT
-    said = capsys.readouterr().err
-    assert f"setting name is '{name}', but must be `{new}`, as it is called now." in said
-    assert said.count("\n") == 1
-
-
-def test_a_setting_that_is_gone_gets_what_to_do(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(ConfigError, match="'lr_scale', but must be left out: multiply lr"):
-        FEDAVG(lr_scale=0.5)
-    assert main(["run", "fedavg", "--set", "lr_scale=0.5"]) == BAD_INPUT
-    assert "left out: multiply lr" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="'throttle', but must be left out: a `client_table` giv"):
-        fedjax_sim.SYSTEMS["fedbuff"].Hyper(throttle=0.5)
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("rate_fst", "delays.rate_fast"), ("delays.rate_fst", "delays.rate_fast")],
@@ -700,8 +646,6 @@ def test_reading_a_short_name_says_where_the_setting_is() -> None:
     """Groups are read by their full names; what is no setting is missing as usual."""
     with pytest.raises(AttributeError, match=r"'rate_slow'; the setting is `delays.rate_slow`$"):
         FEDAVG().rate_slow  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'alpha'; the setting is now called `regulariz"):
-        SYSTEMS["feddyn"].Hyper().alpha  # noqa: B018
     assert not hasattr(FEDAVG(), "rate_slow") and not hasattr(FEDAVG(), "nothing")
     assert getattr(FEDAVG(), "no_such_thing", 3) == 3
     assert copy.deepcopy(pickle.loads(pickle.dumps(FEDAVG(lr=0.3)))) == FEDAVG(lr=0.3)

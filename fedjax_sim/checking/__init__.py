@@ -1,8 +1,8 @@
 """Check the arguments of public calls against the types that their signatures declare.
 
-`calls` has the decorator `checked`, which every public function and constructor carries,
-`unchecked`, by which one checked function calls another, and `formerly`, for arguments that were
-renamed. `kinds` has annotations that say more than a type: ranges of numbers and shapes of arrays.
+`calls` has the decorator `checked`, which every public function and constructor carries, and
+`unchecked`, by which one checked function calls another. `kinds` has annotations
+that say more than a type: ranges of numbers and shapes of arrays.
 A signature such as
 
     @checked
@@ -15,7 +15,7 @@ JAX rebuilds pytrees from leaves of any kind, so of those only static fields are
 are made. This room loads neither JAX nor NumPy before a call is checked.
 """
 
-from fedjax_sim.checking.calls import checked, formerly, unchecked
+from fedjax_sim.checking.calls import checked, unchecked
 from fedjax_sim.checking.kinds import (
     Above0,
     AtLeast0,
@@ -50,7 +50,6 @@ __all__ = [
     "Share",
     "Whole",
     "checked",
-    "formerly",
     "shape",
     "unchecked",
 ]

@@ -88,24 +88,6 @@ def unchecked(function: TargetT) -> TargetT:
     return function.__wrapped__  # type: ignore[attr-defined]
 
 
-def formerly(names: Callable[[], Mapping[str, str]]) -> Callable[[TargetT], TargetT]:
-    """Name arguments that a checked function had before; `checked` stands above this decorator.
-
-    Args:
-      names: Returns the words for the present form by former name, such as "keep=Keep(...)". Called
-        if a call has an argument that does not exist.
-
-    Returns:
-      A decorator. Calls with a former name raise ConfigError with these words.
-    """
-
-    def decorate(function: TargetT) -> TargetT:
-        function.__former__ = names  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
 def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls `function`."""
     read = functools.cache(lambda: _signature_of(function, owner))
@@ -125,23 +107,13 @@ def _guard(function: Callable[..., Any], owner: Any) -> Callable[..., Any]:
         for name, value in (named_first | kwargs).items():
             kind = kinds.get(name, named)
             if kind is None:
-                _refuse(function, name, value)
-            else:
-                _check(name, value, kind, lengths)
+                sentence = f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+                raise TypeError(sentence)
+            _check(name, value, kind, lengths)
         return function(*args, **kwargs)
 
     call.__checked__ = read  # type: ignore[attr-defined]
     return call
-
-
-def _refuse(function: Callable[..., Any], name: str, value: Any) -> None:
-    """Refuse an argument that a function does not have, in Python's words if it never had it."""
-    from fedjax_sim.settings import ConfigError
-
-    former: Mapping[str, str] = getattr(function, "__former__", dict)()
-    if name in former:
-        raise ConfigError(name, value, f"given as {former[name]}")
-    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
 
 
 def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:

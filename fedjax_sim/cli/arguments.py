@@ -1,10 +1,11 @@
 """Read the texts of flags into values. Every mistake becomes one sentence."""
 
 import argparse
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from fedjax_sim.reporting.results import AXES, UNFINISHED
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Layout
 
+T = TypeVar("T")
 MOST_SEEDS = 10_000
 GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
 """Flags of `run` that only systems of gradient steps use."""
@@ -222,20 +224,35 @@ def read_layout(text: str | None) -> Layout:
     Raises:
       ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
     """
-    kinds, names = get_type_hints(Layout), Layout().deciding().keys()  # --max-lanes has the other.
-    chosen: dict[str, Any] = {}
+    # --max-lanes has the other field.
+    return read_fields("--layout", Layout, [*Layout().deciding()], text)
+
+
+def read_fields(flag: str, kind: type[T], names: Sequence[str], text: str | None) -> T:
+    """Make an object from texts of its fields, such as "timeout_min=120,partition=gpu".
+
+    Args:
+      flag: What the texts were given to, for the error message.
+      kind: The class, which checks the values.
+      names: Names of the fields that may be given.
+      text: What the user gave; None for the defaults.
+
+    Raises:
+      ConfigError: For an unknown field, a field given twice, or a value of the wrong kind.
+    """
+    kinds, chosen = get_type_hints(kind), dict[str, Any]()
     for word in text.split(",") if text is not None else []:
         name, equals, value = word.partition("=")
         if name not in names or not equals or name in chosen:
-            allowed = "name=value with different names of " + ", ".join(names)
-            raise ConfigError("--layout", word, allowed + nearest(name, names))
-        is_switch = bool in (kinds[name], *get_args(kinds[name]))
-        try:
-            chosen[name] = _SWITCH[value.lower()] if is_switch else int(value)
-        except (ValueError, KeyError):
-            allowed = "true or false" if is_switch else "a whole number"
-            raise ConfigError(f"layout.{name}", value, allowed) from None
-    return Layout(**chosen)
+            allowed = f"name=value with different names of {', '.join(names)}"
+            raise ConfigError(flag, word, allowed + nearest(name, names))
+        options, chosen[name] = {kinds[name], *get_args(kinds[name])}, value
+        if bool in options:
+            chosen[name] = {"true": True, "false": False}.get(value.lower(), value)
+        for read in (float, int) if options & {int, float} else ():
+            with contextlib.suppress(ValueError):
+                chosen[name] = read(value)
+    return kind(**chosen)
 
 
 def check_name(field: str, name: str, known: Iterable[str]) -> str:
@@ -286,4 +303,3 @@ _PARTITION_READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "group_sizes": (_read_sizes, "whole numbers joined by +, such as 5+15"),
 }
 """How to read the options that are no whole numbers, and what is allowed."""
-_SWITCH = {"true": True, "false": False}

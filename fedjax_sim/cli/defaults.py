@@ -123,8 +123,6 @@ DEFAULTS: dict[str, Defaults] = {
     "cifar10": CIFAR10,
     "cifar10_jpeg": CIFAR10,
     "cifar100": CIFAR10._replace(partition="pachinko"),
-    "federated_cifar100": CIFAR10._replace(partition="natural"),
-    "celeba": OTHERS._replace(model="cnn_small", partition="natural"),
     "tiny_imagenet": TINY_IMAGENET,
     "tinyimagenet_subset_jpeg": TINY_IMAGENET,
 }

@@ -5,17 +5,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from fedjax_sim.cli.arguments import check_name
+from fedjax_sim.cli.arguments import check_name, read_fields
 from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER, check_begun
+from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
-from fedjax_sim.reporting.results import UNFINISHED, Folder
+from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
 
@@ -43,32 +43,11 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
             raise ConfigError("resources", arguments.resources, "left out without a launcher")
         return None
     name = check_name("launcher", arguments.launcher or "local", LAUNCHERS)
-    launcher = _read_resources(name, LAUNCHERS[name], arguments.resources)
+    kind = LAUNCHERS[name]
+    fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
+    launcher: Launcher = read_fields("--resources", kind, fields, arguments.resources)
     launcher.check()
     return launcher
-
-
-def _read_resources(name: str, kind: type, text: str | None) -> Launcher:
-    """Read fields of a launcher, such as "timeout_min=120,partition=gpu"."""
-    kinds = get_type_hints(kind)
-    readable = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
-    chosen: dict[str, Any] = {}
-    for word in text.split(",") if text is not None else []:
-        field, equals, value = word.partition("=")
-        if field not in readable or not equals or field in chosen:
-            allowed = f"name=value with different names of {', '.join(readable)} for {name}"
-            raise ConfigError("--resources", word, allowed)
-        options = get_args(kinds[field]) or (kinds[field],)
-        try:
-            number = float(value) if float in options else int(value) if int in options else None
-        except ValueError:
-            raise ConfigError(f"resources.{field}", value, "a number") from None
-        if number is not None and not 0 <= number < float("inf"):
-            raise ConfigError(f"resources.{field}", value, "a finite number of at least 0")
-        if number is None and str not in options and value not in options:
-            raise ConfigError(f"resources.{field}", value, "one of " + ", ".join(options))
-        chosen[field] = value if number is None else number
-    return kind(**chosen)
 
 
 def launch_parts(
@@ -77,7 +56,7 @@ def launch_parts(
     """Run a command in parts, and read the results of the whole.
 
     Parts that ended well in an earlier attempt find their results again, after they have checked
-    that nothing has changed. If the time budget is now longer, each goes on from its end.
+    that nothing has changed.
 
     Args:
       launcher: What starts the parts.
@@ -89,16 +68,12 @@ def launch_parts(
       The runs by system, and the content of config.json.
 
     Raises:
-      ConfigError: If the disk refuses, or a study whose parts have not all begun is to go on to a
-        longer budget.
+      ConfigError: If the disk refuses.
       PartError: If a part failed.
     """
     within = (folder.checkpoints / FOLDER).absolute()
     num_parts = int(identity["parts"])
     jobs = jobs_of(num_parts, within, partial(_command, arguments))
-    before = (folder.recorded() or identity)["time_budget"] if arguments.resume else None
-    if before not in (None, identity["time_budget"]):
-        check_begun([job.folder / UNFINISHED.parent for job in jobs], "time_budget", before)
     folder.open(identity)
     finish_jobs(launcher, jobs, within)
     return read_parts([job.folder for job in jobs])

@@ -70,7 +70,7 @@ FLAGS = {
         "--group-sizes N+N...": "of the partition of groups, such as 5+15",
         "--evals NUMBER": "evaluations in addition to the initial one (default: 25)",
         "--resume": "continue the unfinished run in the results folder, or start it if there is "
-        "nothing; with a longer --time-budget, go on from a run that ended",
+        "nothing",
         "--any-jax": "with --resume, go on although the version of JAX is another one",
         "--per-client": "also evaluate the model for each client, on test examples like its own "
         "(mixtures: on its own examples)",
@@ -107,8 +107,8 @@ FLAGS = {
         "time)",
     },
     "plot merge": {
-        "--trust": "also read files that end without their SHA-256, as those of earlier versions, "
-        "and (merge) settings that were pickled, which can run any code"
+        "--trust": "also read files that end without their SHA-256, such as those of other "
+        "programs, and (merge) settings that were pickled, which can run any code"
     },
     "run plot merge timeline": {
         "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "

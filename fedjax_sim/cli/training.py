@@ -32,7 +32,7 @@ from fedjax_sim.engine.request import ANY_JAX, Checkpoints
 from fedjax_sim.engine.shares import Unit, listed
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.launch.parts import FOLDER, LANES, KeptPart, count_parts, read_part
+from fedjax_sim.launch.parts import FOLDER, count_parts, find_lanes, read_part
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
 from fedjax_sim.reporting.results import Folder
@@ -105,11 +105,7 @@ def run(arguments: argparse.Namespace) -> None:
         num_parts = str(count_parts(launcher, asked, within, num_lanes, resume=arguments.resume))
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}
-    is_known = (
-        arguments.resume
-        and folder is not None
-        and folder.check_resumable(identity, grows="time_budget")
-    )
+    is_known = arguments.resume and folder is not None and folder.check_resumable(identity)
     # Run: in processes of a launcher, or here.
     problems: dict[int, list[Any]] = {}
     if launcher is not None and folder is not None:
@@ -139,21 +135,14 @@ def run(arguments: argparse.Namespace) -> None:
             return {name: listed(**grid).units() for name, grid in grids.items()}
 
         def check(grid: Mapping[str, Any]) -> None:
-            listed(**grid).check_schedules(goes_on=is_saved)
+            listed(**grid).check_schedules()
 
-        is_saved = folder is not None and not arguments.distributed
-        lanes = kept = None
-        if part is not None:
-            file = None if folder is None else folder.checkpoints / LANES
-            kept = KeptPart(part.number, part.num_parts, file, arguments.resume)
-            lanes = kept.find(survey)
-        elif not is_known:
+        lanes = None if part is None else find_lanes(part, survey())
+        if part is None and not is_known:
             # Some errors show in the schedule alone. They shall come before any training.
             with ThreadPoolExecutor(2) as workers:
                 list(workers.map(check, grids.values()))
         on_first(partial(folder.open, identity) if folder is not None else lambda: None)
-        if kept is not None and lanes is not None:
-            kept.keep(lanes)
         runs = {}
         with (
             _without_trace_if_refused(folder),
@@ -171,7 +160,7 @@ def run(arguments: argparse.Namespace) -> None:
                 if lanes is not None and name not in lanes:
                     continue
                 saved = None
-                if folder is not None and is_saved:
+                if folder is not None and not arguments.distributed:
                     kept_in = folder.checkpoints / name
                     saved = Checkpoints(kept_in, every=checkpoint_every, resume=resume)
                 runs[name] = sweep(
@@ -230,7 +219,7 @@ def _without_trace_if_refused(folder: Folder | None) -> Iterator[None]:
         yield
     except InputError:
         if folder is not None:
-            folder.withdraw(LANES)
+            folder.withdraw()
         raise
 
 

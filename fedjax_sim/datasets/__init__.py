@@ -25,17 +25,13 @@ cifar10            170 MB          none stated          www.cs.toronto.edu
 tiny_imagenet      248 MB          non-commercial       cs231n.stanford.edu
 federated_emnist   ?, 587 MB held  none stated, by NIST storage.googleapis.com
 cifar100           169 MB          none stated          www.cs.toronto.edu
-federated_cifar100 ?, 184 MB held  none stated          storage.googleapis.com
-celeba             1.5 GB, by hand non-commercial       mmlab.ie.cuhk.edu.hk
 tiny_shakespeare   1 MB            public domain        raw.githubusercontent.com
 shakespeare        ?, 5 MB held    public domain        storage.googleapis.com
-stackoverflow      ?, 1.9 GB held  CC BY-SA 3.0         storage.googleapis.com
 ================== =============== ==================== ===========================================
 
 Their own clients, for the partition "natural", come with `federated_emnist` (3400 writers),
-`federated_cifar100` (500), `celeba` (9343 celebrities), `shakespeare` (715 roles), `stackoverflow`
-(342,477 users), `tiny_shakespeare` (speakers) and `synthetic_A_B` (30). For CIFAR-10 by Dirichlet
-shares use the partition "dirichlet", for CIFAR-100 by Pachinko allocation "pachinko".
+`shakespeare` (715 roles), `tiny_shakespeare` (speakers) and `synthetic_A_B` (30). For CIFAR-10
+by Dirichlet shares use the partition "dirichlet", for CIFAR-100 by Pachinko allocation "pachinko".
 """
 
 from fedjax_sim.datasets.arrays import Dataset, from_arrays

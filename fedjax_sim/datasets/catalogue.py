@@ -44,12 +44,12 @@ def what_to_fetch() -> list[dict[str, str]]:
 
     Returns:
       For each set its name ("data set"), the size of its raw files ("to fetch"), "licence", "from"
-      (the address of the raw files; of a page if they must be fetched by hand) and "raw files".
+      (the address of the raw files) and "raw files".
     """
     return [
         {
             "data set": name,
-            "to fetch": source.size + (", by hand" if source.by_hand else ""),
+            "to fetch": source.size,
             "licence": source.licence,
             "from": urlsplit(source.url).netloc,
             "raw files": ", ".join(source.raw_files),
@@ -136,8 +136,8 @@ def load_text(
         assert load_text(str(folder / "play.txt")).speakers == ("ANNA",)
 
     Args:
-      name: "tiny_shakespeare", "shakespeare", "stackoverflow", or the path of a `.txt` file with or
-        without the prefix `text:`.
+      name: "tiny_shakespeare", "shakespeare", or the path of a `.txt` file with or without the
+        prefix `text:`.
       data_dir: Folder with the raw files of a fetched text, as for `load`.
       cache_dir: Folder in which fetched texts are kept, as for `load`.
 

@@ -39,7 +39,7 @@ class Source(NamedTuple):
       licence: Licence of the data, or the conditions under which it is published.
       size: Size of the raw files, such as "170 MB". If the publisher does not name it, a question
         mark and the memory that the arrays take.
-      url: Address of the raw files, without their names; of a page, if they are fetched by hand.
+      url: Address of the raw files, without their names.
       raw_files: Names of the raw files.
       sha256: SHA-256 of each raw file, in hexadecimal digits.
       read: Reader that takes the paths of the raw files, in that order. It returns `Raw`. For a
@@ -47,7 +47,6 @@ class Source(NamedTuple):
       image_shape: Shape `(H, W, C)` of an image if tensorflow-datasets does not know the set; None
         if it does.
       has_clients: Whether each training example belongs to a client.
-      by_hand: Whether a user must fetch the raw files, because their publisher wants it so.
     """
 
     summary: str
@@ -59,7 +58,6 @@ class Source(NamedTuple):
     read: Callable[..., Raw | str | dict[str, np.ndarray]]
     image_shape: tuple[int, int, int] | None = None
     has_clients: bool = False
-    by_hand: bool = False
 
 
 _IDX_FILES = (
@@ -143,35 +141,6 @@ SOURCES: dict[str, Source] = {
         raw_files.read_cifar100,
         image_shape=(32, 32, 3),
     ),
-    "federated_cifar100": Source(
-        "CIFAR-100 by the 500 clients of TensorFlow Federated's Pachinko allocation, "
-        "fetched or from the raw file",
-        "none stated",
-        "?, 184 MB held",
-        "https://storage.googleapis.com/tff-datasets-public/",
-        ("fed_cifar100.tar.bz2",),
-        ("e8575e22c038ecef1ce6c7d492d7abee7da13b1e1ba9b70a7fc18531ba7590de",),
-        raw_files.read_federated_cifar100,
-        image_shape=(32, 32, 3),
-        has_clients=True,
-    ),
-    "celeba": Source(
-        "faces of 9343 celebrities, 200288 colour images of 84x84 (4.2 GB in memory), smiling or "
-        "not, a celebrity is a client, from raw files",
-        "non-commercial",
-        "1.5 GB",
-        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html",
-        ("img_align_celeba.zip", "list_attr_celeba.txt", "identity_CelebA.txt"),
-        (
-            "46fb89443c578308acf364d7d379fe1b9efb793042c0af734b6112e4fd3a8c74",
-            "f0e5da289d5ccf75ffe8811132694922b60f2af59256ed362afa03fefba324d0",
-            "c6143857c3e2630ac2da9f782e9c1232e5e59be993a9d44e8a7916c78a6158c0",
-        ),
-        raw_files.read_celeba,
-        image_shape=(84, 84, 3),
-        has_clients=True,
-        by_hand=True,
-    ),
 }
 """Sets of images that are fetched, by name."""
 
@@ -199,20 +168,6 @@ CLIENT_TEXTS: dict[str, Source] = {
         ("shakespeare.tar.bz2",),
         ("0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",),
         raw_files.read_shakespeare,
-        has_clients=True,
-    ),
-    "stackoverflow": Source(
-        "the first 128 sentences of each of 342477 users, 10000 "
-        "words, next-word prediction, fetched or from raw files",
-        "CC BY-SA 3.0",
-        "?, 1.9 GB held",
-        "https://storage.googleapis.com/tff-datasets-public/",
-        ("stackoverflow.tar.bz2", "stackoverflow.word_count.tar.bz2"),
-        (
-            "99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
-            "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c",
-        ),
-        raw_files.read_stackoverflow,
         has_clients=True,
     ),
 }
@@ -266,7 +221,7 @@ def _find_or_prepare(
     """Return the cache's file of a set, after writing it if it does not exist.
 
     Raises:
-      ConfigError: As `fetch`, or if the file is damaged or of an earlier version.
+      ConfigError: As `fetch`, or if the file is damaged.
     """
     missing = [
         file for file in sources[name].raw_files if data_dir and not (data_dir / file).is_file()
@@ -287,7 +242,7 @@ def _find_or_prepare(
     except ConfigError:
         raise
     except InputError:
-        allowed = "an undamaged one of this version: remove it, and it is prepared again"
+        allowed = "an undamaged one: remove it, and it is prepared again"
         raise ConfigError("file in the cache", str(decoded), allowed) from None
     except OSError as error:
         allowed = f"a folder that can be written to ({error})"
@@ -343,8 +298,7 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> dict[str, np
 def _prepare_sequences(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
     """Prepare a text by clients and return its arrays.
 
-    They are not written in the format of tensorflow-datasets, which would take hours for the
-    millions of sentences of Stack Overflow; it only downloads.
+    They are not written in the format of tensorflow-datasets; it only downloads.
     """
     import tensorflow_datasets as tfds
 
@@ -465,9 +419,6 @@ def _report_failure(
     tfds.display_progress_bar(is_terminal(sys.stderr))
     try:
         if data_dir is None:
-            if source.by_hand:
-                allowed = f"a folder with {files}, which you fetch by hand from {source.url}"
-                raise ConfigError("data_dir", None, allowed)
             # Try once, quickly: without a network tensorflow-datasets would retry for minutes.
             urllib.request.urlopen(
                 urllib.request.Request(source.url + source.raw_files[-1], method="HEAD"), timeout=30

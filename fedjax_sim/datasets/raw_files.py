@@ -17,7 +17,6 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,13 +31,6 @@ SHAKESPEARE_CHARACTERS = (
     "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
 )
 """The characters of the benchmarks on LEAF's Shakespeare (arXiv 2003.00295)."""
-STACKOVERFLOW_WORDS = 10_000
-"""Words of the vocabulary of Stack Overflow."""
-STACKOVERFLOW_SENTENCES = 128
-"""The most sentences of a user of Stack Overflow that are kept for training."""
-STACKOVERFLOW_TESTS = 10_000
-"""The most sentences of Stack Overflow that are kept for testing."""
-
 _DAMAGE = (
     *(OSError, EOFError, IndexError, KeyError, RuntimeError, SyntaxError, ValueError),
     *(struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error),
@@ -231,81 +223,10 @@ def read_federated_emnist(archive: Path) -> Raw:
         its examples are read.
     """
     characters = list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-    splits = _federated_images(archive, "fed_emnist", "pixels", (28, 28), num_classes=62)
-    return Raw(splits, characters)
-
-
-def read_federated_cifar100(archive: Path) -> Raw:
-    """Read the tar of HDF5 files in which TensorFlow Federated publishes CIFAR-100 by clients.
-
-    Its 500 training clients were made by Pachinko allocation with alpha = 0.1 and beta = 10
-    (Reddi et al., arXiv 2003.00295, appendix C.1), 100 images each. See
-    https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/cifar100/load_data.
-
-    Args:
-      archive: Path of `fed_cifar100.tar.bz2`.
-
-    Returns:
-      The examples, with images `u8[32, 32, 3]` and clients numbered from 0 in the order of their
-      names, and the numbers of the classes, in CIFAR-100's order, as their names.
-
-    Raises:
-      ConfigError: As `read_federated_emnist`.
-    """
-    splits = _federated_images(archive, "fed_cifar100", "image", (32, 32, 3), num_classes=100)
-    return Raw(splits, [str(label) for label in range(100)])
-
-
-def read_celeba(archive: Path, attributes: Path, identities: Path) -> Raw:
-    """Read CelebA as LEAF uses it: who smiles, with a client for each celebrity.
-
-    As in LEAF (arXiv 1812.01097) celebrities with fewer than five images are left out, and images
-    are scaled to 84x84. Images are decoded one at a time, as they are asked for. See
-    https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html.
-
-    Args:
-      archive: Path of `img_align_celeba.zip`, JPEG files of 178x218.
-      attributes: Path of `list_attr_celeba.txt`: a line with the number of images, one with the
-        names of attributes, then for each image its name and 1 or -1 for each attribute.
-      identities: Path of `identity_CelebA.txt`: for each image its name and its celebrity.
-
-    Returns:
-      The examples, with images `u8[84, 84, 3]`, labels 0 and 1 (smiling) and clients numbered from
-      0 in the order of the celebrities' numbers. The test set has the last tenth of every
-      celebrity's images, rounded, and at least one.
-
-    Raises:
-      ConfigError: If a file is damaged or incomplete. Damage to an image is reported when the image
-        is decoded.
-    """
-    with _report_damage(attributes):
-        _, names, *rows = attributes.read_text().splitlines()
-        column = 1 + names.split().index("Smiling")
-        smiles = {row.split()[0]: int(row.split()[column]) > 0 for row in rows}
-    images_of: dict[int, list[str]] = {}
-    with _report_damage(identities):
-        for line in identities.read_text().splitlines():
-            name, celebrity = line.split()
-            images_of.setdefault(int(celebrity), []).append(name)
-        images = [names for _, names in sorted(images_of.items()) if len(names) >= 5]
-        if not images:
-            raise ValueError("no celebrity has five images")
-    folder = "img_align_celeba/"
-    with _report_damage(archive), zipfile.ZipFile(archive) as file:
-        _require([folder + name for each in images for name in each], set(file.namelist()), archive)
-    _require([name for each in images for name in each], smiles, attributes)
-
-    def decode_all(is_test: bool) -> Iterator[tuple[np.ndarray, int, int]]:
-        with zipfile.ZipFile(archive) as file:
-            for client, names in enumerate(images):
-                # Deviation: LEAF draws the tenth at random. A celebrity's images have no order.
-                first = len(names) - max(1, round(len(names) / 10))
-                for name in names[first:] if is_test else names[:first]:
-                    with _report_damage(archive, name):
-                        image = _decode(file.read(folder + name), (178, 218), scale_to=(84, 84))
-                    yield image, int(smiles[name]), client
-
-    return Raw({"train": decode_all(False), "test": decode_all(True)}, ["not smiling", "smiling"])
+    train, test = (
+        _emnist_examples(archive, file) for file in _files_of_clients(archive, "fed_emnist")
+    )
+    return Raw({"train": train, "test": test}, characters)
 
 
 def read_shakespeare(archive: Path) -> dict[str, np.ndarray]:
@@ -336,70 +257,23 @@ def read_shakespeare(archive: Path) -> dict[str, np.ndarray]:
     return pack_clients(train, test, SHAKESPEARE_CHARACTERS)
 
 
-def read_stackoverflow(archive: Path, word_counts: Path) -> dict[str, np.ndarray]:
-    """Read the tar of HDF5 files in which TensorFlow Federated publishes Stack Overflow.
+def _emnist_examples(archive: Path, file: str) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Read the images, labels and writers of an HDF5 file of EMNIST.
 
-    As in the benchmark of adaptive federated optimisation (Reddi et al., arXiv 2003.00295,
-    appendix C.4), the vocabulary is the 10,000 most frequent words, a sentence is cut to its first
-    20 words, and a user keeps the first 128 sentences. The test set has the first sentence of
-    10,000 of the users with test sentences, equally far apart in the order of their names. See
-    https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/stackoverflow/load_data.
-
-    Args:
-      archive: Path of `stackoverflow.tar.bz2`.
-      word_counts: Path of `stackoverflow.word_count.tar.bz2`, words in the order of frequency.
-
-    Returns:
-      The arrays that `fedjax_sim.datasets.text.from_npz` reads. A client is a user.
-
-    Raises:
-      ConfigError: If an archive is damaged or incomplete.
+    Writers are numbered from 0 in the order of their names.
     """
-    counts = "stackoverflow.word_count"
-    with _report_damage(word_counts), tarfile.open(word_counts, "r:bz2") as tar:
-        _require([counts], tar.getnames(), word_counts)
-        opened: Any = tar.extractfile(counts)
-        lines = opened.read().decode().splitlines()
-        vocabulary = [line.split()[0] for line in lines[:STACKOVERFLOW_WORDS]]
-    encode = make_encoder(vocabulary, length=20, is_cut=True)
-    train, test = _files_of_clients(archive, "stackoverflow")
-
-    def sequences(group: Any, most: int = STACKOVERFLOW_SENTENCES) -> np.ndarray:
-        sentences = (sentence.decode() for sentence in group["tokens"][:most])
-        return np.concatenate([encode(sentence.split()) for sentence in sentences])
-
-    # Deviation: the benchmark draws its test sentences at random.
-    return pack_clients(
-        _read_clients(archive, train, sequences),
-        _read_clients(archive, test, partial(sequences, most=1), most_clients=STACKOVERFLOW_TESTS),
-        vocabulary,
-    )
-
-
-def _federated_images(
-    archive: Path, prefix: str, key: str, shape: tuple[int, ...], *, num_classes: int
-) -> dict[str, Iterable[tuple]]:
-    """Read the images of TensorFlow Federated's HDF5 files, `PREFIX_train.h5` and `PREFIX_test.h5`.
-
-    Clients are numbered from 0 in the order of their names.
-    """
-    train, test = _files_of_clients(archive, prefix)
 
     def read(group: Any) -> tuple[np.ndarray, np.ndarray]:
-        pixels, labels = np.asarray(group[key]), np.asarray(group["label"]).ravel()
-        if pixels.shape[1:] != shape or len(pixels) != len(labels) or labels.max() >= num_classes:
-            size = "x".join(map(str, shape))
-            raise ValueError(f"no images of {size} with labels from 0 to {num_classes - 1}")
+        pixels, labels = np.asarray(group["pixels"]), np.asarray(group["label"]).ravel()
+        if pixels.shape[1:] != (28, 28) or len(pixels) != len(labels) or labels.max() >= 62:
+            raise ValueError("no images of 28x28 with labels from 0 to 61")
         if np.issubdtype(pixels.dtype, np.floating):
             pixels = np.rint(255 * pixels)
         return pixels.astype(np.uint8), labels
 
-    def examples(file: str) -> Iterator[tuple[np.ndarray, int, int]]:
-        for client, (_, (images, labels)) in enumerate(_read_clients(archive, file, read)):
-            for image, label in zip(images, labels, strict=True):
-                yield image, int(label), client
-
-    return {"train": examples(train), "test": examples(test)}
+    for client, (_, (images, labels)) in enumerate(_read_clients(archive, file, read)):
+        for image, label in zip(images, labels, strict=True):
+            yield image, int(label), client
 
 
 def _files_of_clients(archive: Path, prefix: str) -> tuple[str, str]:
@@ -410,9 +284,7 @@ def _files_of_clients(archive: Path, prefix: str) -> tuple[str, str]:
     return files
 
 
-def _read_clients(
-    archive: Path, file: str, read: Callable[[Any], T], *, most_clients: int | None = None
-) -> Iterator[tuple[str, T]]:
+def _read_clients(archive: Path, file: str, read: Callable[[Any], T]) -> Iterator[tuple[str, T]]:
     """Read the clients of an HDF5 file in a tar, in the order of their names.
 
     The file is unpacked into a temporary folder, because HDF5 needs random access.
@@ -421,7 +293,6 @@ def _read_clients(
       archive: Path of the tar.
       file: Name of the HDF5 file.
       read: Function of a client's group of arrays.
-      most_clients: The most clients that are read, equally far apart; None for all.
 
     Yields:
       The name of a client, and what `read` returns.
@@ -438,19 +309,14 @@ def _read_clients(
             # `TarFile.extract` has no safe filter in Python 3.11.0 to 3.11.3.
             shutil.copyfileobj(tar.extractfile(file) or io.BytesIO(), unpacked)
         with _report_damage(archive, file), h5py.File(path) as opened:
-            names = sorted(opened["examples"])
-            if most_clients is not None and len(names) > most_clients:
-                names = [names[i * len(names) // most_clients] for i in range(most_clients)]
-            for name in names:
+            for name in sorted(opened["examples"]):
                 with _report_damage(archive, f"{file}, {name}"):
                     found = read(opened["examples"][name])
                 yield name, found
 
 
-def _decode(
-    data: bytes, size: tuple[int, int], scale_to: tuple[int, int] | None = None
-) -> np.ndarray:
-    """Decode an image of a known width and height to RGB, and scale it if asked to.
+def _decode(data: bytes, size: tuple[int, int]) -> np.ndarray:
+    """Decode an image of a known width and height to RGB.
 
     The size in the header is checked before decoding, so that a damaged header cannot ask for more
     memory than there is.
@@ -467,7 +333,7 @@ def _decode(
     if image.size != size:
         found, wanted = (f"{width}x{height}" for width, height in (image.size, size))
         raise ValueError(f"an image of {found} instead of {wanted}")
-    return np.asarray((image.resize(scale_to) if scale_to else image).convert("RGB"))
+    return np.asarray(image.convert("RGB"))
 
 
 def _require(names: Iterable[str], members: Collection[str], archive: Path) -> None:

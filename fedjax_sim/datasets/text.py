@@ -181,7 +181,7 @@ def from_file(path: Path, name: str | None = None) -> Text:
 
 
 def make_encoder(
-    vocabulary: Sequence[str], *, length: int, is_cut: bool = False
+    vocabulary: Sequence[str], *, length: int
 ) -> Callable[[Iterable[str]], np.ndarray]:
     """Make a function that turns a speech or a sentence into sequences of codes.
 
@@ -191,8 +191,6 @@ def make_encoder(
     Args:
       vocabulary: The characters, or words, that have a code.
       length: Symbols to predict in a sequence, L.
-      is_cut: Whether only the first L symbols of a speech are kept, in one sequence. The end is
-        then predicted only in shorter speeches. By default a speech goes on in further sequences.
 
     Returns:
       A function from the symbols of a speech to `u8[n, L + 1]` or, with more than
@@ -205,7 +203,7 @@ def make_encoder(
     def encode(symbols: Iterable[str]) -> np.ndarray:
         codes = [code.get(symbol, UNKNOWN) for symbol in symbols]
         whole = np.array([FIRST_CHARACTER, *codes, FIRST_CHARACTER + 1], dtype)
-        return _cut(whole[: length + 1] if is_cut else whole, length)
+        return _cut(whole, length)
 
     return encode
 

@@ -66,22 +66,14 @@ Resume = bool | Literal["any_jax"]
 class Checkpoints:
     """Where checkpoints are kept, how often they are written, and whether a run goes on from one.
 
-    A resumed run continues from the newest checkpoint. A run that ended returns its result again,
-    or goes on if the budget is now longer, with evaluations as far apart as before whatever
-    `num_evals` would give; its bits are those of a run of this length from the start. It is an
-    error if anything has changed that decides what the run returns: settings, data, the code of
-    the problem, the system or a function among the settings, the schedule, or the version of this
-    package or of JAX.
+    A resumed run continues from the newest checkpoint, and a run that ended returns its result
+    again. It is an error if anything has changed that decides what the run returns: settings,
+    budget, data, the code of the problem, the system or a function among the settings, the
+    schedule, or the version of this package or of JAX.
 
         saved = fedjax_sim.Checkpoints(folder / "checkpoints", resume=True)
-        for num_ticks in (10, 20):  # the second run goes on where the first one ended
-            run = fedjax_sim.simulate(
-                fedavg.system,
-                problem,
-                hyper,
-                budget=fedjax_sim.Ticks(num_ticks),
-                checkpoints=saved,
-            )
+        budget = fedjax_sim.Ticks(20)
+        run = fedjax_sim.simulate(fedavg.system, problem, hyper, budget=budget, checkpoints=saved)
 
     Attributes:
       folder: Their folder. One process at a time writes to it.
@@ -106,24 +98,6 @@ class RunOptions(TypedDict, total=False):
     watch: Watch
     layout: Layout
     precision: Precision
-
-
-FORMER = {
-    "num_ticks": "budget=Ticks(...)",
-    "time_budget": "budget=Time(...)",
-    "keep_models": "keep=Keep(models=...)",
-    "client_variance": "keep=Keep(client_variance=...)",
-    "progress": "watch=Watch(progress=...)",
-    "on_evaluation": "watch=Watch(on_evaluation=...)",
-    "trackers": "watch=Watch(trackers=...)",
-    "checkpoint": "checkpoints=Checkpoints(...)",
-    "checkpoint_every": "checkpoints=Checkpoints(folder, every=...)",
-    "resume": "checkpoints=Checkpoints(folder, resume=...)",
-    "max_lanes": "layout=Layout(max_lanes=...)",
-    "evals_per_chunk": "layout=Layout(evals_per_chunk=...)",
-    "part": "lanes=Part(...)",
-}
-"""Arguments of `sweep` in earlier versions, and how each is given now."""
 
 
 @dataclasses.dataclass(frozen=True)

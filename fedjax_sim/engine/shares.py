@@ -189,19 +189,16 @@ class Listed(NamedTuple):
         planned = [plan_group(self.system, group, self.options) for group in groups_of(self.lanes)]
         return [each.on_devices().lower() for each in planned]
 
-    def check_schedules(self, *, goes_on: bool = False) -> None:
+    def check_schedules(self) -> None:
         """Draw the schedules, a few at a time, and keep none.
 
         As many are drawn as `sweep` draws, which then finds the drawing program compiled.
-
-        Args:
-          goes_on: Whether the sweep will write checkpoints.
 
         Raises:
           ConfigError: If the budget is too short for one tick, or too long.
         """
         for group in groups_of(self.lanes):
-            Schedules.of(self.system, group, self.options.budget).count_ticks(goes_on=goes_on)
+            Schedules.of(self.system, group, self.options.budget).count_ticks()
 
 
 def listed(

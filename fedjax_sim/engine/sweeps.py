@@ -13,12 +13,11 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from fedjax_sim.checking import Count, LaneSeed, Whole, checked, formerly, unchecked
+from fedjax_sim.checking import Count, LaneSeed, Whole, checked, unchecked
 from fedjax_sim.engine.contract import with_known_inputs
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.request import (
-    FORMER,
     Checkpoints,
     Options,
     Precision,
@@ -50,7 +49,6 @@ from fedjax_sim.types import (
 
 
 @checked
-@formerly(lambda: FORMER)
 @with_known_inputs
 def simulate(
     system: System[HyperT, StateT, InfoT],
@@ -89,7 +87,6 @@ def simulate(
 
 
 @checked
-@formerly(lambda: FORMER)
 @with_known_inputs
 def sweep(
     system: System[HyperT, StateT, InfoT],

@@ -17,9 +17,8 @@ process for each GPU, or for each group of cores:
     fedjax-sim run favano fedbuff --seeds 6 --set lr=0.1,0.2,0.5 --parts 2 --out results
 
 A part that failed is named with its last line and with the command that runs it again alone;
-`--resume` runs all that are unfinished, while the others check that nothing has changed. With a
-longer `--time-budget` it lets all parts go on from their ends: each keeps the lanes that it has. A
-run that is asked to end (SIGTERM, SIGUSR1) saves, ends with exit code 75, and is started again by
+`--resume` runs all that are unfinished, while the others check that nothing has changed. A run that
+is asked to end (SIGTERM, SIGUSR1) saves, ends with exit code 75, and is started again by
 its launcher. On Linux parts are killed together with the process that started them, if that is
 killed; elsewhere they go on, and `--resume` is refused with a sentence until they have ended.
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedjax_sim.lifecycle import PARENT, open_own
 
@@ -55,19 +55,6 @@ class Job:
         """Return the command, with `--resume` if the part has begun."""
         has_begun = self.folder.is_dir() and any(self.folder.iterdir())
         return [*self.command, *([RESUME] if has_begun else [])]
-
-    def last_line(self) -> str:
-        """Return the last line that the command printed."""
-        with contextlib.suppress(OSError):
-            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-            return next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return ""
-
-    def last_progress(self) -> str:
-        """Return how far the command is, in its words."""
-        with contextlib.suppress(OSError):
-            return self.progress.read_text(encoding="utf-8", errors="replace").strip()
-        return ""
 
 
 def jobs_of(
@@ -120,6 +107,17 @@ def wait_for(process: subprocess.Popen[bytes]) -> int:
     return code
 
 
+def last_line(path: Path) -> str:
+    """Return the last line of a job's log or progress that is not empty; "" if there is none."""
+    with contextlib.suppress(OSError):
+        return _last_of(path.read_text(encoding="utf-8", errors="replace"))
+    return ""
+
+
+def _last_of(text: str) -> str:
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip("- ")), "")
+
+
 class Running(Protocol):
     """Jobs that a launcher has started."""
 
@@ -128,6 +126,54 @@ class Running(Protocol):
 
     def stop(self) -> None:
         """Ask all jobs to save and end, and wait until they have."""
+
+
+class Futures:
+    """Jobs whose exit codes are futures; see `Running`."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        futures: Sequence[Any],
+        stop: Callable[[Sequence[int]], object],
+    ):
+        """Take the jobs, and their exit codes in the same order.
+
+        Args:
+          jobs: The jobs.
+          futures: Objects with the methods `done` and `result`.
+          stop: Stops the jobs of these numbers, which have not ended.
+        """
+        self._jobs, self._futures, self._stop = jobs, futures, stop
+        self._codes: list[int | None] = [None] * len(jobs)
+
+    def poll(self) -> Sequence[int | None]:
+        """Return the exit codes of jobs that have ended."""
+        for number, future in enumerate(self._futures):
+            if self._codes[number] is None and future.done():
+                self._codes[number] = self._code_of(number)
+        return list(self._codes)
+
+    def stop(self) -> None:
+        """Stop the jobs that have not ended."""
+        self._stop([number for number, code in enumerate(self.poll()) if code is None])
+
+    def _code_of(self, number: int) -> int:
+        """Return the exit code of a job that has ended; 1 if it was ended from outside.
+
+        What is then known of it is added to the job's log, so that it is the job's last line.
+        """
+        try:
+            return self._futures[number].result()
+        except Exception as error:  # The launchers' packages raise their own and the job's.
+            with open(self._jobs[number].log, "a", encoding="utf-8", opener=open_own) as file:
+                file.write(f"{last_words(error)}\n")
+            return 1
+
+
+def last_words(error: Exception) -> str:
+    """Return the last line of an error's message, or else its name."""
+    return _last_of(str(error)) or type(error).__name__
 
 
 class Launcher(Protocol):

@@ -1,14 +1,18 @@
 """Start parts as processes of this machine, one for each device or group of cores."""
 
-import contextlib
 import dataclasses
 import os
+import queue
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fedjax_sim.checking import Count, Whole, checked
-from fedjax_sim.launch.jobs import SAVED, Job, start_job
+from fedjax_sim.launch.jobs import SAVED, Futures, Job, start_job
 
 
 @checked
@@ -29,9 +33,42 @@ class Local:
     processes: Count | None = None
     restarts: Whole = 100
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> "LocalJobs":
+    def start(self, jobs: Sequence[Job], folder: Path) -> Futures:
         """Start as many jobs as have a place; its arguments are those of `Launcher.start`."""
-        return LocalJobs(jobs, _places(self.processes, len(jobs)), self.restarts)
+        places, here = queue.SimpleQueue[Place](), threading.local()
+        for place in (found := _places(self.processes, len(jobs))):
+            places.put(place)
+        lock, is_stopped = threading.Lock(), threading.Event()
+        processes: list[subprocess.Popen[bytes]] = []
+
+        def take_place() -> None:
+            cores, here.environment = places.get()
+            # This thread's processes have its cores.
+            if hasattr(os, "sched_setaffinity"):
+                os.sched_setaffinity(0, cores)
+
+        def run(job: Job) -> int:
+            code = SAVED
+            for _ in range(self.restarts + 1):
+                with lock:
+                    if is_stopped.is_set():
+                        break
+                    process = start_job(job, here.environment)
+                    processes.append(process)
+                code = process.wait()
+                if code != SAVED:
+                    break
+            return code
+
+        def stop(_: Sequence[int]) -> None:
+            with lock:
+                is_stopped.set()
+                for process in processes:
+                    process.terminate()
+            threads.shutdown(cancel_futures=True)
+
+        threads = ThreadPoolExecutor(len(found), initializer=take_place)
+        return Futures(jobs, [threads.submit(run, job) for job in jobs], stop)
 
     def check(self) -> None:
         """Return: processes can be started anywhere."""
@@ -41,8 +78,7 @@ class Local:
         return self.processes or len(gpus()) or len(_cores())
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A share of the machine.
 
     Attributes:
@@ -51,59 +87,7 @@ class Place:
     """
 
     cores: frozenset[int]
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-class LocalJobs:
-    """Jobs that run as processes of this machine; see `Running`."""
-
-    def __init__(self, jobs: Sequence[Job], places: Sequence[Place], restarts: int):
-        """Begin with the first jobs.
-
-        Args:
-          jobs: The jobs.
-          places: Places, one process in each.
-          restarts: How often a job is started again that ended with `SAVED`.
-        """
-        self._jobs, self._free = jobs, list(places)
-        self._waiting = list(range(len(jobs)))
-        self._left = [restarts] * len(jobs)
-        self._codes: list[int | None] = [None] * len(jobs)
-        self._running: dict[int, tuple[subprocess.Popen[bytes], Place]] = {}
-        self._fill()
-
-    def poll(self) -> Sequence[int | None]:
-        """Start jobs where others have ended, and return the exit codes."""
-        for number, (process, place) in list(self._running.items()):
-            code = process.poll()
-            if code is None:
-                continue
-            del self._running[number]
-            self._free.append(place)
-            if code == SAVED and self._left[number]:
-                self._left[number] -= 1
-                self._waiting.append(number)
-            else:
-                self._codes[number] = code
-        self._fill()
-        return list(self._codes)
-
-    def stop(self) -> None:
-        """Send SIGTERM to all processes and wait for them."""
-        self._waiting.clear()
-        for process, _ in self._running.values():
-            process.terminate()
-        for number, (process, _) in self._running.items():
-            self._codes[number] = process.wait()
-        self._running.clear()
-
-    def _fill(self) -> None:
-        """Start waiting jobs while there are free places."""
-        while self._waiting and self._free:
-            number, place = self._waiting.pop(0), self._free.pop(0)
-            with _on_cores(place.cores):
-                process = start_job(self._jobs[number], place.environment)
-            self._running[number] = process, place
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 def gpus() -> list[str]:
@@ -135,17 +119,3 @@ def _cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-@contextlib.contextmanager
-def _on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """Let processes that are started in a `with` statement use these cores only."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

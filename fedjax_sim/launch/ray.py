@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
-from fedjax_sim.launch.jobs import SAVED, Job, start_job, wait_for
+from fedjax_sim.launch.jobs import SAVED, Futures, Job, start_job, wait_for
 from fedjax_sim.lifecycle import PartError
 
 
@@ -22,8 +21,7 @@ class Ray:
       num_cpus: Cores that Ray reserves for each part.
       num_gpus: GPUs that Ray reserves for each part and shows it.
       address: The cluster's address, such as "auto"; None starts Ray on this machine.
-      restarts: How often a part is started again that ended with exit code 75, and how often Ray
-        runs a task again whose node was lost.
+      restarts: How often Ray runs a part again that ended with exit code 75 or whose node was lost.
     """
 
     num_cpus: Above0 = 1.0
@@ -50,7 +48,7 @@ class Ray:
                 sentence = f"address is {self.address!r}, but no Ray cluster answers there"
                 raise PartError(f"{sentence} ({error}).", 2) from None
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> "RayJobs":
+    def start(self, jobs: Sequence[Job], folder: Path) -> Futures:
         """Start a task for each job; its arguments are those of `Launcher.start`.
 
         Raises:
@@ -59,77 +57,43 @@ class Ray:
         self.check()
         import ray
 
-        task, reserved = ray.remote(run_job), {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
-        options = {"max_retries": self.restarts, **reserved}
-        return RayJobs(
-            [task.options(name=job.name, **options).remote(job, self.restarts) for job in jobs]
+        task = ray.remote(run_job).options(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            max_retries=self.restarts,
+            retry_exceptions=[SavedError],
         )
+        tasks = [task.remote(job) for job in jobs]
+
+        def stop(numbers: Sequence[int]) -> None:
+            for number in numbers:
+                ray.cancel(tasks[number])
+            ray.wait(tasks, num_returns=len(tasks))
+
+        return Futures(jobs, [each.future() for each in tasks], stop)
 
     def count(self) -> int:
         """Return 4: Ray says how large its cluster is only once it runs."""
         return 4
 
 
-def run_job(job: Job, restarts: int) -> int:
-    """Run a part's command in a Ray worker, again as long as it says that it has saved.
+class SavedError(Exception):
+    """A run that has saved and is to be resumed: Ray runs its task again."""
 
-    Args:
-      job: The part.
-      restarts: How often it is started again.
 
-    Returns:
-      The exit code of the last run.
+def run_job(job: Job) -> int:
+    """Run a part's command in a Ray worker, and return its exit code.
+
+    Raises:
+      SavedError: If it says that it has saved.
     """
-    code = SAVED
-    for _ in range(restarts + 1):
-        process = start_job(job)
-        try:
-            code = wait_for(process)
-        except BaseException:  # Ray cancels a task by a KeyboardInterrupt.
-            process.terminate()
-            process.wait()
-            raise
-        if code != SAVED:
-            break
+    process = start_job(job)
+    try:
+        code = wait_for(process)
+    except BaseException:  # Ray cancels a task by a KeyboardInterrupt.
+        process.terminate()
+        process.wait()
+        raise
+    if code == SAVED:
+        raise SavedError
     return code
-
-
-class RayJobs:
-    """Tasks of Ray; see `Running`."""
-
-    def __init__(self, tasks: Sequence[Any]):
-        """Take the references to the tasks' results."""
-        self._waiting = dict(enumerate(tasks))
-        self._codes: list[int | None] = [None] * len(tasks)
-
-    def poll(self) -> Sequence[int | None]:
-        """Ask Ray which tasks have ended."""
-        import ray
-
-        waiting = dict(self._waiting)
-        ended: Sequence[Any] = ()
-        if waiting:
-            ended, _ = ray.wait([*waiting.values()], num_returns=len(waiting), timeout=0)
-        for number, task in waiting.items():
-            if task in ended:
-                self._codes[number] = self._code_of(self._waiting.pop(number))
-        return list(self._codes)
-
-    def stop(self) -> None:
-        """Cancel the tasks that have not ended, and wait until their runs have saved."""
-        import ray
-
-        waiting = list(self._waiting.values())
-        for task in waiting:
-            ray.cancel(task)
-        if waiting:
-            ray.wait(waiting, num_returns=len(waiting))
-
-    def _code_of(self, task: Any) -> int:
-        """Return the exit code of a task that has ended; 1 if it was ended from outside."""
-        import ray
-
-        try:
-            return ray.get(task)
-        except (ray.exceptions.RayError, KeyboardInterrupt):
-            return 1

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_sim.checking import Above0, Count, Whole, checked
-from fedjax_sim.launch.jobs import SAVED, Job, start_job, wait_for
-from fedjax_sim.lifecycle import PartError, open_own
+from fedjax_sim.launch.jobs import SAVED, Futures, Job, last_words, start_job, wait_for
+from fedjax_sim.lifecycle import PartError
 
 PATIENCE = 600
 """Seconds in which Slurm kills a job that it ends."""
@@ -74,42 +74,37 @@ class Slurm:
         if self.cluster == "slurm" and submitit.SlurmExecutor.affinity() <= 0:
             raise PartError('launcher is "slurm", but there is no Slurm on this machine (srun).', 2)
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> "SlurmJobs":
+    def start(self, jobs: Sequence[Job], folder: Path) -> Futures:
         """Submit an array job; its arguments are those of `Launcher.start`.
 
         Raises:
           PartError: If submitit is not installed, if there is no Slurm on this machine, or if it
             refuses the job.
         """
-        executor = self.executor(folder / "submitit")
+        self.check()
+        executor = self._executor(folder / "submitit" / "%j")
         try:
             submitted = executor.map_array(SlurmTask(), list(jobs))
         except RuntimeError as error:  # All errors of submitit are such.
-            raise PartError(f"job is not accepted by Slurm ({_last_line(error)}).", 2) from None
-        return SlurmJobs(submitted, jobs)
+            raise PartError(f"job is not accepted by Slurm ({last_words(error)}).", 2) from None
 
-    def executor(self, folder: Path) -> Any:
-        """Make submitit's executor.
+        def stop(numbers: Sequence[int]) -> None:
+            for number in numbers:  # Slurm signals them, and they save.
+                submitted[number].cancel(check=False)
 
-        Args:
-          folder: Folder for submitit's files.
+        return Futures(jobs, submitted, stop)
 
-        Returns:
-          The executor, with the resources of this launcher.
-
-        Raises:
-          PartError: If submitit is not installed, or there is no Slurm on this machine.
-        """
-        self.check()
+    def _executor(self, logs: Path) -> Any:
+        """Make submitit's executor, with the resources of this launcher."""
         import submitit
 
-        logs = folder / "%j"
         common: dict[str, Any] = {"signal_delay_s": self.signal_delay_s, "stderr_to_stdout": True}
         executor: Any
         if self.cluster == "local":
             executor = submitit.LocalExecutor(logs, max_num_timeout=self.restarts)
-            local = {"timeout_min": self.timeout_min, "gpus_per_node": self.gpus}
-            executor.update_parameters(**local, **common)
+            executor.update_parameters(
+                timeout_min=self.timeout_min, gpus_per_node=self.gpus, **common
+            )
             return executor
         executor = submitit.SlurmExecutor(logs, max_num_timeout=self.restarts)
         given = {
@@ -181,44 +176,3 @@ class SlurmTask:
                 os.kill(self._process.pid, signal.SIGTERM)
                 os.waitpid(self._process.pid, 0)
         return DelayedSubmission(SlurmTask(), job)
-
-
-class SlurmJobs:
-    """Jobs in submitit's hands; see `Running`."""
-
-    def __init__(self, submitted: Sequence[Any], jobs: Sequence[Job]):
-        """Take submitit's jobs and ours, in the same order."""
-        self._submitted, self._jobs = submitted, jobs
-        self._codes: list[int | None] = [None] * len(jobs)
-
-    def poll(self) -> Sequence[int | None]:
-        """Ask submitit which jobs have ended."""
-        for number, submitted in enumerate(self._submitted):
-            if self._codes[number] is None and submitted.done():
-                self._codes[number] = self._code_of(number)
-        return list(self._codes)
-
-    def stop(self) -> None:
-        """Cancel the jobs that have not ended. Slurm signals them, and they save."""
-        for number, submitted in enumerate(self._submitted):
-            if self._codes[number] is None:
-                submitted.cancel(check=False)
-
-    def _code_of(self, number: int) -> int:
-        """Return the exit code of a job that has ended; 1 if it was ended from outside.
-
-        What submitit then knows is added to the part's log, so that it is the part's last line.
-        """
-        try:
-            return self._submitted[number].result()
-        except Exception as error:  # submitit raises its own and the job's.
-            log = self._jobs[number].log
-            with open(log, "a", encoding="utf-8", opener=open_own) as file:
-                file.write(f"{_last_line(error)}\n")
-            return 1
-
-
-def _last_line(error: Exception) -> str:
-    """Return the last line of an error's message, or else its name."""
-    lines = [line for line in str(error).splitlines() if line.strip("- ")]
-    return lines[-1] if lines else type(error).__name__

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedjax_sim.checking import Count, LaneSeed, checked, formerly
-from fedjax_sim.launch.jobs import Job, Launcher, jobs_of
+from fedjax_sim.checking import Count, LaneSeed, checked
+from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
 from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import InputError, check_seal, read_record, write_record, write_sealed
@@ -23,20 +23,12 @@ CALL = "call.pkl"
 RUN = "run.pkl"
 """File in a part's folder with what its sweep returned."""
 RECORD = "sweep.json"
-"""File with the number of lanes and the budgets, for a call that resumes the sweep."""
+"""File with the number of lanes, for a call that resumes the sweep."""
 SWITCHES = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
 """JAX's switches that change results. Parts set them as they are here."""
 
 
-def _former() -> dict[str, str]:
-    """Name arguments of earlier versions, and how each is given now."""
-    from fedjax_sim.engine.request import FORMER
-
-    return {**FORMER, "folder": "checkpoints=Checkpoints(...)"}
-
-
 @checked
-@formerly(_former)
 def sweep(
     system: "System[HyperT, StateT, InfoT]",
     problem: "ProblemT | list[ProblemT] | Callable[[int], ProblemT]",
@@ -44,7 +36,7 @@ def sweep(
     *,
     seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    budget: "Budget | None" = None,
+    budget: "Budget",
     checkpoints: "Checkpoints",
     launcher: Launcher = Local(),
     parts: Count | None = None,
@@ -52,13 +44,11 @@ def sweep(
 ) -> "Run[HyperT]":
     """Run a sweep in parts, each in a process that a launcher starts.
 
-    `seeds` and `settings` are those of `fedjax_sim.sweep`.
+    `seeds`, `settings` and `budget` are those of `fedjax_sim.sweep`.
 
     Args:
       problem: As in `fedjax_sim.sweep`; anything that `cloudpickle` can carry to other processes. A
         function of the seed is called there, so that no data need to be carried.
-      budget: As in `fedjax_sim.sweep`. A resumed sweep has that of the first call if it is None; if
-        it is longer, all parts go on from their ends.
       checkpoints: As in `fedjax_sim.sweep`, for every part. The folder, which all machines must
         see, also takes the arguments and the results of the parts. It is new or empty, unless the
         sweep is resumed: parts that have ended well then only check that nothing has changed.
@@ -75,16 +65,15 @@ def sweep(
 
     Raises:
       ConfigError: If the folder is in use, or the problem cannot be carried to another process, or
-        a resumed sweep has another number of lanes or is to end earlier than before.
+        a resumed sweep has another number of lanes.
       PartError: If a part failed, such as for input that is not allowed, or because something has
-        changed since the part began; or if the launcher cannot start any, in which case no folder
-        is made.
+        changed since the part began, such as the budget; or if the launcher cannot start any, in
+        which case no folder is made.
     """
     from fedjax_sim.engine import request
     from fedjax_sim.engine.watching import Watch
     from fedjax_sim.launch.parts import count_parts
     from fedjax_sim.results.runs import join_runs, warn_of_lanes
-    from fedjax_sim.types import budget_of
 
     # What cannot be done in several processes.
     launcher.check()
@@ -94,26 +83,22 @@ def sweep(
         raise ConfigError("trackers", watch.trackers, "left out in a sweep in parts")
     if isinstance(watch.shown, Path):
         raise ConfigError("progress", watch.progress, "true, false or None in a sweep in parts")
-    # The folder: a new one, or the record of the sweep that is resumed.
+    # The folder: a new one, or that of the sweep that is resumed.
     grid = request.grid_of(seeds, settings)
-    num_lanes, known = math.prod(grid.shape), None
+    num_lanes = math.prod(grid.shape)
     if checkpoints.resume:
         known = read_record(where / RECORD)
         if known is None:
             allowed = f"one with an unfinished sweep and an undamaged {RECORD}"
             raise ConfigError("folder to resume", str(checkpoints.folder), allowed)
-        if num_lanes != known["lanes"]:
+        if known != {"lanes": num_lanes}:
             words = f"{known['lanes']} lanes, as in {where}"
             raise ConfigError("seeds and settings", f"{num_lanes} lanes", words)
     elif where.exists() and (not where.is_dir() or any(where.iterdir())):
         raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
-    # The budget, and all checks that `sweep` makes, before any process starts.
-    first = None if known is None else budget_of(known)
-    asked = budget or first
-    if asked is None:
-        raise ConfigError("budget", None, "a Ticks, a Time or an Energy, unless a sweep is resumed")
+    # All checks that `sweep` makes, before any process starts.
     given: Any = {name: value for name, value in options.items() if name != "start"}
-    checked_options = request.Options(asked, **given)
+    checked_options = request.Options(budget, **given)
     if not request.has_default_clients(system, hyper, grid):
         request.check_call(system, hyper, grid, checked_options)
     # The parts. Each is a job and has a folder.
@@ -121,20 +106,14 @@ def sweep(
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))
     jobs = jobs_of(num_parts, where, lambda part, folder: (*worker, part, str(folder)))
-    if first is not None:
-        _check_longer(first, asked, jobs)
     # A function of the seed is called in the parts.
     if not callable(problem) or isinstance(problem, system.fit.learns):
         request.list_lanes(system, problem, hyper, grid, checked_options)
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
-    arguments |= {"settings": settings, "budget": asked, "checkpoints": checkpoints}
+    arguments |= {"settings": settings, "budget": budget, "checkpoints": checkpoints}
     _write_call(call, arguments)
-    record = {"lanes": num_lanes, **vars(checked_options.budget)}
-    if known is None:
-        write_record(where / RECORD, record)
+    write_record(where / RECORD, {"lanes": num_lanes})
     finish_jobs(launcher, jobs, where, show=watch.progress is not False)
-    # Only now, because parts may refuse a longer budget.
-    write_record(where / RECORD, record)
     run = join_runs([read_pickle(job.folder / RUN) for job in jobs])
     warn_of_lanes(run.curves)
     return run
@@ -153,30 +132,6 @@ def read_pickle(path: Path) -> Any:
         return cloudpickle.loads(path.read_bytes())
     except Exception as error:  # Pickles raise errors of every kind.
         raise InputError(f"{path} cannot be read here ({error}).") from None
-
-
-def _check_longer(first: "Budget", asked: "Budget", jobs: Sequence[Job]) -> None:
-    """Check the budget of a resumed sweep.
-
-    Args:
-      first: That of the first call.
-      asked: That of this call.
-      jobs: The parts.
-
-    Raises:
-      ConfigError: If it is shorter, or of the other kind, or if a part has not begun.
-    """
-    from fedjax_sim.launch.parts import check_begun
-
-    if asked == first:
-        return
-    where = f"as in {jobs[0].folder.parent}"
-    if type(asked) is not type(first):
-        raise ConfigError("budget", str(asked), f"a {type(first).__name__}, {where}")
-    (name, budget), (_, before) = asked.named, first.named
-    if budget < before:
-        raise ConfigError(name, budget, f"at least {before}, {where}")
-    check_begun([job.folder / "checkpoint" for job in jobs], name, before)
 
 
 def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:

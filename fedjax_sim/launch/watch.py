@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from fedjax_sim.launch.jobs import PAUSE, RESUME, SAVED, Job, Launcher
+from fedjax_sim.launch.jobs import PAUSE, RESUME, SAVED, Job, Launcher, last_line
 from fedjax_sim.lifecycle import PartError, is_terminal
 
 
@@ -35,14 +35,20 @@ def finish_jobs(
     """
     if not jobs:
         return
+    console = Console(file=sys.stderr, quiet=not show or sys.stderr is None, soft_wrap=True)
+    live = Live(console=console, transient=True) if show and is_terminal(sys.stderr) else None
+    codes: Sequence[int | None] = [None] * len(jobs)
+    began = time.monotonic()
     with _signals() as received:
         running = launcher.start(jobs, folder)
         try:
-            with contextlib.closing(Watch(jobs, enabled=show)) as watch:
-                while None in (codes := running.poll()) and not received:
-                    watch.update(codes)
+            with live or contextlib.nullcontext():
+                while None in codes and not received:
                     time.sleep(PAUSE)
-                watch.update(codes)
+                    before, codes = codes, running.poll()
+                    _show_ended(console, jobs, before, codes, time.monotonic() - began)
+                    if live is not None:
+                        live.update(_table(jobs, codes))
         finally:
             running.stop()
     if received:
@@ -56,7 +62,7 @@ def finish_jobs(
 def _described(failed: Sequence[tuple[Job, int | None]]) -> str:
     """Name the jobs that failed with their last lines, and say how to run the first again."""
     each = (
-        f"{job.name} failed with exit code {code} ({job.last_line() or 'it printed nothing'})"
+        f"{job.name} failed with exit code {code} ({last_line(job.log) or 'it printed nothing'})"
         for job, code in failed
     )
     again = shlex.join(failed[0][0].words())
@@ -83,56 +89,30 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-class Watch:
-    """Shows one line for each job: whether it waits, runs, has ended or failed, and how far it is.
+def _show_ended(
+    console: Console,
+    jobs: Sequence[Job],
+    before: Sequence[int | None],
+    codes: Sequence[int | None],
+    seconds: float,
+) -> None:
+    """Print a line for each job that has ended since the codes before."""
+    num_ended = sum(code is not None for code in codes)
+    for job, was, code in zip(jobs, before, codes, strict=True):
+        if was is None and code is not None:
+            console.print(
+                f"{job.name} {_state(code)} after {seconds:.0f} s "
+                f"({num_ended} of {len(codes)} have ended)",
+                highlight=False,
+            )
 
-    On a terminal the lines are kept up to date. Elsewhere a line is printed when a job ends.
-    """
 
-    def __init__(self, jobs: Sequence[Job], *, enabled: bool):
-        """Prepare the lines.
-
-        Args:
-          jobs: The jobs.
-          enabled: Whether to show anything.
-        """
-        self._jobs = jobs
-        self._codes: list[int | None] = [None] * len(jobs)
-        self._began = time.monotonic()
-        self._console = Console(
-            file=sys.stderr, quiet=not enabled or sys.stderr is None, soft_wrap=True
-        )
-        is_live = enabled and is_terminal(sys.stderr)
-        self._live = Live(console=self._console, transient=True) if is_live else None
-        if self._live:
-            self._live.start()
-
-    def close(self) -> None:
-        """Take the lines that are kept up to date away."""
-        if self._live:
-            self._live.stop()
-
-    def update(self, codes: Sequence[int | None]) -> None:
-        """Show what has changed.
-
-        Args:
-          codes: The exit code of each job, None for one that has not ended.
-        """
-        for job, before, code in zip(self._jobs, self._codes, codes, strict=True):
-            if before is None and code is not None:
-                num_ended = sum(each is not None for each in codes)
-                seconds = time.monotonic() - self._began
-                self._console.print(
-                    f"{job.name} {_state(code)} after {seconds:.0f} s "
-                    f"({num_ended} of {len(codes)} have ended)",
-                    highlight=False,
-                )
-        self._codes = list(codes)
-        if self._live:
-            table = Table(box=None, show_header=False, padding=(0, 2))
-            for job, code in zip(self._jobs, codes, strict=True):
-                table.add_row(job.name, _state(code), job.last_progress())
-            self._live.update(table)
+def _table(jobs: Sequence[Job], codes: Sequence[int | None]) -> Table:
+    """Make a table with a line for each job: how it is, and how far."""
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for job, code in zip(jobs, codes, strict=True):
+        table.add_row(job.name, _state(code), last_line(job.progress))
+    return table
 
 
 def _state(code: int | None) -> str:

@@ -16,7 +16,7 @@ from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.launch.jobs import RESUME
-from fedjax_sim.launch.parts import LANES, KeptPart, read_part
+from fedjax_sim.launch.parts import read_part
 from fedjax_sim.launch.sweeps import RUN, read_pickle
 from fedjax_sim.lifecycle import exit_code_of, write_sealed
 from fedjax_sim.results.runs import LaneWarning
@@ -36,7 +36,6 @@ def main(words: Sequence[str]) -> int:
 
 def _run(words: Sequence[str]) -> None:
     call, part, folder = words[0], read_part(words[1]), Path(words[2])
-    assert part is not None
     arguments, switches = read_pickle(Path(call))
     for name, value in switches.items():
         jax.config.update(name, value)
@@ -44,13 +43,13 @@ def _run(words: Sequence[str]) -> None:
     use_cores()
     # The process that launched this one warns of the lanes of all parts.
     warnings.simplefilter("ignore", LaneWarning)
-    checkpoints, is_resumed = folder / "checkpoint", RESUME in words
-    resume = is_resumed and (arguments["checkpoints"].resume or True)
+    checkpoints = folder / "checkpoint"
+    resume = RESUME in words and (arguments["checkpoints"].resume or True)
     watch = arguments.get("watch", Watch())
     arguments |= {
         "checkpoints": replace(arguments["checkpoints"], folder=checkpoints, resume=resume),
         "watch": replace(watch, progress=folder.with_name(f"{folder.name}.progress")),
-        "lanes": KeptPart(part.number, part.num_parts, checkpoints / LANES, is_resumed),
+        "lanes": part,
     }
     content = cloudpickle.dumps(sweep(**arguments))
     write_sealed(folder / RUN, lambda path: path.write_bytes(content))

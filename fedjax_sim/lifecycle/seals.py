@@ -90,8 +90,8 @@ def check_seal(path: Path, *, trust: bool = False) -> str:
             if trust:
                 return digest_of(path)
             raise InputError(
-                f"{path} does not end with its SHA-256: an earlier version wrote it, or it is "
-                "damaged or was changed. If you trust it as it is, read it with trust=True, on the "
+                f"{path} does not end with its SHA-256: it is damaged or was changed, or another "
+                "program wrote it. If you trust it as it is, read it with trust=True, on the "
                 "command line --trust."
             )
         left, digest = size - tail + found.start(1), hashlib.sha256()

@@ -8,7 +8,7 @@
     summary.json   final values, see `fedjax_sim.results.summaries.summary`
     config.json    resolved settings, versions, commit, device, and the SHA-256 of all other files
     *.png          pictures
-    checkpoint/    from which an unfinished run is resumed, and a longer one goes on
+    checkpoint/    from which an unfinished run is resumed
 
 Each file is written under another name in its folder and then renamed. A file under its final name
 is therefore complete, and an older one is replaced only by a complete newer one. Arrays and tables
@@ -55,7 +55,7 @@ RECORDS = {UNFINISHED.name, ENDED.name}
 """One of these is in a folder of checkpoints that a run made."""
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}
 """Coordinates against which curves are drawn, by the name that users give them."""
-SUFFIXES = {".nc", ".json", ".pkl", ".png", ".csv"}
+SUFFIXES = {".nc", ".json", ".png", ".csv"}
 """Suffixes of the files that are written."""
 DPI = 160
 """Pixels of an inch of a picture."""
@@ -135,14 +135,13 @@ class Folder:
         """The folder of checkpoints."""
         return self.path / UNFINISHED.parent
 
-    def check_resumable(self, identity: Mapping[str, Any], *, grows: str | None = None) -> bool:
+    def check_resumable(self, identity: Mapping[str, Any]) -> bool:
         """Check that the run in the folder is the run that is about to resume it.
 
         If the record is damaged, this is reported; each checkpoint has a copy.
 
         Args:
           identity: What must be equal, as it was given to `open`.
-          grows: Name of an entry that may have become larger.
 
         Returns:
           Whether the run in the folder is known to be the same, so that its input was checked.
@@ -160,7 +159,7 @@ class Folder:
             return False
         for name in sorted(saved.keys() | ours.keys()):
             theirs, mine = saved.get(name), ours.get(name)
-            if theirs != mine and not (name == grows and theirs < mine):
+            if theirs != mine:
                 place, theirs, mine = first_difference(name, theirs, mine)
                 allowed = f"{mine!r}, as in this run, for it to resume"
                 raise ConfigError(f"{place} of the checkpoint in {self.path}", theirs, allowed)
@@ -173,9 +172,6 @@ class Folder:
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
         """Create the folder, lock it, and try to write to it.
-
-        A run that is resumed keeps its record until `finish`, also if the budget is now longer: its
-        lanes may refuse to go on, and the shorter run can then be resumed as before.
 
         Args:
           identity: What must be equal for a later run to resume this one; None if none may.
@@ -240,13 +236,10 @@ class Folder:
             self._lock.release()
             self._lock = None
 
-    def withdraw(self, *also: str) -> None:
+    def withdraw(self) -> None:
         """Remove the folder that `open` made if nothing has been written since.
 
         A run that is refused then leaves no trace. What was there before `open` stays.
-
-        Args:
-          also: Names of files among the checkpoints that are removed as well.
         """
         if self._lock is None:
             return
@@ -255,7 +248,7 @@ class Folder:
         self._release()
         if self._resumes or not self.checkpoints.is_dir():
             return
-        if {path.name for path in self.checkpoints.iterdir()} <= {UNFINISHED.name, *also}:
+        if {path.name for path in self.checkpoints.iterdir()} <= {UNFINISHED.name}:
             shutil.rmtree(self.checkpoints)
             with contextlib.suppress(OSError):  # raised if the folder is not empty
                 self.path.rmdir()
@@ -316,7 +309,7 @@ class Folder:
         Args:
           config: The content of config.json, to which the list of files is added.
           summary: The content of summary.json.
-          can_go_on: Whether checkpoints are kept, for a longer run.
+          can_go_on: Whether they stay, so that the run can be resumed once more.
         """
         # Before their list is replaced: a run that is killed here is resumed, and reads it again.
         for name in self._replaced - {*self._written, "config.json", "summary.json"}:
@@ -358,7 +351,7 @@ def save(
       figures: Pictures by file name.
       runs: The runs, whole or of some lanes, by system, to keep their models, samples, schedules
         and settings too.
-      can_go_on: Whether checkpoints are kept, for a longer run.
+      can_go_on: Whether they stay, so that the run can be resumed once more.
 
     Returns:
       The content of summary.json.
@@ -383,7 +376,7 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
 
     Args:
       path: The folder.
-      trust: Whether files that carry no SHA-256, as those of earlier versions, are taken as they
+      trust: Whether files that carry no SHA-256, such as those of other programs, are taken as they
         are.
 
     Returns:

@@ -19,7 +19,6 @@ such as those of a writer that was killed while it replaced an older run, are no
 """
 
 import hashlib
-import pickle
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ from fedjax_sim.lifecycle import (
     write_whole,
 )
 from fedjax_sim.results.curves import label_of_value
-from fedjax_sim.results.plain_values import TRUST, Reader, UnreadableError, Writer
+from fedjax_sim.results.plain_values import Reader, UnreadableError, Writer
 from fedjax_sim.results.records import environment, storable, to_json
 from fedjax_sim.results.summaries import is_part, summary
 from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
@@ -49,10 +48,6 @@ if TYPE_CHECKING:
 
 
 CURVES, SETTINGS = "results.nc", "settings.json"
-
-
-EARLIER_SETTINGS = "settings.pkl"
-"""What earlier versions wrote in place of `SETTINGS`, a pickle."""
 
 
 TYPE = "jax_dtype"
@@ -92,8 +87,8 @@ def write_files(folder: Path, run: Kept) -> None:
     earlier = files_in(folder)
     files = {name: write(folder / name) for name, write in files_of(runs).items()}
     write_tables(folder, {**_described(run), **environment()}, summary({system: run.curves}), files)
-    for name in {"samples.nc", EARLIER_SETTINGS} & (earlier - files.keys()):
-        (folder / name).unlink(missing_ok=True)
+    if "samples.nc" in earlier - files.keys():
+        (folder / "samples.nc").unlink(missing_ok=True)
 
 
 def files_in(folder: Path) -> set[str]:
@@ -106,7 +101,7 @@ def files_in(folder: Path) -> set[str]:
         listed = read_json(folder / "config.json", trust=True).get("files")
     except (InputError, OSError):
         return set()
-    listed = listed if isinstance(listed, list | dict) else []
+    listed = listed if isinstance(listed, dict) else {}
     names = {name for name in listed if isinstance(name, str)}
     if not {"config.json", "summary.json"} <= names:
         return set()
@@ -219,7 +214,7 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
       trust: Whether files that carry no SHA-256 are taken as they are.
 
     Returns:
-      The content of config.json. Its entry `files` is a mapping, also in an earlier version's.
+      The content of config.json.
 
     Raises:
       InputError: If one is damaged, or of another run.
@@ -228,16 +223,9 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
     config = read_json(folder / "config.json", trust=trust)
     listed = config.get("files")
     if not isinstance(listed, dict):
-        if not trust:
-            raise InputError(f"{folder / 'config.json'} lists no files with their SHA-256.")
-        config["files"] = listed = dict.fromkeys(
-            [name for name in listed if isinstance(name, str)]
-            if isinstance(listed, list)
-            else names
-        )
+        raise InputError(f"{folder / 'config.json'} lists no files with their SHA-256.")
     for name in names:
-        digest, known = check_seal(folder / name, trust=trust), listed.get(name, "")
-        if known is not None and digest != known:
+        if check_seal(folder / name, trust=trust) != listed.get(name):
             raise InputError(
                 f"{folder / name} is not the file that config.json in its folder lists: it is of "
                 "another run, or its writer was killed. Write all files again, or use another "
@@ -256,14 +244,8 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
       ConfigError: If it is no such folder, or its files are of different runs.
       InputError: If a file is damaged, or cannot be read without trust.
     """
-    is_earlier = (folder / EARLIER_SETTINGS).exists() and not (folder / SETTINGS).exists()
-    if is_earlier and not trust:
-        raise InputError(
-            f"{folder / EARLIER_SETTINGS} is a pickle that an earlier version wrote, which can run "
-            f"any code when it is read: {TRUST}."
-        )
     try:
-        names = [CURVES, "models.nc", "timelines.nc", *([] if is_earlier else [SETTINGS])]
+        names = CURVES, "models.nc", "timelines.nc", SETTINGS
         listed = check_files(folder, *names, trust=trust)["files"]
         if "samples.nc" in listed:
             check_files(folder, "samples.nc", trust=trust)
@@ -277,8 +259,7 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
             f"config.json ({error.strerror or error})"
         )
         raise ConfigError("folder", str(folder), allowed) from None
-    read = _read_earlier_settings if is_earlier else _read_settings
-    settings = read(folder, trust=trust)
+    settings = _read_settings(folder, trust=trust)
     for name in {*curves, *models, *timelines, *settings}:
         if any(name not in each for each in (curves, models, timelines, settings)) or (
             len(settings[name]["hypers"]) != curves[name]["failed"].size
@@ -334,17 +315,6 @@ def _read_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
         raise InputError(
             f"{path} is not of the form in which settings are kept: {error!r}"
         ) from None
-
-
-def _read_earlier_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
-    """Read settings.pkl of an earlier version."""
-    assert trust
-    try:
-        settings: dict[str, dict[str, Any]] = pickle.loads((folder / EARLIER_SETTINGS).read_bytes())
-        return {name: {"hypers": x["hypers"], "model": x["model"]} for name, x in settings.items()}
-    except Exception as error:  # Pickles raise errors of every kind.
-        allowed = f"one whose {EARLIER_SETTINGS} this version and environment can read ({error})"
-        raise ConfigError("folder", str(folder), allowed) from None
 
 
 def _names_of(run: Kept) -> Any:

@@ -164,8 +164,8 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
       folder: A folder that `Run.save` or `fedjax-sim run` wrote.
       system: Name of the system; may be left out if the folder has only one.
       trust: Whether you trust whoever wrote the folder to run code here. It is needed for settings
-        that have no name, such as a lambda, which are kept as a pickle; for names in modules that
-        are not imported; and for folders of earlier versions, whose files carry no SHA-256.
+        that have no name, such as a lambda, which are kept as a pickle, and for names in modules
+        that are not imported.
 
     Returns:
       The run: curves, final models, schedules, settings, and samples if they were kept.

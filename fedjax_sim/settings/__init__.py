@@ -48,8 +48,6 @@ from fedjax_sim.settings.errors import (
     writing_to,
 )
 from fedjax_sim.settings.names import (
-    FORMER_NAMES,
-    GONE,
     NOT_GIVEN,
     DefaultCount,
     DefaultTime,
@@ -76,8 +74,6 @@ from fedjax_sim.settings.structs import Checked, OneOfSeveral, alternatives, alt
 from fedjax_sim.settings.text import Kind, parse, parse_kind
 
 __all__ = [
-    "FORMER_NAMES",
-    "GONE",
     "NOT_GIVEN",
     "Checked",
     "ConfigError",

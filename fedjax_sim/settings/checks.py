@@ -18,7 +18,6 @@ from fedjax_sim.settings.names import (
     groups,
     idle_of,
     is_traced,
-    renamed,
     usual_values,
     value_of,
 )
@@ -165,7 +164,7 @@ def _check_fields(hyper: Any) -> None:
     """Check every field alone, and every group."""
     for owner in groups(type(hyper)):
         if not _is_checked(hyper, owner.name):
-            check_kind(type(hyper), owner, getattr(hyper, owner.name))
+            check_kind(owner, getattr(hyper, owner.name))
             _check_group(owner, getattr(hyper, owner.name))
     for name, field in fields(type(hyper)).items():
         if "." in name or _is_checked(hyper, name):
@@ -192,11 +191,10 @@ def _check_fields(hyper: Any) -> None:
             raise ConfigError(field.name, given, f"left at {default_text(field)}")
 
 
-def check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
+def check_kind(owner: dataclasses.Field, value: Any) -> None:
     """Check that a group is of its class.
 
     Args:
-      hyper_type: Class of the settings that have the group.
       owner: The field that holds it.
       value: The group.
 
@@ -205,10 +203,7 @@ def check_kind(hyper_type: type, owner: dataclasses.Field, value: Any) -> None:
     """
     kind = type(owner.default)
     if not isinstance(value, kind):
-        allowed = f"a `{kind.__module__}.{kind.__name__}`"
-        if new := renamed(hyper_type, owner.name):
-            allowed += f"; the setting of this name is now called `{new}`"
-        raise ConfigError(owner.name, value, allowed)
+        raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")
 
 
 def _check_group(owner: dataclasses.Field, value: Any) -> None:

@@ -15,31 +15,6 @@ from fedjax_sim.settings.errors import ConfigError
 Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
-FORMER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "aggregation": ("field_rule",),
-    "alpha": ("regularization",),
-    "client_weights": ("weighting",),
-    "concurrency": ("num_tasks",),
-    "control": ("anchor",),
-    "delays": ("delays_of",),
-    "participation": ("participants",),
-    "penalty": ("time_penalty", "staleness_penalty"),
-    "round_time": ("round_length",),
-    "sampling": ("batches",),
-    "selection": ("candidates",),
-    "server_momentum": ("first_decay",),
-    "weighting": ("rule",),
-    "window": ("loss_window",),
-}
-"""Settings that had one name and several meanings until version 0.1, and their names since.
-
-Of several new names, a system has one.
-"""
-GONE = {
-    "lr_scale": "left out: multiply lr, or let `optimizer` do it",
-    "throttle": "left out: a `client_table` gives single clients their rates",
-}
-"""Settings that there were until version 0.1, and what to do without them."""
 
 
 class DefaultTime(float):
@@ -191,8 +166,7 @@ def full_name(hyper_type: type, name: str) -> str:
 def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     """Return the error for a name that no setting has, or several of one struct.
 
-    It gives today's name of a setting that was renamed, the settings of a group, or else the names
-    that there are, of settings and of groups.
+    It gives the settings of a group, or else the names that there are, of settings and of groups.
 
     Args:
       name: The name.
@@ -202,31 +176,15 @@ def unknown_name(name: str, hyper_types: Iterable[type]) -> ConfigError:
     owners: dict[str, str] = {}
     held: list[str] = []
     for kind in hyper_types:
-        if new := renamed(kind, name):
-            return ConfigError("setting name", name, f"`{new}`, as it is called now")
         for full in fields(kind):
             ends |= {full.rpartition(".")[2]: full, full: full}
             held += [full] if name in full.split(".") else []
         owners |= {field.name: field.name for field in groups(kind)}
-    if name in GONE:
-        return ConfigError("setting name", name, GONE[name])
     ends |= owners
     if held:
         return ConfigError("setting name", name, f"one of {', '.join(sorted({*held}))}", {})
     known = sorted({*ends.values()}, key=lambda full: ("." in full, full in owners, full))
     return ConfigError("setting name", name, f"one of {', '.join(known)}", ends)
-
-
-def renamed(hyper_type: type, name: str) -> str:
-    """Return today's full name of a setting by its former name, "" if there is none.
-
-    Args:
-      hyper_type: A settings struct's class.
-      name: The former name, with or without that of a group.
-    """
-    known = names_of(hyper_type)
-    news = FORMER_NAMES.get(name.rpartition(".")[2], ())
-    return next((known[new] for new in news if new in known), "")
 
 
 def names_of(hyper_type: type) -> Mapping[str, str]:

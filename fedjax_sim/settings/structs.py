@@ -18,7 +18,6 @@ from fedjax_sim.settings.names import (
     groups,
     is_traced,
     names_of,
-    renamed,
     value_of,
 )
 
@@ -201,8 +200,6 @@ def _say_where(hyper: Any, name: str) -> Any:
     known = names_of(kind)
     if name in known:
         raise AttributeError(f"{sentence}; the setting is `{known[name]}`")
-    if new := renamed(kind, name):
-        raise AttributeError(f"{sentence}; the setting is now called `{new}`")
     raise UnknownAttributeError(sentence, name, [*known, *(field.name for field in groups(kind))])
 
 
@@ -218,6 +215,6 @@ def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) 
             raise ConfigError("setting name", name, allowed)
         owner, _, rest = full.partition(".")
         inside = sorted_in.get(owner, held[owner].default)
-        check_kind(hyper_type, held[owner], inside)
+        check_kind(held[owner], inside)
         sorted_in[owner] = inside.replace(**{rest: settings[name]})
     return sorted_in

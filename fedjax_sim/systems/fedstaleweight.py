@@ -18,8 +18,8 @@ the paper compares with; "mean" is the buffered baseline. Otherwise "moving aver
 mean of a client's last five values, the present one included; five is the public code's number. If
 buffers are as large as the number of clients that window is biased, and `average="cumulative"`
 should be used. A client takes the newest model as soon as its update is in, after the step that
-this update may have completed (`restart="free"`, which Eq. 6 needs); "before_aggregation" and
-"new_version" are alternatives. At most one update of each client in a buffer, the remedy that the
+this update may have completed (`restart="free"`, which Eq. 6 needs); "before_aggregation" is
+an alternative. At most one update of each client in a buffer, the remedy that the
 paper names for its theorem's assumption, is `restart="after_interaction"` without an exchange time.
 Where the paper is silent, `paper` follows the public code: Q = 1, batches of 32 from a new shuffle
 for each update, eta_l = 0.01, eta_g = 1, and updates that take U(1, 2) units of time for ten fast

@@ -101,18 +101,6 @@ SWEEP = {
     "checkpoints": [*OBJECT, True, {"folder": "never made"}],
     **OPTIONS,
 }
-FORMER = {
-    "num_ticks": [2],
-    "time_budget": [2.0],
-    "keep_models": [True],
-    "client_variance": [False],
-    "progress": [None],
-    "on_evaluation": [print],
-    "checkpoint_every": [9.0],
-    "resume": [True],
-    "max_lanes": [2],
-}
-"""Arguments that had these names in earlier versions, with values that were allowed."""
 LAYOUT = ("slots_at_once", "lane_devices", "client_devices", "lane_batches", "max_lanes")
 
 CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]]] = {
@@ -125,11 +113,6 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
         ),
         (fedjax_sim.sweep, RUN, {"watch": [fedjax_sim.Watch(progress="no folder/progress")]}),
         (fedjax_sim.simulate, RUN, {"seed": SEED, "budget": SWEEP["budget"], **OPTIONS}),
-        *(
-            (call, RUN, {**FORMER, "evals_per_chunk": [1], "checkpoint": ["x"], "trackers": [()]})
-            for call in (fedjax_sim.sweep, fedjax_sim.simulate)
-        ),
-        (fedjax_sim.sweep, RUN, {"part": [(0, 2)]}),
         (fedjax_sim.Ticks, {}, {"num_ticks": COUNT}),
         (fedjax_sim.Time, {}, {"time_budget": [*ABOVE_0, None]}),
         (fedjax_sim.Keep, {}, {"models": SWITCH, "client_variance": SWITCH}),
@@ -152,7 +135,6 @@ CALLS: dict[str, list[tuple[Callable[..., Any], dict[str, Any], dict[str, list[A
     ],
     "launch": [
         (launch.sweep, LAUNCH, {**SWEEP, "parts": COUNT, "launcher": OBJECT}),
-        (launch.sweep, LAUNCH, {**FORMER, "folder": ["never made"]}),
         (launch.sweep, LAUNCH, {"budget": [None], "watch": [fedjax_sim.Watch(progress="file")]}),
         (
             launch.sweep,

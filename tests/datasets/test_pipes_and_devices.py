@@ -24,13 +24,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "cifar10": raw_files.read_cifar10,
     "cifar100": raw_files.read_cifar100,
     "tiny imagenet": raw_files.read_tiny_imagenet,
-    "celeba": lambda path: raw_files.read_celeba(path, path, path),
     "shakespeare": raw_files.read_shakespeare,
-    "stackoverflow": lambda path: raw_files.read_stackoverflow(path, path),
     "federated": lambda path: list(raw_files.read_federated_emnist(path).splits["train"]),
-    "federated cifar100": lambda path: list(
-        raw_files.read_federated_cifar100(path).splits["train"]
-    ),
     "client table": read_client_table,
     "trace": read_trace,
     "fit": latent.load_fit,

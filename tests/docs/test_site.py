@@ -23,7 +23,7 @@ import pytest
 
 from fedjax_sim import timelines
 from fedjax_sim.cli.commands import main
-from fedjax_sim.settings import FORMER_NAMES, GONE, fields
+from fedjax_sim.settings import fields
 from fedjax_sim.systems import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
@@ -103,18 +103,6 @@ def test_algorithms_have_pages_with_all_settings(pages: ModuleType) -> None:
             assert text.count(row) == 1, (name, setting)
             assert pages.escaped(field.metadata["meaning"]) in text
         assert f"[`{name}`]({name}.md)" in written["algorithms/index.md"]
-
-
-def test_renamed_settings_are_described() -> None:
-    """The page on settings has every former name, and today's after it."""
-    rows = (DOCS / "settings.md").read_text().partition("## Former names")[2].splitlines()
-    for former, names in FORMER_NAMES.items():
-        found = [row for row in rows if f"| `{former}` | `" in row]
-        assert len(found) == len(names), former
-        for name, row in zip(names, found, strict=True):
-            assert re.search(rf"[`.]{name}` \|$", row), former
-    for former in GONE:
-        assert sum(f"| `{former}` | none" in row for row in rows) == 1, former
 
 
 def test_extras_are_described() -> None:

@@ -218,20 +218,6 @@ def test_versions_are_compared(
         assert_same_bits(resumed(folder, *what, resume="any_jax"), whole)
 
 
-def test_a_longer_run_may_go_on_with_another_version_of_jax(
-    regression: Callable, small: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From then on its folder is one of the new version."""
-    run = partial(resumed, tmp_path, QUAFL, regression(), small(QUAFL))
-    run()
-    monkeypatch.setattr(jax, "__version__", "9.9")
-    longer: dict[str, Any] = {"budget": fedjax_sim.Ticks(8)}
-    with pytest.raises(ConfigError, match=r"not 9\.9"):
-        run(**longer, resume=True)
-    found = run(**longer, resume="any_jax")
-    assert_same_bits(run(**longer, resume=True), found)
-
-
 def test_a_checkpoint_without_versions_is_refused(
     checkpoints: tuple[Path, tuple, fedjax_sim.Run], tmp_path: Path
 ) -> None:

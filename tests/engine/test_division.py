@@ -169,7 +169,6 @@ def test_parts_together_have_the_bits_of_the_whole(regression: Callable, small: 
     rest_of = np.delete(whole.curves.loss.values.reshape(24, -1), lanes, axis=0)
     np.testing.assert_array_equal(np.delete(joined, lanes, axis=0), 2 * rest_of)
     for chosen, words in (
-        ({"part": (0, 2)}, r"part is \(0, 2\), but must be given as lanes=Part\(\.\.\.\)"),
         ({"lanes": fedjax_sim.Part(0, 25)}, "number of parts is 25, but must be from 1 to 24"),
         ({"lanes": [24]}, "some of the numbers from 0 to 23"),
         ({"lanes": []}, "some of the numbers from 0 to 23"),

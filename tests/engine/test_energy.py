@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_sim
-from fedjax_sim import Checkpoints, ConfigError, Energy, Ticks
+from fedjax_sim import ConfigError, Energy, Ticks
 from fedjax_sim.compression import RandSparsification
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.timelines.delays.client_table import ClientTable
@@ -66,27 +65,6 @@ def test_runs_end_before_the_tick_that_takes_too_much(
             run.models,
             alone.models,
         )
-
-
-@pytest.mark.parametrize("name", slow_but(["oort"], ["fedavg", "oort"]))
-def test_a_run_goes_on_with_more_energy(
-    name: str, regression: Callable, small: Callable, tmp_path: Path
-) -> None:
-    inputs, most = given(name, regression, small), most_of(name)
-
-    def sweep(energy: float, folder: Path, **resumed: Any) -> Any:
-        kept = Checkpoints(folder, **resumed)
-        options: Any = SWEEP | {"num_evals": 10, "checkpoints": kept}
-        return fedjax_sim.sweep(*inputs, **options, budget=Energy(energy, **most))
-
-    used = used_by(fedjax_sim.sweep(*inputs, **SWEEP, budget=Ticks(MANY)).timelines[0])
-    first = sweep(used[8], tmp_path / "a")
-    longer = sweep(used[17], tmp_path / "a", resume=True)
-    whole = sweep(used[17], tmp_path / "b")
-    assert [len(run.timelines[0].time) for run in (first, longer, whole)] == [9, 18, 18]
-    jax.tree.map(np.testing.assert_array_equal, longer.models, whole.models)
-    with pytest.raises(ConfigError, match="energy_budget"):
-        sweep(used[4], tmp_path / "a", resume=True)
 
 
 @pytest.mark.parametrize("anchor", ["client", "global"])

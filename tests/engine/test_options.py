@@ -63,12 +63,6 @@ TICKS = fedjax_sim.Ticks(2)
         ),
         ({"layout": "wide"}, "layout is 'wide', but must be a Layout"),
         ({"layout": Layout(lane_devices=99)}, "at most the 8"),
-        ({"num_ticks": 2}, r"num_ticks is 2, but must be given as budget=Ticks\(\.\.\.\)"),
-        ({"keep_models": True}, r"keep_models is True, but must be given as keep=Keep\(models="),
-        (
-            {"checkpoint_every": 5},
-            r"checkpoint_every is 5, but must be given as checkpoints=Checkpoints\(folder, every=",
-        ),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_compiled(

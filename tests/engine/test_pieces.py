@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,19 +230,6 @@ def test_running_out_of_memory_keeps_checkpoints(
             sweep(checkpoints=saved)
     assert list(tmp_path.rglob("state-*"))
     assert_equal(sweep(checkpoints=dataclasses.replace(saved, resume=True)), whole)
-
-
-@pytest.mark.slow
-def test_pieces_go_on_to_a_longer_budget(sweep: Sweep, tmp_path: Path) -> None:
-    """Lanes are evaluated as in the whole, although the longest one is in another piece."""
-    longer = []
-    for max_lanes in (8, 3):
-        saved = fedjax_sim.Checkpoints(tmp_path / str(max_lanes))
-        run = partial(sweep, layout=OPTIONS["layout"]._replace(max_lanes=max_lanes))
-        run(checkpoints=saved)
-        saved = dataclasses.replace(saved, resume=True)
-        longer.append(run(checkpoints=saved, budget=fedjax_sim.Time(90.0)))
-    assert_equal(*longer)
 
 
 def test_a_lane_that_does_not_fit_is_one_sentence(

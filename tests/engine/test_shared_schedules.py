@@ -220,7 +220,7 @@ def test_schedules_are_checked_with_the_program_that_the_sweep_draws_with(
     }
     given = system, regression(), small(system)
     for checkpoint in (None, fedjax_sim.Checkpoints(tmp_path)):
-        listed(*given, **grid).check_schedules(goes_on=checkpoint is not None)
+        listed(*given, **grid).check_schedules()
         programs = set(drawing._programs)
         assert programs
         fedjax_sim.sweep(*given, **grid, checkpoints=checkpoint)

@@ -4,7 +4,6 @@ The jobs are small Python commands, so that nothing is compiled. All launchers a
 submitit and Ray run on this machine.
 """
 
-import contextlib
 import io
 import os
 import signal
@@ -13,14 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedjax_sim.launch import Local, PartError, Ray, Slurm
-from fedjax_sim.launch.jobs import SAVED, Job, Launcher
+from fedjax_sim.launch.jobs import SAVED, Futures, Job, Launcher, last_line
 from fedjax_sim.launch.local import Place, _places
-from fedjax_sim.launch.watch import Watch, finish_jobs
+from fedjax_sim.launch.watch import finish_jobs
 from tests.launch import slurm_here
 from tests.launch.conftest import WITHOUT
 
@@ -162,7 +163,7 @@ def test_who_ends_the_launcher_ends_the_parts_which_save(
     with pytest.raises(PartError, match="SIGTERM received; the parts have saved") as caught:
         finish_jobs(launcher, [waiting], tmp_path, show=False)
     assert caught.value.code == SAVED
-    assert waiting.last_line() == "saved" and runs(waiting) == [""]
+    assert last_line(waiting.log) == "saved" and runs(waiting) == [""]
     finish_jobs(launcher, [waiting], tmp_path, show=False)
     assert runs(waiting) == ["", "--resume"]
 
@@ -331,8 +332,14 @@ def test_without_slurm_or_submitit_a_sentence_says_so(
 
 
 def test_a_terminal_shows_one_line_for_each_part(
-    job: Callable[[str, str], Job], monkeypatch: pytest.MonkeyPatch
+    job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def start(jobs: list[Job], folder: Path) -> Futures:
+        ended, late = Future[int](), Future[int]()
+        ended.set_result(0)
+        threading.Timer(1.0, late.set_result, [0]).start()
+        return Futures(jobs, [ended, late], len)
+
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -342,8 +349,7 @@ def test_a_terminal_shows_one_line_for_each_part(
     jobs = [job("0/2", COUNTS), job("1/2", COUNTS)]
     jobs[1].progress.parent.mkdir(parents=True)
     jobs[1].progress.write_text("favano: 3 of 25 evaluations")
-    with contextlib.closing(Watch(jobs, enabled=True)) as watch:
-        watch.update([0, None])
+    finish_jobs(SimpleNamespace(start=start), jobs, tmp_path)  # type: ignore[arg-type]
     shown = terminal.getvalue()
     assert "part 0/2 is done after" in shown
     assert "favano: 3 of 25 evaluations" in shown and "waits or runs" in shown

@@ -133,7 +133,7 @@ def test_speakers_are_measured_on_their_test_sequences(play: datasets.Text) -> N
 def test_sequences_of_speakers_without_training_sequences_are_nobodys(
     play: datasets.Text,
 ) -> None:
-    """As most test users of Stack Overflow; -1 is not the last speaker."""
+    """-1 is not the last speaker."""
     speakers = play.test_speakers.copy()
     speakers[::2] = -1
     own = own_sequences(play._replace(test_speakers=speakers), speakers_of(play))

@@ -96,8 +96,7 @@ def run(
       buffer_size: b.
       pull: When a client pulls a new model. "free": when it has sent its update, after the action
         that this update may cause; "before_aggregation": the same, but it pulls the model from
-        before that action; "new_version": when there is a newer version than the one it trained
-        on; "after_interaction": at the action that uses its update.
+        before that action; "after_interaction": at the action that uses its update.
       num_steps: Q.
       lr: Learning rate of clients.
       proximal: Strength of the pull to the base model in the local loss.
@@ -139,7 +138,7 @@ def run(
             version += 1
         if pull == "before_aggregation":
             send_out(i, now, old, old_version)
-        elif pull == "free" or (pull == "new_version" and clients[i].version < version):
+        elif pull == "free":
             send_out(i, now, server, version)
         else:
             waiting.append(i)

@@ -130,8 +130,6 @@ Ties are broken by the clients' numbers.
 READINGS = {
     "free, with ties": ("free", GEOMETRIC),
     "before aggregation": ("before_aggregation", {}),
-    "new version": ("new_version", {}),
-    "new version, with ties": ("new_version", GEOMETRIC),
     "after interaction, with ties": ("after_interaction", GEOMETRIC),
 }
 

@@ -165,8 +165,7 @@ def test_withdrawing_removes_what_opening_made(tmp_path):
     path, kept = tmp_path / "new" / "out", {"checkpoint", "checkpoint/run.json"}
     folder = Folder(path)
     folder.open({"seeds": [0]})
-    (folder.checkpoints / "lanes.json").write_text("{}")
-    folder.withdraw("lanes.json")
+    folder.withdraw()
     assert not path.exists()
     folder = Folder(path)
     folder.open({"seeds": [0]})
@@ -175,7 +174,7 @@ def test_withdrawing_removes_what_opening_made(tmp_path):
     assert (folder.checkpoints / "lanes.json").exists()
     again = Folder(path, resume=True)
     again.open({"seeds": [0]})
-    again.withdraw("lanes.json")
+    again.withdraw()
     found = {str(each.relative_to(path)) for each in path.rglob("*")}
     assert found >= kept | {"checkpoint/lanes.json"}
 
@@ -313,40 +312,19 @@ def test_only_the_same_run_resumes(tmp_path):
         folder.check_resumable({"seeds": [0, 1], "systems": {"favano": {"lr": 0.1}}})
 
 
-def test_a_run_that_ended_goes_on_if_it_is_longer(tmp_path, capsys):
+def test_a_run_that_ended_is_not_resumed_with_another_budget(tmp_path, capsys):
     folder = Folder(tmp_path / "out")
     folder.open({"time_budget": 10.0})
     results.save(folder, {"a": curves([[0.1, 0.5]])}, {}, can_go_on=True)
     assert (folder.checkpoints / "ended.json").is_file()
-    for budget in (10.0, 20.0):
-        again = Folder(tmp_path / "out", resume=True)
-        again.check_resumable({"time_budget": budget}, grows="time_budget")
-        again.open({"time_budget": budget})
-        again.finish({}, {}, can_go_on=True)
-    with pytest.raises(ConfigError, match=r"time_budget of the checkpoint.* is 20\.0"):
-        Folder(tmp_path / "out", resume=True).check_resumable(
-            {"time_budget": 10.0}, grows="time_budget"
-        )
+    again = Folder(tmp_path / "out", resume=True)
+    again.check_resumable({"time_budget": 10.0})
+    again.open({"time_budget": 10.0})
+    again.finish({}, {}, can_go_on=True)
+    for budget in (5.0, 20.0):
+        with pytest.raises(ConfigError, match=rf"is 10\.0, but must be {budget}"):
+            Folder(tmp_path / "out", resume=True).check_resumable({"time_budget": budget})
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_a_longer_run_that_is_refused_or_killed_leaves_the_shorter_one(tmp_path, is_finished):
-    """Whether the lanes have gone on is up to their own checkpoints."""
-    folder = Folder(tmp_path / "out")
-    folder.open({"time_budget": 10.0})
-    if is_finished:
-        folder.finish({}, {}, can_go_on=True)
-    del folder
-    before = set(listing(tmp_path / "out"))
-    longer = Folder(tmp_path / "out", resume=True)
-    longer.open({"time_budget": 20.0})
-    longer.withdraw()
-    assert set(listing(longer.path)) == before
-    Folder(tmp_path / "out", resume=True).open({"time_budget": 20.0})
-    for budget in (20.0, 10.0):
-        again = Folder(tmp_path / "out", resume=True)
-        again.check_resumable({"time_budget": budget}, grows="time_budget")
 
 
 @pytest.mark.parametrize("content", [None, "", '{"seeds"', '{"seeds": [1], "sha256": "0"}'])

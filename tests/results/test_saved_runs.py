@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,7 @@ from fedjax_sim.results.runs import lane_labels
 from fedjax_sim.results.summaries import summary
 from tests.conftest import Regression
 from tests.engine.test_division import assert_equal_runs
-from tests.kept_files import NUM_FLIPS, Touch, count_refusals, without_seal
+from tests.kept_files import NUM_FLIPS, Touch, count_refusals
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
@@ -305,66 +304,17 @@ def test_a_killed_writer_leaves_one_run_or_a_sentence(
 
 
 def test_reading_runs_no_code_without_trust(run: fedjax_sim.Run, tmp_path: Path) -> None:
-    """Neither what this version wrote nor what an earlier one did; with trust, both are read."""
+    """With trust, what is kept as a pickle is read."""
     marker = tmp_path / "marker"
     one = run.lane(num_selected=2, lr=0.02, seed=5)
     strange = dataclasses.replace(one, hypers=[one.hypers[0].replace(optimizer=Touch(marker))])
     strange.save(tmp_path / "new")
-    one.save(tmp_path / "old")
-    as_earlier_version(tmp_path / "old", strange.hypers)
-    for folder, word in (("new", "keeps optimizer as a pickle"), ("old", "an earlier version")):
-        for words in ([], ["merge"]):
-            if words:
-                assert main([*words, str(tmp_path / folder), "--out", str(tmp_path / "out")]) == 2
-            else:
-                with pytest.raises(InputError, match=word):
-                    fedjax_sim.load(tmp_path / folder)
-            assert not marker.exists()
-        fedjax_sim.load(tmp_path / folder, trust=True)
-        assert marker.exists()
-        marker.unlink()
-
-
-def as_earlier_version(folder: Path, hypers: list[Any]) -> None:
-    """Turn a saved run into what earlier versions wrote: without digests, and with a pickle."""
-    names = json.loads((folder / "config.json").read_text())["files"]
-    for path in folder.iterdir():
-        path.write_bytes(without_seal(path.read_bytes()))
-    (folder / SETTINGS).unlink()
-    config = json.loads((folder / "config.json").read_text())
-    config["files"] = [name.replace(SETTINGS, "settings.pkl") for name in names]
-    (folder / "config.json").write_text(json.dumps(config))
-    model = {"layer/w": Pair("layer|w.half", ["layer|w.rest.0", None]), "layer|w": {}}
-    content = {"fedavg": {"hypers": hypers, "model": model}}
-    (folder / "settings.pkl").write_bytes(cloudpickle.dumps(content))
-
-
-def test_a_folder_of_an_earlier_version_is_read_with_trust(
-    run: fedjax_sim.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, out = tmp_path / "old", str(tmp_path / "out")
-    run = run.lane(num_selected=2, lr=0.02, seed=5)
-    run.save(folder)
-    as_earlier_version(folder, run.hypers)
-    with pytest.raises(InputError, match=r"settings\.pkl is a pickle .* use trust=True"):
-        fedjax_sim.load(folder)
-    assert main(["plot", str(folder), "--out", out]) == 2
-    assert "config.json does not end with its SHA-256" in capsys.readouterr().err
-    found = fedjax_sim.load(folder, trust=True)
-    assert_equal_runs(found, run)
-    assert main(["plot", str(folder), "--out", out, "--plot", "loss", "--trust"]) == 0
-    for content in (b"", b"x", cloudpickle.dumps([]), cloudpickle.dumps({"fedavg": 3})):
-        (folder / "settings.pkl").write_bytes(content)
-        with pytest.raises(ConfigError, match=r"one whose settings\.pkl this version"):
-            fedjax_sim.load(folder, trust=True)
-    for content in (b"", b"x", b"\x89HDF"):
-        (folder / "models.nc").write_bytes(content)
-        with pytest.raises(InputError, match=r"models\.nc is damaged, or no netCDF file"):
-            fedjax_sim.load(folder, trust=True)
-    # A run that is saved there replaces all of it.
-    run.save(folder)
-    assert_equal_runs(fedjax_sim.load(folder), run)
-    assert not (folder / "settings.pkl").exists()
+    assert main(["merge", str(tmp_path / "new"), "--out", str(tmp_path / "out")]) == 2
+    with pytest.raises(InputError, match="keeps optimizer as a pickle"):
+        fedjax_sim.load(tmp_path / "new")
+    assert not marker.exists()
+    fedjax_sim.load(tmp_path / "new", trust=True)
+    assert marker.exists()
 
 
 @pytest.mark.parametrize("content", [{}, {"systems": 3}, {"systems": {"fedavg": {}}, "tables": {}}])
@@ -378,3 +328,16 @@ def test_settings_of_another_form_are_one_sentence(
     (tmp_path / "config.json").write_bytes(seal_json(config))
     with pytest.raises(InputError, match="not of the form in which settings are kept"):
         fedjax_sim.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\x89HDF"])
+def test_arrays_that_are_no_netcdf_file_are_one_sentence(
+    run: fedjax_sim.Run, tmp_path: Path, content: bytes
+) -> None:
+    run.lane(num_selected=2, lr=0.02, seed=5).save(tmp_path)
+    (tmp_path / "models.nc").write_bytes(content)
+    config = read_json(tmp_path / "config.json")
+    config["files"]["models.nc"] = digest_of(tmp_path / "models.nc")
+    (tmp_path / "config.json").write_bytes(seal_json(config))
+    with pytest.raises(InputError, match=r"models\.nc is damaged, or no netCDF file"):
+        fedjax_sim.load(tmp_path, trust=True)

@@ -316,9 +316,9 @@ def test_settings_that_fedasync_refuses(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_buffer_for_more_clients_than_there_are() -> None:
-    """Free clients can fill it; clients that wait for a new version never could."""
+    """Free clients can fill it; clients that wait for the exchange never could."""
     check(SYSTEM.paper(buffer_size=30))
     with pytest.raises(
         ConfigError, match=r"^buffer_size is 30, but must be at most num_clients = 15"
     ):
-        check(SYSTEM.paper(buffer_size=30, restart="new_version"))
+        check(SYSTEM.paper(buffer_size=30, restart="after_interaction"))

@@ -26,10 +26,6 @@ FIRST_OF_ENERGY = 256
 MOST_OF_ESTIMATE = 4
 """How many times the estimated ticks a live lane has at most, if nobody says."""
 
-FURTHER = (32, 1.5)
-"""Ticks that are drawn for a run from which a longer one may go on: so many, and so many times its
-own."""
-
 
 def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
     """Return the budget of the timelines that are drawn: a live system's have all ticks at most.
@@ -55,11 +51,6 @@ def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
     if most > MAX_TICKS:
         raise _too_long(budget)
     return Ticks(most)
-
-
-def with_further(ticks: int) -> int:
-    """Add the ticks that are drawn for a run from which a longer one may go on."""
-    return FURTHER[0] + int(FURTHER[1] * ticks)
 
 
 def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:

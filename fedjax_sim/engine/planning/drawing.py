@@ -27,12 +27,10 @@ from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_ho
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning.budgets import (
-    MAX_TICKS,
     Meters,
     as_planned,
     lengthen,
     ticks_to_draw,
-    with_further,
 )
 from fedjax_sim.engine.planning.energy import meters_of
 from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
@@ -107,7 +105,6 @@ def request_timelines(
     hypers: Sequence[Any],
     budget: Budget,
     *,
-    goes_on: bool = False,
     meters: Meters = None,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw timelines that cover the budget.
@@ -116,8 +113,6 @@ def request_timelines(
       seeds: D seeds.
       hypers: D settings of equal static parts.
       budget: How long a run lasts.
-      goes_on: Whether a longer run may go on from the end: more ticks are drawn then, which show
-        what it will need.
       meters: Functions from each timeline to the energy of its ticks, where the budget is one.
 
     Returns:
@@ -127,21 +122,12 @@ def request_timelines(
       ConfigError: If the budget is too short for one tick, or too long.
       OutOfMemoryError: If the timelines do not fit in memory.
     """
-    asked, goes_on = budget, goes_on and system.live is None
+    asked = budget
     budget = as_planned(system, hypers, budget)
     first = ticks_to_draw(system, hypers, budget)
-    if goes_on:
-        # Drawn at once: a second number of ticks would be a second program.
-        first = min(with_further(first), MAX_TICKS)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
-        timelines, ticks = lengthen(draw, budget, first=first, system=system, meters=meters)
-        if not goes_on:
-            return timelines, ticks
-        wanted = with_further(int(ticks.max()))
-        if timelines.time.shape[1] < wanted:
-            timelines = draw(wanted)
-        return Timeline(*(leaf[:, :wanted] for leaf in timelines)), ticks
+        return lengthen(draw, budget, first=first, system=system, meters=meters)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -213,14 +199,13 @@ def count_ticks(
     hypers: Sequence[Any],
     budget: Budget,
     *,
-    goes_on: bool = False,
     meters: Meters = None,
 ) -> np.ndarray:
     """Count the ticks that belong to the budget of every schedule, and keep no schedule.
 
     So many are drawn at a time as fit in memory.
 
-    `budget`, `goes_on` and `meters` are those of `request_timelines`.
+    `budget` and `meters` are those of `request_timelines`.
 
     Args:
       seeds: D seeds.
@@ -236,7 +221,7 @@ def count_ticks(
     free = SHARE * free_on_host() - size.bytes_fixed
     at_once = max(1, int(min(len(seeds), free // max(1, size.bytes_each))))
     drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
-    request = partial(request_timelines, system, budget=budget, goes_on=goes_on)
+    request = partial(request_timelines, system, budget=budget)
     return np.concatenate(
         [request(seeds[few], hypers[few], meters=meters and meters[few])[1] for few in drawn]
     )
@@ -279,15 +264,15 @@ class Schedules(NamedTuple):
         meters = meters_of(system, group, row, budget)
         return cls(system, budget, row, seeds, hypers, meters)
 
-    def request(self, *, goes_on: bool = False) -> tuple[Timeline, np.ndarray]:
+    def request(self) -> tuple[Timeline, np.ndarray]:
         """Draw them, see `request_timelines`."""
         given = self.system, self.seeds, self.hypers, self.budget
-        return request_timelines(*given, goes_on=goes_on, meters=self.meters)
+        return request_timelines(*given, meters=self.meters)
 
-    def count_ticks(self, *, goes_on: bool = False) -> np.ndarray:
+    def count_ticks(self) -> np.ndarray:
         """Count their ticks, `i64[D]`, see `count_ticks`."""
         given = self.system, self.seeds, self.hypers, self.budget
-        return count_ticks(*given, goes_on=goes_on, meters=self.meters)
+        return count_ticks(*given, meters=self.meters)
 
     def measure(self) -> PlanSize:
         """Measure them without drawing, see `measure_plan`."""

@@ -17,9 +17,7 @@ import numpy as np
 from fedjax_sim.engine.planning.store import (
     HeldVersions,
     assign_rows_of_all,
-    count_alive,
     held_versions,
-    last_reads,
     round_up,
 )
 from fedjax_sim.events.clocks import RUNS, Instant
@@ -183,7 +181,6 @@ def lay_out(
     per_eval: int | None = None,
     client_variance: bool = False,
     longest: int = 0,
-    goes_on: bool = False,
 ) -> Schedule:
     """Cut timelines to their budgets and lay them out for evaluation after equal numbers of ticks.
 
@@ -196,7 +193,6 @@ def lay_out(
       client_variance: Whether to find out which versions clients hold at each evaluation.
       longest: Ticks of the longest of all schedules, if it is not among these. Those that are laid
         out in several calls are then evaluated after the same ticks as in one.
-      goes_on: Whether a longer run may go on from the end: the store may then be larger.
 
     Raises:
       ConfigError: If the local steps of a tick do not fit in 32 bits.
@@ -235,8 +231,7 @@ def lay_out(
     # Rows of the store: where each slot reads its old model, and where each tick writes its
     # own.
     reads = _Reads(numbers, staleness, present)
-    at_end = _needed_at_end(timelines, ends[:, -1], num_clients) if goes_on else None
-    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots), at_end)
+    store = _assign_stores(reads, ends[:, -1], (num, total, num_slots))
     rows = store.rows
     read = store.read
     if not is_whole:
@@ -401,41 +396,13 @@ class _Stores(NamedTuple):
     rows: int
 
 
-def _needed_at_end(
-    timelines: Timeline, ticks: np.ndarray, num_clients: int
-) -> list[tuple[np.ndarray, ...]]:
-    """Find the versions that a longer run would read after the end of each timeline.
-
-    Returns:
-      For each timeline, those that are read at the ticks that are known after its end together with
-      all that clients hold, and the former alone.
-    """
-    needed: list[tuple[np.ndarray, ...]] = []
-    for i, end in enumerate(ticks):
-        version, client = (leaf[i, end:] for leaf in (timelines.version, timelines.clients))
-        is_read = (client != EMPTY) & np.isfinite(timelines.time[i, end:])[:, None]
-        read = np.unique(version[is_read & (version <= end)])
-        held = np.zeros(num_clients, np.int32)
-        here = timelines.clients[i, :end] != EMPTY
-        held[timelines.clients[i, :end][here]] = timelines.holds[i, :end][here]
-        needed.append((np.concatenate([read, held]), read))
-    return needed
-
-
-def _assign_stores(
-    reads: _Reads,
-    ends: np.ndarray,
-    shape: tuple[int, int, int],
-    at_end: list[tuple[np.ndarray, ...]] | None,
-) -> _Stores:
+def _assign_stores(reads: _Reads, ends: np.ndarray, shape: tuple[int, int, int]) -> _Stores:
     """Assign rows in all schedules.
 
     Args:
       reads: Who reads which version.
       ends: `i64[D]`, ticks of each schedule.
       shape: D, T and S.
-      at_end: As `_needed_at_end`: what is kept up to the end of each schedule, unless the store
-        would have to be more than twice as large; None to keep nothing.
     """
     num, total, num_slots = shape
     is_newest = (reads.staleness == 0) | ~reads.present
@@ -455,13 +422,6 @@ def _assign_stores(
         is_own = tick < ends[few][schedule]
         found = version[few][schedule, tick, slot]
         np.maximum.at(last[few], (schedule[is_own], found[is_own]), tick[is_own])
-    for i, kept_ones in enumerate(at_end or ()):
-        for kept in kept_ones:
-            end = ends[i]
-            longer = last_reads(version[i, :end], present[i, :end], kept[None], ends[i : i + 1])
-            if round_up(count_alive(longer) + 1) <= 2 * round_up(count_alive(last[i]) + 1):
-                last[i, : end + 1] = longer
-                break
     row, used = assign_rows_of_all(last)
     row[np.arange(total + 1) > ends[:, None]] = 0
     for few in pieces:

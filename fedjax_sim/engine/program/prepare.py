@@ -111,12 +111,6 @@ class Planned(NamedTuple):
         evaluations = list(self.schedule.shape[1:])
         return {"evaluations": evaluations, "placement": placement, **replay.digests()}
 
-    def with_rows(self, rows: int) -> Replay:
-        """Describe the same lanes with another number of rows of the store of old models."""
-        plan = self.program.plan._replace(rows=rows)
-        program = self.program._replace(plan=plan)
-        return self._replace(program=program).on_devices(is_described=True)
-
     def on_devices(self, *, is_described: bool = False) -> Replay:
         """Put the lanes on their devices, or only describe their arrays."""
         num_evals, chunk = self.schedule.shape[1], self.program.chunk[0]
@@ -150,7 +144,7 @@ def plan_group(
     if row is None:
         schedules = Schedules.of(system, group, options.budget)
         row = schedules.row
-        drawn = drawn or schedules.request(goes_on=options.folder is not None)
+        drawn = drawn or schedules.request()
     assert drawn is not None
     timelines, ticks = drawn
     _check_messages(system, group, timelines, ticks, row)
@@ -166,7 +160,6 @@ def plan_group(
         per_eval=per_eval,
         client_variance=options.keep.client_variance,
         longest=longest,
-        goes_on=options.folder is not None and live is None,
     )
     if live is not None:
         ends = _ends_of(system, hypers, group[0].problem, options.budget)

@@ -290,13 +290,6 @@ class Replay:
         return jax.tree.unflatten(structure, placed)
 
     @property
-    def all_run(self) -> int:
-        """Ticks of the shortest lane, as far as a chunk can end with them."""
-        num, per_eval = self.program.chunk
-        step = self.program.block or num * per_eval
-        return int(self._schedule.ticks[:, -1].min()) // step * step
-
-    @property
     def bytes_of_tables(self) -> int:
         """Count the bytes of the schedules of a chunk."""
         return memory.count_bytes(self._schedule.between(0, self.program.chunk[0]))
@@ -512,7 +505,7 @@ def _advance(
         # Lanes that are batched together end at different ticks.
         differs = is_padded and program.plan.lanes_at_once and len(tables.num_ticks) > 1
         if tables.until is not None:
-            # A longer run goes on with another limit.
+            # Limits belong to the schedule: states begin without them.
             until = jax.tree.map(lambda leaf: look_up(leaf, (row,)), tables.until)
             carry = carry._replace(state=carry.state._replace(until=until))
 

@@ -1,5 +1,5 @@
 """Go on from where an earlier process stopped.
 
 `checkpoint` writes and reads states, and knows what must be equal for a run to be the same one;
-`files` names the files, and `longer_runs` is how a finished run goes on to a longer budget.
+`files` names the files.
 """

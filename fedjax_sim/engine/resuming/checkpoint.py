@@ -13,8 +13,7 @@ digests of the programs (`Replay.digests`, `timeline_digest`) and of the schedul
 
 Each file is written under another name and renamed. The name of an array file ends with the
 SHA-256 of its content, so any damage shows when it is read. The newest two states are kept: if one
-is damaged, the one before is used. One more is kept of the last tick at which every lane was still
-running, because a longer run goes on from there.
+is damaged, the one before is used.
 
 Deviation: these are NumPy files and not those of orbax-checkpoint. Orbax writes a tree of files
 without digests and answers damage with tracebacks of many kinds, so that finding damage, healing
@@ -26,7 +25,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,8 +44,6 @@ from fedjax_sim.engine.resuming.files import (
     read_configuration,
     ticks_of,
 )
-from fedjax_sim.events import HAPPENED
-from fedjax_sim.events.clocks import RUNS
 from fedjax_sim.lifecycle import (
     InputError,
     remove_scratch,
@@ -58,7 +55,7 @@ from fedjax_sim.lifecycle import (
 from fedjax_sim.results.curves import Curves
 from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
 from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
-from fedjax_sim.types import BUDGETS, Budget, System, Timeline, budget_of, longer_name
+from fedjax_sim.types import BUDGETS, System, Timeline
 
 WORK = 9.0
 """Least seconds of work between two writes for each second that a write takes."""
@@ -76,7 +73,15 @@ TEXTS = ("program", TIMELINE)
 """Entries that another version of JAX may change although the code is the same."""
 
 
-SHOWN = ("seeds", "num_evals", "keep_models", "client_variance", "precision", *BUDGETS)
+SHOWN = (
+    "seeds",
+    "num_evals",
+    "keep_models",
+    "client_variance",
+    "precision",
+    "most_ticks",
+    *BUDGETS,
+)
 """Entries whose values are shown where they differ from those of a resumed run."""
 
 
@@ -152,12 +157,6 @@ def _digest_of_tree(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def has_ended_lanes(arrays: Arrays, done: int) -> bool:
-    """Tell whether a live lane has ended within the ticks of a state: a longer run would go on."""
-    ended = arrays.get(f"info:{HAPPENED}ended")
-    return ended is not None and bool((ended.reshape(len(ended), -1)[:, :done] != RUNS).any())
-
-
 class Checkpoint:
     """The checkpoints of one group of lanes, in one folder that the caller has locked."""
 
@@ -186,7 +185,6 @@ class Checkpoint:
         self._versions = self._asked["versions"]
         self._identity = ""
         self._every, self._last, self._lasted = every, time.monotonic(), 0.0
-        self._all_run = 0
 
     def has_result(self) -> bool:
         """Tell whether the folder has the result of a finished group, perhaps of another run."""
@@ -217,34 +215,16 @@ class Checkpoint:
         known = self._read_configuration() if self._resume else None
         return {} if known is None else known["planned"]
 
-    def shorter_budget(self) -> Budget | None:
-        """Check the folder as far as possible before planning, and find out if the run is longer.
-
-        Returns:
-          The budget of the run in the folder, if a longer one is asked for; None if this run does
-          not go on from it.
+    def check_asked(self) -> None:
+        """Check before planning that the folder is that of this run, as far as it is known.
 
         Raises:
-          ConfigError: If the folder belongs to another run, or if the budget in it, or its
-            `most_ticks`, is longer, or of another kind.
+          ConfigError: If the folder belongs to another run, such as one with another budget.
         """
         known = self._read_configuration() if self._resume else None
-        if known is None:
-            return None
-        parts = (*BUDGETS, "most_ticks")
-        self._compare(known["asked"], self._asked, apart_from=parts)
-        # A folder of an earlier version lacks names that there were not.
-        theirs, ours = (
-            {name: each.get(name) for name in parts} for each in (known["asked"], self._asked)
-        )
-        if theirs == ours:
+        if known is not None:
+            self._compare(known["asked"], self._asked)
             self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
-            return None
-        pairs = zip(theirs.values(), ours.values(), strict=True)
-        if all(a == b or (None not in (a, b) and a < b) for a, b in pairs):
-            return budget_of(theirs)
-        self._compare(known["asked"], self._asked)
-        return None
 
     def _identify(self, planned: Mapping[str, Any]) -> str:
         """Check that the folder belongs to this run, and return the digest of its identity.
@@ -262,14 +242,11 @@ class Checkpoint:
             self._asked, planned = known["asked"], known["planned"]
         return _digest_of({**self._asked, **planned})
 
-    def open(
-        self, planned: Mapping[str, Any], *, all_run: int, drawn: Arrays | None = None
-    ) -> None:
+    def open(self, planned: Mapping[str, Any], *, drawn: Arrays | None = None) -> None:
         """Make the folder, or check that it belongs to the same run.
 
         Args:
           planned: The rest of the configuration, which planning decides, by name.
-          all_run: Ticks of the shortest lane.
           drawn: The timelines, to be written; None if they were read, or if none shall be written.
 
         Raises:
@@ -281,7 +258,7 @@ class Checkpoint:
                 for path in (*self._files(), self._folder / CONFIGURATION):
                     path.unlink(missing_ok=True)
             remove_scratch(self._folder)
-        self._identity, self._all_run = self._identify(planned), all_run
+        self._identity = self._identify(planned)
         if self._read_configuration() is None:
             self._heal_configuration(planned)
         if drawn is not None:
@@ -362,64 +339,15 @@ class Checkpoint:
         for kind, named in curves.items():
             arrays |= {f"{kind}:{name}": values for name, values in named.items()}
         self._write("state", done, self._identity, arrays)
-        known = [path for path in self._files("state") if ticks_of(path) <= done]
-        kept = {*known[:2], *self._for_a_longer_run()}
+        kept = [path for path in self._files("state") if ticks_of(path) <= done][:2]
         self._remove(path for path in self._files("state") if path not in kept)
         self._last = time.monotonic()
         self._lasted = self._last - began
 
-    def keep_before(self, done: int) -> None:
-        """Keep the newest state of so many ticks or fewer for a longer run, and no later one."""
-        self._all_run = min(self._all_run, done)
-
     def finish(self, arrays: Arrays) -> None:
-        """Write the group's result. Of the states, only the one for a longer run is kept."""
-        written = self._write("result", 0, self._identity, arrays)
-        kept = {written, *self._files("drawn"), *self._for_a_longer_run()}
+        """Write the group's result, and remove the states."""
+        kept = {self._write("result", 0, self._identity, arrays), *self._files("drawn")}
         self._remove(path for path in self._files() if path not in kept)
-
-    def go_on(
-        self,
-        longer: "Checkpoint",
-        planned: Mapping[str, Any],
-        most: int,
-        turn: Callable[[int, int, np.ndarray], np.ndarray],
-    ) -> None:
-        """Turn the folder into that of a longer run, which goes on from here.
-
-        Args:
-          longer: The checkpoints of the longer run, in the same folder.
-          planned: As in `open`, for the longer run.
-          most: The last tick at which every lane was running.
-          turn: From ticks done, and the number of a leaf of what lanes carry, and the leaf, to that
-            leaf of the longer run.
-
-        Raises:
-          ConfigError: If no undamaged state is of that tick or of an earlier one.
-        """
-        identity = _digest_of({**longer._asked, **planned})
-        for done, arrays in self._sound("state", self._identity):
-            if done <= most and not has_ended_lanes(arrays, done):
-                for name in [name for name in arrays if name.startswith("state:")]:
-                    arrays[name] = turn(done, int(name.removeprefix("state:")), arrays[name])
-                kept = self._write("state", done, identity, arrays)
-                break
-        else:
-            budgets = budget_of(longer._asked), budget_of(self._asked)
-            name, asked, before = longer_name(*budgets)
-            allowed = (
-                f"{before!r}: no checkpoint in {self._folder} is of a tick at which "
-                "every lane was running"
-            )
-            raise ConfigError(name, asked, allowed)
-        # Killed before this line, the folder is still that of the shorter run; afterwards, the new
-        # state is the only one that fits.
-        longer._write_configuration(planned)
-        self._remove(path for path in self._files() if path != kept)
-
-    def _for_a_longer_run(self) -> list[Path]:
-        """Find the newest state up to which every lane was running."""
-        return [path for path in self._files("state") if ticks_of(path) <= self._all_run][:1]
 
     def _remove(self, paths: Iterable[Path]) -> None:
         """Remove array files: older ones, and newer ones that were damaged."""
@@ -469,15 +397,13 @@ class Checkpoint:
         """Read the configuration; None if it is missing or damaged."""
         return read_configuration(self._folder)
 
-    def _compare(
-        self, old: Mapping[str, Any], new: Mapping[str, Any], apart_from: tuple[str, ...] = ()
-    ) -> None:
+    def _compare(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Refuse a folder of another configuration."""
         theirs, ours = old.get("versions", {}), self._versions
         new = {**new, "versions": ours}
         versions = [name for name in ours if theirs.get(name) != ours[name]]
-        if self._any_jax and versions and {*versions} <= {*JAX}:
-            apart_from = (*apart_from, "versions", *TEXTS)
+        is_accepted = self._any_jax and versions and {*versions} <= {*JAX}
+        apart_from = ("versions", *TEXTS) if is_accepted else ()
         changed = sorted(
             name for name in {*old, *new} - {*apart_from} if old.get(name) != new.get(name)
         )

@@ -31,8 +31,8 @@ def folder_of_part(folder: Path, number: int) -> Path:
 
 
 def has_states(folder: Path) -> bool:
-    """Tell whether a group of lanes has written a state."""
-    return bool(files_in(folder, "state"))
+    """Tell whether a group of lanes has written a state, or its result."""
+    return bool(files_in(folder, "state") or files_in(folder, "result"))
 
 
 def remove_parts(folder: Path) -> None:

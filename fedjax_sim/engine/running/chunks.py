@@ -68,16 +68,11 @@ def replay_schedule(
         for begin, done, returned, carries, *_ in chunks:
             if done == 0:
                 seen.put(jax.tree.map(lambda leaf: leaf[:, None], returned), 0)
-                if is_live and checkpoint is not None:
-                    # A longer run may have to go on from here.
-                    checkpoint.save(0, carries, seen.kinds, now=True)
                 continue
             observed, counted = returned
             seen.add(counted, begin // per_eval)
             if done % per_eval == 0:
                 seen.put(observed, 1 + begin // per_eval)
-            if is_live and checkpoint is not None and seen.ended(done).any():
-                checkpoint.keep_before(begin)
             has_ended = False
             if done % per_eval == 0 and report is not None:
                 known = Curves(
@@ -88,9 +83,7 @@ def replay_schedule(
                 seen.stop(stops, done // per_eval)
             if checkpoint is not None and carries is not None:
                 number = asked_to_stop()
-                # A longer run goes on from the tick up to which all lanes ran.
-                is_needed = number is not None or has_ended or done == replay.all_run
-                checkpoint.save(done, carries, seen.kinds, now=is_needed)
+                checkpoint.save(done, carries, seen.kinds, now=number is not None or has_ended)
                 if number is not None:
                     raise Stopped(number, saved=True)
             if is_live and done % per_eval == 0 and seen.ended(done).all():
@@ -182,7 +175,7 @@ def _replayed(
                 try:
                     if waiting and checkpoint is not None:
                         # It is saved once the chunk is done, if that is due then.
-                        is_saved = begin == replay.all_run or checkpoint.is_due(within=lasted)
+                        is_saved = checkpoint.is_due(within=lasted)
                         kept = jax.tree.map(jnp.copy, carries) if is_saved else None
                         waiting[-1] = waiting[-1]._replace(carries=kept)
                     carries, returned = replay.advance(carries, begin, done, seen.is_running)
@@ -218,7 +211,7 @@ class _Pace:
         """Take the program and how many chunks are sent at a time."""
         self._seconds = self.SECONDS / most
         (num, per_eval), self._block = replay.program.chunk, replay.program.block
-        self._all_run, self._per_eval, self._whole = replay.all_run, per_eval, num * per_eval
+        self._per_eval, self._whole = per_eval, num * per_eval
         self._work = np.concatenate([[0], np.cumsum(replay.work)]) if self._block else np.zeros(0)
         self._per_second = 0.0
 
@@ -227,8 +220,6 @@ class _Pace:
         if not self._block:
             return done + self._whole
         last = (1 + done // self._per_eval) * self._per_eval
-        if done < self._all_run < last:
-            last = self._all_run
         within = self._work[done] + self._per_second * self._seconds
         end = int(np.searchsorted(self._work, within, side="right")) - 1
         return min(last, done + max(1, (end - done) // self._block) * self._block)
@@ -279,7 +270,7 @@ class _Seen:
                 values[stops, at + 1 :] = values[stops, at : at + 1]
 
     def restore(self, kinds: dict[str, dict[str, np.ndarray]], known: int) -> None:
-        """Take over the first `known` evaluations of an earlier run, which may be a shorter one."""
+        """Take over the first `known` evaluations of the run that is resumed."""
         for kind in ("metric", "model", "info"):
             for name, values in kinds[kind].items():
                 num = min(known, values.shape[1])

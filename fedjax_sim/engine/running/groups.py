@@ -1,17 +1,14 @@
 """Run a group of lanes: prepare its program or find its checkpoint, replay, and collect results.
 
-Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `E` ticks between
-two evaluations.
+Dimension letters: those of `fedjax_sim.types`.
 """
 
 import contextlib
 import dataclasses
-import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_sim.engine.planning.lanes import Lane
@@ -26,7 +23,6 @@ from fedjax_sim.engine.resuming.checkpoint import (
     unpack_curves,
     unpack_timelines,
 )
-from fedjax_sim.engine.resuming.longer_runs import begins_like, kept_rows, rearranged, store_axes
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
@@ -34,7 +30,7 @@ from fedjax_sim.events import HAPPENED
 from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import Curves, Returned
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Layout, System, Timeline, longer_name
+from fedjax_sim.types import Layout, System, Timeline
 
 
 class Ready(NamedTuple):
@@ -63,7 +59,7 @@ class Ready(NamedTuple):
         planned, replay, options, saved, _ = self
         if saved is not None:
             drawn = pack_timelines(planned.timelines, planned.ticks) if self.is_drawn else None
-            saved.open(planned.decided(replay), all_run=replay.all_run, drawn=drawn)
+            saved.open(planned.decided(replay), drawn=drawn)
         return replay_group(planned, replay, options, saved, meanwhile)
 
 
@@ -81,10 +77,7 @@ def plan_or_load(
         planned = plan_group(system, group, options, longest=longest())
         return Ready(planned, planned.on_devices(), options)
     saved = checkpoint_of(system, group, options)
-    shorter = saved.shorter_budget()
-    if shorter is not None:
-        earlier = dataclasses.replace(options, budget=shorter)
-        return _go_on(system, group, earlier, options, saved, longest())
+    saved.check_asked()
     found, decided = saved.drawn(), saved.decided()
     drawn = None if found is None else unpack_timelines(found)
     most = 0 if decided else longest()
@@ -111,7 +104,7 @@ def _plan_again(
 ) -> Planned:
     """Plan lanes with the evaluations and the layout that were decided when they began.
 
-    A run that has gone on to a longer budget, or is a part of a longer one, would choose others.
+    A part of a sweep whose longest lane is in another part would choose others.
 
     `longest` and `drawn` are those of `plan_group`.
 
@@ -133,82 +126,6 @@ def _plan_again(
         return plan_group(system, group, as_before, longest=longest, per_eval=per_eval, drawn=known)
     except ConfigError:  # It asks for more devices than there are; the checkpoint will say so.
         return planned
-
-
-def _go_on(
-    system: System,
-    group: list[Lane],
-    earlier: Options,
-    options: Options,
-    saved: Checkpoint,
-    longest: int,
-) -> Ready:
-    """Plan a run that goes on from the end of a shorter one.
-
-    Its evaluations are as far apart as those of the shorter run.
-
-    Args:
-      group: The lanes.
-      earlier: The options of the shorter run.
-      options: Those of the longer run.
-      saved: Its checkpoints, in the folder of the shorter run's.
-      longest: As in `plan_group`, of the longer run.
-
-    Raises:
-      ConfigError: If the folder belongs to another run, or if the longer run begins differently.
-    """
-    decided = saved.decided()
-    # The shorter run as it was, and the longer one with its evaluations as far apart.
-    before = _plan_again(system, group, earlier, decided)
-    old = before.on_devices()
-    known = checkpoint_of(system, group, earlier)
-    known.open(before.decided(old), all_run=old.all_run)
-    per_eval = before.schedule.shape[2]
-    as_before = {**decided, "evaluations": (0, per_eval)}
-    planned = _plan_again(system, group, options, as_before, longest=longest)
-    new = planned.on_devices()
-    # The longer run must begin as the shorter one did: the same facts, schedule and
-    # program.
-    reason = ""
-    if planned.program.facts.all_filled != before.program.facts.all_filled:
-        reason = (
-            "in one of the two runs, but not in the other, all lanes end with an evaluation, which "
-            f"comes every {planned.program.chunk[1]} ticks"
-        )
-    elif not begins_like(planned.schedule, before.schedule, old.all_run):
-        reason = "its schedule depends on how long it runs"
-    elif planned.with_rows(before.schedule.rows).program_digest() != old.program_digest():
-        reason = "its program depends on how long it runs"
-    carried = jax.tree.leaves(new.carries())
-    axes = store_axes(system, group[0].problem, group[0].hyper, len(carried))
-    if system.live is not None:
-        # A live lane carries which version is in which row of its store.
-        axes = [None] * len(carried)
-
-    @functools.cache
-    def rows_at(done: int) -> np.ndarray | None:
-        return kept_rows(planned.schedule, before.schedule, done)
-
-    if set(axes) != {None} and rows_at(old.all_run) is None:
-        reason = reason or "it did not keep all models from which clients will still report"
-    if reason:
-        name, asked, before_then = longer_name(options.budget, earlier.budget)
-        allowed = (
-            f"{before_then!r}, as in {options.folder}: {system.name} cannot go on from there with "
-            f"these settings, because {reason}"
-        )
-        raise ConfigError(name, asked, allowed)
-    # Devices get lanes by their work, which may be dealt in another way in the longer run. Lanes
-    # that only fill up a device go on from any state.
-    place, row = (np.zeros(len(carried[0]), np.int64) for _ in range(2))
-    place[new.place_of], row[new.place_of] = old.place_of, planned.row
-
-    def turn(done: int, number: int, leaf: np.ndarray) -> np.ndarray:
-        rows = rows_at(done)
-        return rearranged(leaf, place, None if rows is None else rows[row], axes[number])
-
-    known.go_on(saved, planned.decided(new), old.all_run, turn)
-    return Ready(planned, new, options, saved)
 
 
 def replay_group(

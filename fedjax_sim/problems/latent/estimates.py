@@ -216,7 +216,7 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     """Read a fitted model that `Fitted.save` wrote.
 
     Args:
-      trust: Whether a file that carries no SHA-256, as those of earlier versions, is taken as it
+      trust: Whether a file that carries no SHA-256, such as one of another program, is taken as it
         is.
 
     Returns:

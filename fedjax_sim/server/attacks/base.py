@@ -45,15 +45,15 @@ class Cohort(NamedTuple):
 class Attack(Kind):
     """The interface of attacks on messages: what malicious clients send instead of their progress.
 
-        @settings.struct
-        class Silence(Attack):
-            "Send zeros."
-            name: str = settings.fixed("silence")
+    @settings.struct
+    class Silence(Attack):
+        "Send zeros."
+        name: str = settings.fixed("silence")
 
-            def forge(self, key, messages, cohort):
-                return jax.tree.map(jnp.zeros_like, messages)
+        def forge(self, key, messages, cohort):
+            return jax.tree.map(jnp.zeros_like, messages)
 
-        hyper = fedavg.Hyper(attack=Silence(), malicious=0.2)
+    hyper = fedavg.Hyper(attack=Silence(), malicious=0.2)
     """
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:

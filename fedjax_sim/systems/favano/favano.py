@@ -12,15 +12,13 @@ forms of `step_counts`). A selected client that finished no step reports its sta
 
 Readings. The paper leaves open which reweighting its experiments use. The default of `reweight` is
 "stochastic", alpha = P(E > 0) min(E, K); with "deterministic" alpha is the mean of min(E, K). Both
-use the stationary law of E. "conditional_stochastic" and "conditional" are the same two with the
-law of E given the time since the client's last contact. "estimated_stochastic" and "estimated" use
-the client's own history up to and including this contact: all that a server can do that does not
-know the rates, and needed with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
+use the stationary law of E. "estimated_stochastic" and "estimated" use the client's own history up
+to and including this contact: all that a server can do that does not know the rates, and needed
+with a recorded trace. "none" is alpha = 1. `alpha_by_tick` replaces the
 stationary law by the exact law at server step t, which differs in the first ten steps or so. The
 running time of a local step is geometric in `paper`, see `timelines.ClientDelays`; the switches of
-`timelines.Contacts` give other clocks. The conditional alphas follow all of these except
-`carry_residual`; the stationary alphas follow only `runtime_law`, which is what the paper's server
-can know.
+`timelines.Contacts` give other clocks. The stationary alphas follow only `runtime_law`, which is
+what the paper's server can know.
 """
 
 import jax.numpy as jnp
@@ -62,14 +60,12 @@ REWEIGHTS = (
     "stochastic",
     "deterministic",
     "none",
-    "conditional_stochastic",
-    "conditional",
     "estimated_stochastic",
     "estimated",
 )
 
 
-CLOSED_FORM = ("stochastic", "deterministic", "conditional_stochastic", "conditional")
+CLOSED_FORM = ("stochastic", "deterministic")
 """Reweightings that need a law of the step count."""
 
 
@@ -82,7 +78,7 @@ class Hyper(Contacts, LocalTraining, Reports):
         False,
         'Whether "stochastic" and "deterministic" use the law at the server step instead of the '
         "stationary one.",
-        only_with={"reweight": ("stochastic", "deterministic")},
+        only_with={"reweight": CLOSED_FORM},
     )
 
     def check_together(self) -> None:
@@ -117,8 +113,8 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
 
     The weight of a slot is 1 / alpha.
     """
-    schedule, window = schedule_contacts(key, hyper, num_ticks)
-    weight = inverse_alpha(schedule, window, draw_client_rates(key, hyper), hyper)
+    schedule, _ = schedule_contacts(key, hyper, num_ticks)
+    weight = inverse_alpha(schedule, draw_client_rates(key, hyper), hyper)
     return schedule._replace(weight=weight)
 
 
@@ -143,41 +139,25 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-def inverse_alpha(schedule: Timeline, window: Array, rate: Array, hyper: Hyper) -> Array:
+def inverse_alpha(schedule: Timeline, rate: Array, hyper: Hyper) -> Array:
     """Compute 1 / alpha of every slot, 0 where no step was done.
 
     Args:
       schedule: The contacts.
-      window: `f64[T, S]`, time since the client's last contact.
       rate: `f64[N]`, local steps per unit of time.
 
     Returns:
       `f64[T, S]`.
     """
     if hyper.reweight == "none":
-        return jnp.ones_like(window)
+        return jnp.ones_like(schedule.weight)
     if "estimated" in hyper.reweight:
         any_step, mean_steps = _estimates(schedule)
-    elif "conditional" in hyper.reweight:
-        any_step, mean_steps = _conditional_expectations(schedule, window, rate, hyper)
     else:
         any_step, mean_steps = _expectations(schedule, rate, hyper)
     is_stochastic = "stochastic" in hyper.reweight
-    alpha = any_step * schedule.steps.astype(window.dtype) if is_stochastic else mean_steps
+    alpha = any_step * schedule.steps.astype(any_step.dtype) if is_stochastic else mean_steps
     return jnp.where(schedule.steps > 0, 1 / jnp.where(schedule.steps > 0, alpha, 1.0), 0.0)
-
-
-def _conditional_expectations(
-    schedule: Timeline, window: Array, rate: Array, hyper: Hyper
-) -> tuple[Array, Array]:
-    """Compute P(E > 0) and E[E ^ K] given the window, in every slot: `f64[T, S]` each."""
-    if hyper.delays.runtime_law == "runtime_geom":
-        # Steps end at whole units of time.
-        is_strict = hyper.clock.strict_deadline
-        window = jnp.maximum(jnp.ceil(window) - 1, 0) if is_strict else jnp.floor(window)
-    slot_rate, law = rate[schedule.clients], {"window": window, "law": hyper.delays.runtime_law}
-    any_step = step_counts.prob_any_given(slot_rate, **law)
-    return any_step, step_counts.mean_steps_given(slot_rate, max_steps=hyper.local_steps, **law)
 
 
 def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array, Array]:

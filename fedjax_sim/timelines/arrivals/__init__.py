@@ -1,6 +1,6 @@
 """Clocks of arrivals: the server acts when enough finished work has reached it.
 
-- `buffered`: the server acts when its buffer is full (`Arrivals`), under seven readings of when a
+- `buffered`: the server acts when its buffer is full (`Arrivals`), under six readings of when a
   client starts its next update.
 - `client_queues`: clients with queues; the server acts at each finished task and sends it to a
   client drawn at random (`ClientQueues`).

@@ -1,7 +1,7 @@
 """Buffered arrivals: the server acts whenever its buffer of Z updates is full.
 
 Papers differ on when a client that has sent its update starts the next one, and from which model.
-The setting `restart` chooses between seven readings; `ArrivalClock` explains them.
+The setting `restart` chooses between six readings; `ArrivalClock` explains them.
 
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick. A slot is a place in the buffer, so
 S = Z.
@@ -43,15 +43,10 @@ from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, i
 from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.types import Array, Key, Timeline
 
-RESTARTS = (
-    *("after_interaction", "own_finish", "replaced", "free"),
-    *("before_aggregation", "new_version", "fresh"),
-)
+RESTARTS = ("after_interaction", "own_finish", "replaced", "free", "before_aggregation", "fresh")
 """Readings of when a client starts its next update; `ArrivalClock` explains them."""
 FREE = ("replaced", "free", "before_aggregation")
-"""Readings in which the server's clock does not influence the clients'."""
-IMMEDIATE = (*FREE, "new_version")
-"""Readings in which the server acts as soon as its buffer is full."""
+"""Readings in which the server acts as soon as its buffer is full, and nobody waits for it."""
 
 
 @struct
@@ -74,9 +69,6 @@ class ArrivalClock(Checked):
       updates that arrive together this is "replaced" with M = N, and quicker to draw.
     - "before_aggregation": like "free", but a client whose update fills the buffer starts from the
       model before that tick.
-    - "new_version": when it finishes if the server has a newer model than the one the client worked
-      from, otherwise as soon as there is one. This is the rule of FedStaleWeight's public
-      benchmark.
     - "fresh": all clients start anew, with newly drawn running times, after every tick, so that
       mostly fast clients report. This takes literally the counter in FAVANO's App. C.2, which is
       reset at each server step. Clients that did not report keep their model. Drawing a tick takes
@@ -89,11 +81,10 @@ class ArrivalClock(Checked):
     server_interact: float = real(
         0.0,
         "Duration of the server's exchange with clients, in units of virtual time, once the buffer "
-        'is full. Has no effect under restart "replaced", "free", "before_aggregation" and '
-        '"new_version".',
+        'is full. Has no effect under restart "replaced", "free" and "before_aggregation".',
         least=0,
         of_time=True,
-        only_with={"restart": tuple(name for name in RESTARTS if name not in IMMEDIATE)},
+        only_with={"restart": tuple(name for name in RESTARTS if name not in FREE)},
     )
     restart: str = choice(
         "after_interaction",
@@ -150,11 +141,9 @@ class Arrivals(Clients):
         if restart == "own_finish" and not self.clock.send_old_model:
             allowed = f"true {under}, where clients continue before the tick's model is made"
             raise ConfigError("clock.send_old_model", False, allowed)
-        if restart in IMMEDIATE and self.clock.send_old_model:
+        if restart in FREE and self.clock.send_old_model:
             allowed = f"false {under}, which takes the newest model"
             raise ConfigError("clock.send_old_model", True, allowed)
-        if restart == "new_version" and self.clock.ties == "random":
-            raise ConfigError("clock.ties", "random", f'"client" {under}')
         most = float(np.max(self.delays.drop_rates))
         if restart == "fresh" and most > 0:
             allowed = f"0 {under}, which draws no second update in a tick"
@@ -196,7 +185,6 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
         "replaced": _replaced,
         "free": _free,
         "before_aggregation": _free,
-        "new_version": _new_version,
         "fresh": _fresh,
     }
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
@@ -228,7 +216,7 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     if clock.restart == "replaced" and hyper.num_at_work < hyper.num_clients:
         rate = hyper.num_at_work / delays.mean_time
     fill = hyper.buffer_size * hyper.times_per_update / (rate * working)
-    return time / (fill if clock.restart in IMMEDIATE else np.maximum(clock.server_interact, fill))
+    return time / (fill if clock.restart in FREE else np.maximum(clock.server_interact, fill))
 
 
 class _Lots(NamedTuple):
@@ -389,60 +377,6 @@ def _lots_of_updates(key: Key) -> Callable[[Array, Array], Array]:
     return per_update(
         lane_stream(key, "ties"), lambda update_key: jax.random.bits(update_key, (), "uint32")
     )
-
-
-def _new_version(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
-    """Schedule the reading "new_version".
-
-    Within one tick a client arrives at most twice: once with an older model and once with the
-    current one. Then it waits for the tick's model. The Z first arrivals of a tick are among the
-    next two arrivals of the Z clients that finish first, so the cost of a tick grows with the
-    logarithm of the number of clients.
-    """
-    num, size = hyper.num_clients, hyper.buffer_size
-    everyone, ticks = jnp.arange(num, dtype="int32"), jnp.arange(num_ticks, dtype="int32")
-    places = jnp.arange(2 * size, dtype="int32")
-    arriving = partial(_arriving, draw_devices(key, hyper))
-
-    def tick(
-        carry: tuple[Queue, Array], t: Array
-    ) -> tuple[tuple[Queue, Array], tuple[Array, Array, Array, Array]]:
-        queue, work = carry
-        # The Z clients that finish first, and what each of them would send next.
-        clients, keys, path = find_earliest(queue, size)
-        version, update = take_rows(work, clients).T
-        finish, is_current = keys[:, 0], version == t
-        second = arriving(clients, update, finish)
-        again = jnp.where(is_current, jnp.inf, second.finish)
-        times, order, place = jax.lax.sort(
-            (jnp.concatenate([finish, again]), jnp.tile(clients, 2), places), num_keys=3
-        )
-        acts, order, place = times[size - 1], order[:size], place[:size]
-        came = jnp.zeros(2 * size, bool).at[place].set(True)
-        came_once, came_twice = came[:size], came[size:]
-        # The client that fills the buffer finds the new model on arrival. A client that worked from
-        # the current model has waited for the new one.
-        continues = came_once & ~came_twice & ~is_current & (clients != order[-1])
-        waited = arriving(
-            clients, jnp.where(came_twice, second.attempt, update), jnp.full(size, acts)
-        )
-        # Clients that came go back into the queue with their next update.
-        following = jax.tree.map(lambda a, b: jnp.where(continues, a, b), second, waited)
-        finish = jnp.where(came_once, following.finish, finish)
-        update = jnp.where(came_once, following.attempt, update)
-        is_second, slot = place >= size, place % size
-        row = (acts, order, jnp.where(is_second, t, version[slot]))
-        version = jnp.where(came_once, jnp.where(continues, t, t + 1), version)
-        queue = replace_keys(queue, path, finish[:, None])
-        work = put_rows(work, clients, jnp.stack([version, update], axis=1))
-        return (queue, work), (*row, version[slot])
-
-    first = arriving(everyone, jnp.full_like(everyone, -1), jnp.zeros(num))
-    # The version and number of the update on which each client works.
-    work = jnp.stack([jnp.zeros_like(first.attempt), first.attempt], axis=1)
-    queue = make_queue(first.finish[:, None], size)
-    _, (time, clients, version, holds) = jax.lax.scan(tick, (queue, work), ticks)
-    return _timeline(time, clients, version, holds, hyper)
 
 
 def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:

@@ -32,17 +32,14 @@ def scheduled(draw: Callable) -> Callable[[Any], dict[str, np.ndarray]]:
     """Return a function from settings to a schedule of 60 ticks and its 1 / alpha."""
 
     def facts(hyper: Any) -> dict[str, np.ndarray]:
-        schedule, window = draw(schedule_contacts, contact_settings(hyper), num_ticks=60, seeds=[3])
-        schedule, window = Timeline(*(leaf[0] for leaf in schedule)), window[0]
+        schedule, _ = draw(schedule_contacts, contact_settings(hyper), num_ticks=60, seeds=[3])
+        schedule = Timeline(*(leaf[0] for leaf in schedule))
         with jax.enable_x64(True):
             rate = draw_client_rates(stream(jax.random.key(3), "timeline"), hyper)
-            weight = favano.inverse_alpha(
-                Timeline(*map(jnp.asarray, schedule)), jnp.asarray(window), rate, hyper
-            )
+            weight = favano.inverse_alpha(Timeline(*map(jnp.asarray, schedule)), rate, hyper)
         return {
             "weight": weight,
             "steps": schedule.steps,
-            "window": window,
             "clients": schedule.clients,
             "rate": np.asarray(rate),
         }
@@ -108,46 +105,6 @@ def test_weights_from_the_law(scheduled: Callable, law: str, by_tick: bool) -> N
         assert some.any() and not some.all()
 
 
-def test_weights_given_the_window(scheduled: Callable) -> None:
-    """The step count is binomial in the time since the last contact."""
-    for reweight in ("conditional", "conditional_stochastic"):
-        found = scheduled(SYSTEM.paper(**SMALL, reweight=reweight))
-        rate, window = found["rate"][found["clients"]], found["window"]
-        counts = np.arange(300)[:, None, None]
-        pmf = stats.binom.pmf(counts, window[None], rate[None])
-        mean = np.tensordot(capped(counts[:, 0, 0]), pmf, 1)
-        alpha = mean if reweight == "conditional" else (1 - pmf[0]) * found["steps"]
-        some = found["steps"] > 0
-        np.testing.assert_allclose(found["weight"][some], 1 / alpha[some], rtol=1e-9)
-        assert not found["weight"][~some].any()
-
-
-@pytest.mark.parametrize(
-    ("strict", "whole"), [(False, np.floor), (True, lambda window: np.ceil(window) - 1)]
-)
-def test_weights_given_a_window_that_is_not_whole(
-    scheduled: Callable, strict: bool, whole: Callable
-) -> None:
-    """Geometric running times are whole, so only the window's whole units count.
-
-    If the deadline is strict, a unit that ends with the window does not count.
-    """
-    hyper = SYSTEM.paper(
-        **SMALL | {"server_wait": 3.25, "server_interact": 0.75},
-        busy_during_interaction=True,
-        strict_deadline=strict,
-    )
-    found = scheduled(hyper.replace(reweight="conditional"))
-    window = whole(found["window"])
-    assert (window < found["window"]).any()
-    counts = np.arange(300)[:, None, None]
-    pmf = stats.binom.pmf(counts, window[None], found["rate"][found["clients"]][None])
-    some = found["steps"] > 0
-    np.testing.assert_allclose(
-        found["weight"][some], 1 / np.tensordot(capped(counts[:, 0, 0]), pmf, 1)[some], rtol=1e-9
-    )
-
-
 def test_the_law_by_tick_needs_a_first_window() -> None:
     """Its first window must begin with the run."""
     hyper = SYSTEM.paper(alpha_by_tick=True, first_contact=0.5)
@@ -185,16 +142,14 @@ def test_reweighting_is_unbiased(draw: Callable) -> None:
     standard errors.
     """
     hyper = SYSTEM.paper(num_clients=20, num_selected=4)
-    schedules, windows = draw(schedule_contacts, contact_settings(hyper), num_ticks=1500, seeds=8)
+    schedules, _ = draw(schedule_contacts, contact_settings(hyper), num_ticks=1500, seeds=8)
     samples: dict[tuple[str, float], list[np.ndarray]] = {}
-    for seed, window in enumerate(windows):
+    for seed in range(8):
         schedule = Timeline(*(jnp.asarray(leaf[seed]) for leaf in schedules))
         with jax.enable_x64(True):
             rate = draw_client_rates(stream(jax.random.key(seed), "timeline"), hyper)
             for reweight in ("stochastic", "deterministic"):
-                weight = favano.inverse_alpha(
-                    schedule, jnp.asarray(window), rate, hyper.replace(reweight=reweight)
-                )
+                weight = favano.inverse_alpha(schedule, rate, hyper.replace(reweight=reweight))
                 contribution = np.asarray(schedule.steps * weight)[50:]
                 rates = np.asarray(rate)[schedule.clients[50:]]
                 for speed in (hyper.delays.rate_fast, hyper.delays.rate_slow):

@@ -4,8 +4,7 @@ Server steps, shares of fast clients and staleness are compared with numbers fro
 simulation, and schedules with fixed durations and with event loops.
 """
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -420,19 +419,6 @@ def test_staleness_adds_up_to_the_version_if_models_are_taken_before_aggregation
     )
 
 
-def test_staleness_does_not_add_up_if_clients_wait_for_new_versions(five: Callable) -> None:
-    """No staleness counts the version that ends a wait, so the sum falls behind the version.
-
-    Only the slowest client hardly ever waits, because a buffer is filled while it works.
-    """
-    gaps = [version - made - total for total, version, made in identities(five(4, "new_version"))]
-    assert all((np.diff(gap) >= 0).all() for gap in gaps)
-    missed = np.array([gap[-1] / len(gap) for gap in gaps]).reshape(LANES, 5).mean(axis=0)
-    assert (missed[:2] > 0.1).all()
-    assert (missed[:2].min() > missed[2:4]).all()
-    assert (missed[2:4].min() > missed[4:]).all()
-
-
 def test_order_of_taking_a_model_and_aggregating(five: Callable) -> None:
     """b E[tau_i] p_i tends to 1 if clients take models before their own aggregations.
 
@@ -475,46 +461,6 @@ class Held(NamedTuple):
     holds: list[list[int]]
 
 
-def one_at_a_time(taken: Sequence[Sequence[float]], *, size: int, num_ticks: int) -> Held:
-    """Simulate, event by event, clients that wait for a newer model than the one they worked from.
-
-    Args:
-      taken: Running times by client and update.
-      size: Size of the buffer.
-      num_ticks: Number of ticks.
-    """
-    base, sent = [0] * len(taken), [0] * len(taken)
-    events = [(times[0], client) for client, times in enumerate(taken)]
-    heapq.heapify(events)
-    found = Held([], [], [], [])
-    blocked: list[int] = []
-    buffer: list[tuple[int, int]] = []
-
-    def take(client: int, version: int, time: float) -> None:
-        base[client] = version
-        heapq.heappush(events, (time + taken[client][sent[client]], client))
-
-    while len(found.time) < num_ticks:
-        time, client = heapq.heappop(events)
-        buffer.append((client, base[client]))
-        sent[client] += 1
-        version = len(found.time) + (len(buffer) == size)
-        if base[client] == version:
-            blocked.append(client)
-        else:
-            take(client, version, time)
-        if len(buffer) == size:
-            for waiting in blocked:
-                take(waiting, version, time)
-            blocked.clear()
-            found.time.append(time)
-            found.clients.append([client for client, _ in buffer])
-            found.version.append([version for _, version in buffer])
-            found.holds.append([base[client] for client, _ in buffer])
-            buffer.clear()
-    return found
-
-
 @partial(jax.jit, static_argnames="num")
 def _times(key: jax.Array, hyper: Arrivals, num: int) -> jax.Array:
     client, update = jnp.indices((hyper.num_clients, num))
@@ -530,114 +476,24 @@ def times_of(hyper: Arrivals, seed: int, num: int) -> np.ndarray:
         return np.asarray(_times(stream(jax.random.key(seed), "timeline"), hyper, num))
 
 
-WAITING = ARRIVALS(
-    num_clients=6,
-    local_steps=3,
-    time_of="update",
-    runtime_law="runtime_shifted_exp",
-    restart="new_version",
-    ties="client",
-    rate_fast=1.0,
-    rate_slow=1 / 8,
-    spread_fast=1.0,
-    spread_slow=1.0,
-)
-WAITING_KINDS: dict[str, dict[str, Any]] = {
-    "exponential": {},
-    "constant, with ties": {"spread_fast": 0.0, "spread_slow": 0.0, "rate_slow": 1 / 2},
-    "constant, with other ties": {
-        "spread_fast": 0.0,
-        "spread_slow": 0.0,
-        "rate_fast": 1 / 3,
-        "rate_slow": 1 / 2,
-    },
-    "close times after long": {
-        "spread_fast": 1e-9,
-        "spread_slow": 1e-9,
-        "rate_fast": 1 / 11_000,
-        "rate_slow": 1 / 11_000,
-    },
-    "normal, some of no length": {
-        "runtime_law": "runtime_normal",
-        "spread_fast": 1.5,
-        "spread_slow": 1.5,
-    },
-}
-
-
-SIZED = [
-    (size, kind)
-    for size in (1, 2, 4, 6)
-    for kind in ("exponential", "constant, with ties", "constant, with other ties")
-] + [(4, "close times after long"), (4, "normal, some of no length")]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("case", slow_but([each for each in SIZED if each[0] in (4, 6)], SIZED))
-def test_waiting_for_a_new_version(draw: Callable, case: tuple[int, str]) -> None:
-    """The schedule equals an event-by-event simulation; times may differ in their last bits.
-
-    The compiler's flags change how it rounds while it adds up times.
-    """
-    size, kind = case
-    hyper = WAITING.replace(buffer_size=size, **WAITING_KINDS[kind])
-    schedule = draw(schedule_arrivals, hyper, num_ticks=200, seeds=2)
-    for seed in range(2):
-        taken = times_of(hyper, seed, 402)
-        if "length" in kind:
-            assert 0.1 < (taken == 0).mean() < 0.5
-        expected = one_at_a_time(taken.tolist(), size=size, num_ticks=200)
-        np.testing.assert_array_max_ulp(schedule.time[seed], np.array(expected.time), maxulp=4)
-        for name in ("clients", "version", "holds"):
-            values = getattr(expected, name)
-            np.testing.assert_array_equal(getattr(schedule, name)[seed], values, err_msg=name)
-    if kind == "close times after long":
-        first = taken[:, 0]
-        assert len(set(first.tolist())) == 6 > len(set(first.astype("float32").tolist()))
-    if size == 6:
-        # These are synchronous rounds: everyone reports once, from the current model, and a round
-        # takes as long as the slowest client.
-        np.testing.assert_array_equal(
-            np.sort(schedule.clients, axis=-1), np.broadcast_to(np.arange(6), (2, 200, 6))
-        )
-        np.testing.assert_array_equal(flat_staleness(schedule), 0)
-        clock = 0.0
-        for t in range(200):
-            clock = (clock + taken[:, t]).max()
-            assert schedule.time[1, t] == clock
-    if kind == "exponential":
-        entries = max(np.bincount(row).max() for row in schedule.clients.reshape(-1, size))
-        assert entries == {1: 1, 2: 2, 4: 2, 6: 1}[size]
-
-
-@pytest.mark.parametrize("kind", ["exponential", "constant, with other ties"])
-def test_many_clients_wait_for_a_new_version(draw: Callable, kind: str) -> None:
-    """The schedule equals the simulation with many more clients than the buffer holds."""
-    hyper = WAITING.replace(num_clients=150, buffer_size=3, **WAITING_KINDS[kind])
-    schedule = draw(schedule_arrivals, hyper, num_ticks=200)
-    expected = one_at_a_time(times_of(hyper, 0, 402).tolist(), size=3, num_ticks=200)
-    np.testing.assert_array_max_ulp(schedule.time[0], np.array(expected.time), maxulp=4)
-    for name in ("clients", "version", "holds"):
-        np.testing.assert_array_equal(getattr(schedule, name)[0], getattr(expected, name))
-
-
-def test_with_a_buffer_of_one_there_is_always_a_new_version(draw: Callable) -> None:
-    """Nobody waits: each update starts from the version that its client's last update made."""
-    schedule = draw(schedule_arrivals, WAITING.replace(buffer_size=1), num_ticks=200, seeds=2)
-    held = np.zeros(6, int)
-    for t, client in enumerate(schedule.clients[0, :, 0]):
-        assert schedule.version[0, t, 0] == held[client]
-        held[client] = t + 1
-    taken = np.cumsum(times_of(WAITING, 0, 402), axis=1)
-    np.testing.assert_allclose(schedule.time[0], np.sort(taken.ravel())[:200], rtol=1e-12)
-
-
 def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
-    """Client 0's times grow by the factor by which its rate falls, under every reading.
+    """Client 0's times grow by the factor by which its rate falls.
 
     The other clients' draws do not change.
     """
-    hyper = WAITING.replace(buffer_size=6, rate_slow=1.0, spread_fast=0.25, spread_slow=0.25)
+    hyper = ARRIVALS(
+        num_clients=6,
+        buffer_size=6,
+        local_steps=3,
+        time_of="update",
+        runtime_law="runtime_shifted_exp",
+        ties="client",
+        rate_fast=1.0,
+        rate_slow=1.0,
+        spread_fast=0.25,
+        spread_slow=0.25,
+        server_interact=0.0,
+    )
     tables = [ClientTable([rate, *[1.0] * 5], np.full(6, 0.25)) for rate in (1.0, 1 / 8)]
     schedule, slowed = (
         draw(schedule_arrivals, hyper.replace(client_table=table), num_ticks=200, seeds=2)
@@ -654,12 +510,8 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
     ("changes", "words"),
     [
         (
-            {"restart": "new_version", "ties": "client", "buffer_size": 101},
+            {"buffer_size": 101},
             "buffer_size is 101, but must be at most num_clients = 100",
-        ),
-        (
-            {"restart": "new_version"},
-            """clock.ties is 'random', but must be "client" under restart = "new_version\"""",
         ),
         (
             {"restart": "free", "send_old_model": True},
@@ -695,4 +547,4 @@ def test_settings_that_do_not_go_together(changes: dict[str, Any], words: str) -
 
 def test_a_buffer_may_be_larger_than_the_clients_if_nobody_waits() -> None:
     check(ARRIVALS(num_clients=3, buffer_size=8, restart="free"))
-    check(ARRIVALS(num_clients=3, buffer_size=3, restart="new_version", ties="client"))
+    check(ARRIVALS(num_clients=3, buffer_size=3))

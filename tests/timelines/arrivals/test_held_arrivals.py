@@ -302,7 +302,6 @@ def whole_array_operations(program: str, num: int, trips: int = FEW_TICKS) -> li
         ("after_interaction", "random", 3),
         pytest.param("after_interaction", "client", 3, marks=pytest.mark.slow),
         ("own_finish", "random", 3),
-        ("new_version", "client", 3),
     ],
 )
 def test_the_cost_of_a_tick_does_not_grow_with_the_clients(

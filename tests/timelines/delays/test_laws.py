@@ -424,7 +424,7 @@ REFUSED: list[tuple[Clients, str]] = [
             f"under {law}",
         )
         for law in ("runtime_constant", *SPREAD_LAWS)
-        for reweight in ("stochastic", "deterministic", "conditional_stochastic", "conditional")
+        for reweight in ("stochastic", "deterministic")
     ),
 ]
 
