@@ -925,7 +925,7 @@ def test_whole_numbers_of_a_timeline_may_be_floats(regression: Callable, small: 
 
 def test_ticks_that_never_happen_are_nobodys(regression: Callable, small: Callable) -> None:
     """Whatever their slots hold."""
-    own = OWN._replace(time=np.array([1.0, np.inf]), clients=OWN.clients + [[0], [90]])
+    own = OWN._replace(time=np.array([1.0, np.inf]), clients=np.add(OWN.clients, [[0], [90]]))
     bound = bind(fedbuff.system, regression(), small(fedbuff.system), budget=own)
     assert (bound.event(1).clients == -1).all()
     _, infos = bound.run(bound.init())
