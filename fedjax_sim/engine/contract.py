@@ -118,17 +118,19 @@ def check_own(
       num_clients: Clients that slots can name.
 
     Returns:
-      The schedule, in arrays of NumPy.
+      The schedule, in arrays of NumPy. Slots of ticks that never happen are empty.
 
     Raises:
-      ConfigError: As `check_form`, `check_whole` and `check_values`, or if a time is not finite.
+      ConfigError: As `check_form`, `check_whole` and `check_values`, or if a time is nan or -inf.
     """
     whole = Timeline(*map(np.asarray, timeline))
     check_form(whole)
-    if not (is_known := np.isfinite(whole.time)).all():
-        tick = int(is_known.argmin())
-        allowed = "finite: a schedule of one's own ends with the last tick that happens"
-        raise ConfigError(f"time of tick {tick} of the timeline", whole.time[tick].item(), allowed)
+    if (is_unknown := ~(whole.time > -np.inf)).any():
+        field = f"time of tick {is_unknown.argmax()} of the timeline"
+        raise ConfigError(field, whole.time[is_unknown][0].item(), "a number, or inf for never")
+    # Ticks that never happen are nobody's.
+    clients = np.where(np.isfinite(whole.time)[:, None], whole.clients, EMPTY)
+    whole = whole._replace(clients=clients)
     each = Timeline(*(leaf[None] for leaf in whole))
     check_whole(find_fractions(each), *whole.clients.shape)
     check_values(system, each, len(whole.time), num_clients)
