@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_sim.checking import LaneSeed, checked
 from fedjax_sim.engine import Run
-from fedjax_sim.engine.contract import check_own, with_known_inputs
+from fedjax_sim.engine.contract import with_known_inputs
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
@@ -29,6 +29,7 @@ from fedjax_sim.engine.request import (
     settings_completed_from,
 )
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.trees import typed_structure
 from fedjax_sim.types import (
     AnyProblem,

@@ -56,10 +56,10 @@ ALLOWED = {
     "results": "types events lifecycle settings checking diagnostics",
     "engine": (
         "types events lifecycle settings checking targets trees streams linear batching "
-        "diagnostics results"
+        "diagnostics results timelines"
     ),
     "theory": "settings checking timelines privacy systems",
-    "binding": "types settings checking trees engine",
+    "binding": "types settings checking trees timelines engine",
     "__init__": "types settings systems engine results binding",
     "reporting": "types lifecycle settings checking diagnostics results __init__",
     "launch": "types lifecycle settings checking engine results reporting",

@@ -12,10 +12,10 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
 from fedjax_sim.engine import contract as timeline_checks
-from fedjax_sim.engine.contract import check_values
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError, count, real, struct
+from fedjax_sim.timelines.checks import check_values
 from fedjax_sim.types import Messages, Work
 
 PROBLEM = Quadratic.of(np.ones((7, 2), "float32"), start=0.0)

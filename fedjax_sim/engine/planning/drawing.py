@@ -15,13 +15,6 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from fedjax_sim.engine.contract import (
-    INTEGERS,
-    check_form,
-    check_values,
-    check_whole,
-    find_fractions,
-)
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
@@ -37,6 +30,13 @@ from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, 
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
+from fedjax_sim.timelines.checks import (
+    INTEGERS,
+    check_form,
+    check_values,
+    check_whole,
+    find_fractions,
+)
 from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Array, Budget, Key, System, Timeline
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.engine.contract import check_values
 from fedjax_sim.engine.planning.energy import energy_of_ticks
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
@@ -22,6 +21,7 @@ from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
+from fedjax_sim.timelines.checks import check_values
 from fedjax_sim.types import (
     EMPTY,
     GuessableProblem,

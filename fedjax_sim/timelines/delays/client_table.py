@@ -56,8 +56,10 @@ Dimension letters: `N` clients, `W` windows of all clients.
 import contextlib
 import copy
 import csv
+import difflib
 import functools
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -357,7 +359,8 @@ def read_rows(
         for column in header:
             if column in columns and header.count(column) > 1:
                 raise ConfigError(f"{name} column {column}", "there twice", "there once")
-            if column not in columns and nearest(column, absent):
+            plain = re.sub(r"[\s-]+", "_", column).casefold()
+            if column not in columns and difflib.get_close_matches(plain, absent, cutoff=0.8):
                 allowed = "one of " + ", ".join(columns)
                 raise ConfigError(f"{name} column", column, allowed, absent)
             if column and column not in columns:  # The index of a DataFrame has no name.

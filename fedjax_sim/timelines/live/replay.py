@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import checked
+from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.timelines.live.frames import with_clock
 from fedjax_sim.types import (
     EMPTY,
@@ -47,8 +48,11 @@ def replayed(system: System, timeline: Timeline) -> System:
     Returns:
       The system. Its models have the bits of those of the planned system on that schedule, if both
       are compiled alike.
+
+    Raises:
+      ConfigError: If the schedule names what does not exist, such as 1.9 steps.
     """
-    found = Timeline(*map(np.asarray, timeline))
+    found = check_own(system, timeline)
     is_filled = found.clients != EMPTY
     steps = np.where(is_filled, found.steps, 0)
     num_ticks, slots = found.clients.shape

@@ -310,10 +310,10 @@ def test_misspelt_columns_are_refused(tmp_path: Path, header: str, near: str) ->
 def test_other_columns_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """The index that a DataFrame writes has no name. A column that is there is misspelt nowhere."""
     path = tmp_path / "clients.csv"
-    path.write_text(",rate,battery,state\n0,0.5,3,here\n1,0.25,4,there\n")
-    assert read_client_table(path).rate.tolist() == [0.5, 0.25]
+    path.write_text(",up,battery,state,date\n0,0.5,3,here,1\n1,0.25,4,there,2\n")
+    assert read_client_table(path).up.tolist() == [0.5, 0.25]
     assert capsys.readouterr().err == (
-        f"fedjax-sim: columns of client_table {path} that are ignored: battery, state.\n"
+        f"fedjax-sim: columns of client_table {path} that are ignored: battery, state, date.\n"
     )
 
 

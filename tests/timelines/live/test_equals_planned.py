@@ -128,6 +128,20 @@ def test_a_schedule_that_ends_leaves_nothing_to_wait_for(
     assert "nobody ever reports" in capsys.readouterr().err
 
 
+def test_a_schedule_that_no_system_could_draw_is_refused() -> None:
+    """1.9 steps would be one step, and a nan time would end the lane."""
+    one = np.ones((1, 1), "int32")
+    known = fedjax_sim.Timeline(np.ones(1), one, one, one * 0, np.ones((1, 1)), one)
+    replayed(fedbuff.system, known)
+    for change, words in (
+        ({"steps": one * 1.9}, "steps of tick 0 in slot 0 of the timeline is 1.9"),
+        ({"time": np.array([np.nan])}, "time of tick 0 of the timeline is nan"),
+        ({"weight": -np.ones((1, 1))}, "weight of tick 0 in slot 0 of the timeline is -1.0"),
+    ):
+        with pytest.raises(fedjax_sim.ConfigError, match=words):
+            replayed(fedbuff.system, known._replace(**change))
+
+
 @pytest.mark.slow
 def test_mean_staleness_is_that_of_tasks_in_flight(live: dict[str, System]) -> None:
     """(M - 1) / Z, whatever the speeds are, in a live clock's own 32 bits."""

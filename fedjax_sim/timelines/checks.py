@@ -1,0 +1,208 @@
+"""Checks of schedules: those that timeline functions draw, and those of one's own.
+
+Dimension letters: those of `fedjax_sim.types`, `D` timelines.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_sim.settings import ConfigError
+from fedjax_sim.types import EMPTY, System, Timeline
+
+INTEGERS = ("clients", "steps", "version", "holds")
+"""Fields of a timeline that are whole numbers."""
+
+
+PIECE = 2**22
+"""Slots that are looked at together; so the check takes little memory."""
+
+
+def check_form(found: Any) -> None:
+    """Check the result of a timeline function that was traced.
+
+    Whole numbers may be floats, as settings are while a timeline is traced.
+
+    Args:
+      found: Shapes and dtypes of what it returned.
+
+    Raises:
+      ConfigError: If it is no `Timeline`, or a field has the wrong shape or dtype.
+    """
+    if not isinstance(found, Timeline):
+        raise ConfigError("result of timeline", type(found).__name__, "a fedjax_sim.Timeline")
+    shape = found.clients.shape
+    for name, leaf in found._asdict().items():
+        is_real = np.issubdtype(leaf.dtype, np.integer) or np.issubdtype(leaf.dtype, np.floating)
+        if len(shape) != 2 or leaf.shape != (shape[:1] if name == "time" else shape) or not is_real:
+            letter, dims = "i" if name in INTEGERS else "f", "T" if name == "time" else "T, S"
+            allowed = f"{letter}[{dims}] for T ticks of S slots"
+            if len(shape) == 2:
+                allowed += f", here T = {shape[0]} and S = {shape[1]} by clients"
+            value = f"{leaf.dtype}{list(leaf.shape)}"
+            raise ConfigError(f"field {name} of the timeline", value, allowed)
+
+
+def find_fractions(drawn: Timeline) -> dict[str, tuple[Any, Any]]:
+    """Find the first value in a filled slot of a known tick that is no whole number of 32 bits.
+
+    Args:
+      drawn: Leaves `[D, T, ...]`, of JAX or of NumPy.
+
+    Returns:
+      For each field of `INTEGERS` that is real the value, `f[D]`, 0 if there is none, and its place
+      among all slots, `i64[D]`.
+    """
+    found = {}
+    for name in INTEGERS:
+        values = getattr(drawn, name)
+        if jnp.issubdtype(values.dtype, jnp.floating):
+            xp = values.__array_namespace__()
+            is_filled = xp.isfinite(drawn.time)[..., None] & (drawn.clients != EMPTY)
+            is_whole = (values == xp.round(values)) & (xp.abs(values) < 2**31)
+            is_wrong = (is_filled & ~is_whole).reshape(len(values), -1)
+            at = is_wrong.argmax(axis=1)
+            flat = values.reshape(len(values), -1)
+            first = xp.take_along_axis(flat, at[:, None], axis=1)[:, 0]
+            found[name] = xp.where(is_wrong.any(axis=1), first, 0), at
+    return found
+
+
+def check_whole(fractions: Mapping[str, tuple[Any, Any]], num_ticks: int, num_slots: int) -> None:
+    """Check that whole numbers that were drawn as floats are whole.
+
+    Args:
+      fractions: As `find_fractions` returns them.
+      num_ticks: Ticks that were asked for; what comes later does not matter.
+      num_slots: Slots of a tick.
+
+    Raises:
+      ConfigError: If one is not.
+    """
+    for name, (values, places) in fractions.items():
+        for value, place in zip(np.asarray(values), np.asarray(places), strict=True):
+            tick, slot = divmod(int(place), num_slots)
+            if value != 0 and tick < num_ticks:
+                field = f"{name} of tick {tick} in slot {slot} of the timeline"
+                raise ConfigError(field, value.item(), "a whole number of 32 bits")
+
+
+def check_own(
+    system: System, timeline: Timeline, num_clients: int = np.iinfo("int32").max
+) -> Timeline:
+    """Check a schedule of the caller's own as those that a system draws.
+
+    Args:
+      system: The system.
+      timeline: Leaves `[T, ...]` on the host.
+      num_clients: Clients that slots can name.
+
+    Returns:
+      The schedule, in arrays of NumPy. Slots of ticks that never happen are empty.
+
+    Raises:
+      ConfigError: As `check_form`, `check_whole` and `check_values`, or if a time is nan or -inf.
+    """
+    whole = Timeline(*map(np.asarray, timeline))
+    check_form(whole)
+    if (is_unknown := ~(whole.time > -np.inf)).any():
+        field = f"time of tick {is_unknown.argmax()} of the timeline"
+        raise ConfigError(field, whole.time[is_unknown][0].item(), "a number, or inf for never")
+    # Ticks that never happen are nobody's.
+    clients = np.where(np.isfinite(whole.time)[:, None], whole.clients, EMPTY)
+    whole = whole._replace(clients=clients)
+    each = Timeline(*(leaf[None] for leaf in whole))
+    check_whole(find_fractions(each), *whole.clients.shape)
+    check_values(system, each, len(whole.time), num_clients)
+    # Empty slots may hold anything, also what is no whole number.
+    is_filled = whole.clients != EMPTY
+    real = [name for name in INTEGERS[1:] if np.issubdtype(getattr(whole, name).dtype, np.floating)]
+    return whole._replace(**{name: np.where(is_filled, getattr(whole, name), 0) for name in real})
+
+
+def check_values(
+    system: System,
+    timeline: Timeline,
+    num_ticks: int,
+    num_clients: int,
+    *,
+    least_weight: float = 0,
+) -> None:
+    """Check that there are enough ticks in order, and that slots name what exists.
+
+    Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
+
+    Args:
+      system: The system, whose clients may have several slots of a tick or not.
+      timeline: Leaves `[D, T, ...]` on the host.
+      num_ticks: Ticks that were asked for.
+      num_clients: Clients that slots can name.
+      least_weight: The least weight of a slot. A step may make one negative.
+
+    Raises:
+      ConfigError: If ticks are missing, times are negative or go back, a client does not exist
+        or has several slots of a tick that can be only one's, a number of steps is negative, a
+        version does not exist yet, or a weight is negative or not finite.
+    """
+    num, known, slots = timeline.clients.shape
+    if known < num_ticks:
+        raise ConfigError(
+            "number of ticks of the timeline", known, f"at least {num_ticks}, as asked"
+        )
+    before = np.pad(timeline.time[:, :-1], ((0, 0), (1, 0)))
+    if (is_wrong := timeline.time < before).any():
+        row, tick = np.argwhere(is_wrong)[0]
+        field, allowed = f"time of tick {tick} of the timeline", f"at least {before[row, tick]}"
+        raise ConfigError(field, float(timeline.time[row, tick]), allowed)
+    rows = max(1, PIECE // max(1, num_ticks * slots))
+    ticks = max(1, PIECE // max(1, rows * slots))
+    for row in range(0, num, rows):
+        for tick in range(0, num_ticks, ticks):
+            leaves = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
+            piece = Timeline(*leaves)
+            _check_slots(piece, num_clients, tick, least_weight)
+            if not system.can_repeat:
+                _check_once(system, piece, tick)
+
+
+def _check_slots(timeline: Timeline, num_clients: int, first: int, least_weight: float) -> None:
+    """Check the slots of some ticks, of which `first` is the first one's number."""
+    ticks = first + np.arange(timeline.time.shape[1])[:, None]
+    is_known = np.isfinite(timeline.time)[..., None]
+    is_filled = is_known & (timeline.clients != EMPTY)
+    largest = np.finfo("float64").max
+    for name, least, most, matters in (
+        ("clients", EMPTY, num_clients - 1, is_known),
+        ("steps", 0, np.iinfo("int32").max, is_filled),
+        ("version", 0, ticks, is_filled),
+        ("holds", 0, ticks + 1, is_filled),
+        ("weight", least_weight, largest, is_filled),
+    ):
+        values = getattr(timeline, name)
+        wrong = ~((least <= values) & (values <= most)) & matters
+        if wrong.any():
+            place = tuple(np.argwhere(wrong)[0])
+            allowed = f"from {least} to {np.broadcast_to(most, values.shape)[place]}"
+            if name == "weight":
+                allowed = "finite" + (" and at least 0" if least_weight == 0 else "")
+            field = f"{name} of tick {first + place[1]} in slot {place[2]} of the timeline"
+            raise ConfigError(field, values[place].item(), allowed)
+
+
+def _check_once(system: System, timeline: Timeline, first: int) -> None:
+    """Check that no client has several slots of a tick, of which `first` is the first number."""
+    filled = np.where(np.isfinite(timeline.time)[..., None], timeline.clients, EMPTY)
+    if (filled[..., 1:] > filled[..., :-1]).all():
+        return
+    filled = np.sort(filled, axis=-1)
+    is_twice = (filled[..., 1:] == filled[..., :-1]) & (filled[..., 1:] != EMPTY)
+    if is_twice.any():
+        row, tick, slot = np.argwhere(is_twice)[0]
+        allowed = (
+            f"in one slot, because {system.name} does not say by `can_repeat` that it takes "
+            "several reports of a client in a tick"
+        )
+        field = f"client {filled[row, tick, slot]} of tick {first + tick} of the timeline"
+        raise ConfigError(field, "in several slots", allowed)
