@@ -35,7 +35,7 @@ ALLOWED = {
     "trees": "types",
     "streams": "types targets",
     "batching": "types checking targets",
-    "timelines": "types settings checking targets streams",
+    "timelines": "types lifecycle settings checking targets streams",
     "compression": "types settings checking streams",
     "privacy": "types settings checking",
     "clients": "types settings checking targets trees streams batching privacy",

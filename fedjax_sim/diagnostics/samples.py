@@ -28,8 +28,6 @@ from fedjax_sim.types import Array, Params
 if TYPE_CHECKING:
     import xarray as xr
 
-    from fedjax_sim.results.runs import Run
-
 ONLY = "w"
 """Name of the parameters of a model that is one array."""
 SAMPLE = ("chain", "draw")
@@ -37,7 +35,7 @@ SAMPLE = ("chain", "draw")
 
 @checked
 def to_arviz(
-    run: "Run", problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1
+    run: Any, problem: Any = None, *, burn_in: Whole = 1, thin: Count = 1
 ) -> "xr.DataTree":
     """Return the samples of a run as ArviZ's groups.
 
@@ -63,6 +61,8 @@ def to_arviz(
     """
     import xarray as xr  # Slow to import.
 
+    if not hasattr(run, "samples"):
+        raise ConfigError("run", run, "a fedjax_sim.Run that has kept its models")
     curves, samples = run.curves, run.samples
     if samples is None:
         allowed = "kept: call sweep or simulate with keep=Keep(models=True)"
@@ -102,7 +102,7 @@ def to_arviz(
 
 @checked
 def predictive(
-    run: "Run | xr.DataTree",
+    run: Any,
     problem: Any,
     inputs: Any,
     targets: Any = None,

@@ -64,6 +64,7 @@ def test_schedules_and_models_are_equal(
         other = fedjax_sim.bind(SYSTEMS[name], problem, hyper, seed=3, budget=drawn)
         expected, of_planned = other.run(other.init())
         np.testing.assert_allclose(state.now.to_float64(), drawn.time[-1], rtol=1e-12)
+        jax.tree.map(np.testing.assert_array_equal, bound.model(state), other.model(expected))
     is_there = drawn.clients >= 0
     event = infos.event
     np.testing.assert_array_equal(event.clients, drawn.clients)
@@ -72,7 +73,6 @@ def test_schedules_and_models_are_equal(
     np.testing.assert_allclose(event.weight, np.where(is_there, drawn.weight, 0), rtol=1e-6)
     planned = other.events
     np.testing.assert_array_equal(event.offset[is_there], planned.offset[is_there])
-    jax.tree.map(np.testing.assert_array_equal, bound.model(state), other.model(expected))
     np.testing.assert_array_equal(infos.needed, of_planned.needed)
     if "tasks" in case and "together" not in case:
         assert (drawn.version != np.arange(TICKS)[:, None]).mean() > 0.3
