@@ -1,4 +1,4 @@
-"""Count the rooms of the package and the imports between them, from the source alone.
+"""Measure the package: its rooms, the imports between them, and its lines of code.
 
     python scripts/structure.py [CHECKOUT] [--inside FOLDER]
 
@@ -13,17 +13,40 @@ With `--inside engine` the level is that folder instead: its rooms are its folde
 face (`__init__.py`) counts as none, and what is imported from outside does not count.
 
 The face of the package (`fedjax_sim/__init__.py`) names every room in a block for type checkers,
-as `from fedjax_sim import ROOM`. These lines use nothing of the rooms and count as no arrows.
+as `from fedjax_sim import ROOM`. These lines use nothing of the rooms and count as no arrows,
+except in "the whole house": there they count, and `experiments` and `scripts` are two rooms more.
+
+Between files, an arrow leads to the file that defines the imported name, through all faces that
+hand it on. An imported module leads to the files that define its attributes in use. Faces have no
+arrows themselves.
+
+A line of code holds a token that belongs to no comment and no docstring; any string that is a
+statement is a docstring. Imports and exports are import statements and `__all__`. The name `Any`
+counts outside imports. A body is a function's lines of code after its docstring, with the
+functions inside it.
 """
 
 import argparse
 import ast
-from collections.abc import Iterable, Mapping
+import dataclasses
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = "fedjax_sim"
 FACE = "__init__"
+HOUSE = ("experiments", "scripts")
+LONG_BODY = 60
+UNPLAIN = re.compile(r"\b(what|whose|whom)\b", re.IGNORECASE)
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
 Graph = Mapping[str, set[str]]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules_of(package: Path) -> dict[str, Path]:
@@ -35,31 +58,43 @@ def modules_of(package: Path) -> dict[str, Path]:
     return found
 
 
+def imported_names(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names that a file imports from this house: by local and by full name.
+
+    Full names lack the package, as in "timelines.laws"; relative ones are "." alone.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        pairs = []
+        if isinstance(node, ast.Import):
+            pairs = [(alias.asname or alias.name, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield ".", "."
+        elif isinstance(node, ast.ImportFrom):
+            names = node.names
+            pairs = [(alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in names]
+        for local, full in pairs:
+            if full.split(".")[0] in (PACKAGE, *HOUSE):
+                yield local, full.removeprefix(PACKAGE).removeprefix(".")
+
+
+def modules_among(names: Iterable[str], modules: Iterable[str]) -> set[str]:
+    """List the modules that full names come from; "" for names of the face."""
+    # "from fedjax_sim.timelines import laws" names a module, "... import Rounds" does not.
+    return {name if name in modules else name.rpartition(".")[0] for name in names}
+
+
 def imports_of(module: str, modules: Mapping[str, Path]) -> set[str]:
-    """List the modules of the package that one of them imports, by name; "" for names of the face.
+    """List the modules that one of the package imports, without the rooms that the face lists.
 
     Raises:
       ValueError: If the module has a relative import.
     """
-    found = set()
-    for node in ast.walk(ast.parse(modules[module].read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                raise ValueError(f"{modules[module]} has a relative import in line {node.lineno}.")
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            if name.split(".")[0] != PACKAGE:
-                continue
-            inner = name.removeprefix(PACKAGE).removeprefix(".")
-            if module == "" and inner in modules and "." not in inner:
-                continue
-            # "from fedjax_sim.timelines import laws" names a module, "... import Rounds" does not.
-            found.add(inner if inner in modules else inner.rpartition(".")[0])
-    return found - {module}
+    names = {full for _, full in imported_names(modules[module])}
+    if "." in names:
+        raise ValueError(f"{modules[module]} has a relative import.")
+    if module == "":
+        names = {name for name in names if name not in modules or "." in name}
+    return modules_among(names, modules) - {module}
 
 
 def room_of(module: str, folder: str = "") -> str:
@@ -92,6 +127,60 @@ def file_arrows_of(package: Path, folder: str) -> Graph:
         if name.startswith(f"{folder}.") and path.stem != FACE
     }
     return {module: imports_of(module, modules) & inside for module in inside}
+
+
+def house_of(checkout: Path) -> Graph:
+    """Find which rooms of the package, `experiments` and `scripts` import each other."""
+    modules = modules_of(checkout / PACKAGE)
+    files = [(room_of(name), path) for name, path in modules.items()]
+    files += [(room, path) for room in HOUSE for path in (checkout / room).rglob("*.py")]
+    house: dict[str, set[str]] = {room: set() for room, _ in files}
+    for room, path in files:
+        names = {full for _, full in imported_names(path)} - {"."}
+        house[room] |= {room_of(name) for name in modules_among(names, modules)} - {room}
+    return house
+
+
+def defining_files_of(package: Path) -> Graph:
+    """Find the files that define the names that each file of a package imports, except faces."""
+    modules = modules_of(package)
+    names = {module: dict(imported_names(path)) for module, path in modules.items()}
+
+    def home(name: str) -> str:
+        """Find the module that defines a full name, through modules that import it themselves."""
+        if name in modules:
+            return name
+        before, _, last = name.rpartition(".")
+        before = before if before in modules else home(before)
+        handed_on = names[before].get(last, name)
+        return before if handed_on == name else home(handed_on)
+
+    found = {}
+    for module, path in modules.items():
+        if path.stem != FACE:
+            used = {home(full) for full in names_used(path, names[module], modules)}
+            found[module] = used - {module}
+    return found
+
+
+def names_used(path: Path, local: Mapping[str, str], modules: Iterable[str]) -> set[str]:
+    """List the full names of the package that a file uses: of modules, the attributes in use."""
+    tree = ast.parse(path.read_text())
+    inner = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    of_modules = {name: full for name, full in local.items() if full in modules}
+    used, touched = {*local.values()} - {*of_modules.values()}, set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node in inner:
+            continue
+        parts = ast.unparse(node).split(".")
+        if parts[0] in of_modules:
+            touched.add(of_modules[parts[0]])
+            name = of_modules[parts[0]]
+            for part in parts[1:]:
+                if name in modules:
+                    name = f"{name}.{part}".removeprefix(".")
+            used.add(name)
+    return used | {full for full in of_modules.values() if full not in touched}
 
 
 def print_level(graph: Graph) -> None:
@@ -184,6 +273,98 @@ def upward_arrows(graph: Graph, allowed: Mapping[str, Iterable[str]] | None) -> 
     )
 
 
+def lines_of(node: ast.stmt) -> set[int]:
+    """List the numbers of a statement's lines."""
+    return {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Tell whether a node is a string that is a statement."""
+    text = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
+def code_lines(source: str) -> set[int]:
+    """List the numbers of the lines of code in a file's text."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            found |= {*range(token.start[0], token.end[0] + 1)}
+    strings = [node for node in ast.walk(ast.parse(source)) if is_docstring(node)]
+    return found.difference(*(lines_of(node) for node in strings if isinstance(node, ast.Expr)))
+
+
+@dataclasses.dataclass
+class Measures:
+    """Counts over files.
+
+    Attributes:
+      code: Lines of code.
+      imports: Lines of code of imports and exports.
+      num_any: Uses of the name `Any`.
+      unplain: First lines of docstrings with one of the words of `UNPLAIN`.
+      bodies: The lines of code of each function's body, with its file and name.
+    """
+
+    code: int = 0
+    imports: int = 0
+    num_any: int = 0
+    unplain: int = 0
+    bodies: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+
+    def add(self, source: str, name: str) -> None:
+        """Count a file's text."""
+        code, nodes = code_lines(source), [*ast.walk(ast.parse(source))]
+        imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        exports = [
+            node
+            for node in nodes
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "__all__"
+        ]
+        lines = {line for node in imports for line in lines_of(node)}
+        self.code += len(code)
+        self.imports += len(lines.union(*map(lines_of, exports)) & code)
+        self.num_any += sum(
+            token.string == "Any" and token.start[0] not in lines
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.NAME
+        )
+        for node in nodes:
+            if is_docstring(node):
+                self.unplain += bool(UNPLAIN.search(node.value.value.strip().split("\n")[0]))
+            if isinstance(node, Function):
+                body = set().union(*map(lines_of, node.body)) & code
+                self.bodies.append((len(body), f"{node.name} in {name}"))
+
+
+def print_measures(package: Path) -> None:
+    """Print the counts over a package's files, stubs included, and the lines of code by room."""
+    measures, rooms = Measures(), Counter[str]()
+    for path in sorted(package.rglob("*.py*")):
+        if path.suffix in (".py", ".pyi"):
+            before, name = measures.code, path.relative_to(package)
+            measures.add(path.read_text(), str(name))
+            rooms[name.parts[0].split(".")[0]] += measures.code - before
+    lines, where = max(measures.bodies)
+    long = sum(size > LONG_BODY for size, _ in measures.bodies)
+    print(
+        f"lines of code {measures.code}, imports and exports {measures.imports} "
+        f"({measures.imports / measures.code:.1%}), Any {measures.num_any} "
+        f"({1000 * measures.num_any / measures.code:.1f} per 1,000)\n"
+        f"longest body {lines} ({where}), bodies over {LONG_BODY} lines {long}, "
+        f"first lines of docstrings with what, whose or whom {measures.unplain}"
+    )
+    print("  " + ", ".join(f"{room} {size}" for room, size in rooms.most_common()))
+
+
+def counts_of(graph: Graph, kind: str = "rooms") -> str:
+    """Say how many nodes, arrows, floors and circles a graph has."""
+    return (
+        f"{kind} {len(graph)}, arrows {sum(map(len, graph.values()))}, "
+        f"floors {max(floors_of(graph).values())}, circles {len(circles_of(graph))}"
+    )
+
+
 def main() -> None:
     """Print the figures of a checkout."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -196,16 +377,17 @@ def main() -> None:
         print_inside(checkout / PACKAGE, arguments.inside)
         return
     graph, allowed = arrows_of(checkout / PACKAGE), allowed_in(checkout)
-    floors = floors_of(graph)
     print_level(graph)
     upward = upward_arrows(graph, allowed)
     kind = "upward arrows" if allowed is not None else "arrows on circles"
-    print(
-        f"rooms {len(graph)}, arrows {sum(map(len, graph.values()))}, "
-        f"floors {max(floors.values())}, circles {len(circles_of(graph))}, {kind} {len(upward)}"
-    )
+    print(f"{counts_of(graph)}, {kind} {len(upward)}")
     for arrow in upward:
         print(f"  {arrow}")
+    print(f"the whole house: {counts_of(house_of(checkout))}")
+    files = modules_of(checkout / PACKAGE)
+    between = sum(map(len, defining_files_of(checkout / PACKAGE).values()))
+    print(f"files {len(files)}, arrows between files {between}")
+    print_measures(checkout / PACKAGE)
 
 
 if __name__ == "__main__":
