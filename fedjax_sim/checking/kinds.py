@@ -36,7 +36,11 @@ class Limit(NamedTuple):
         return text
 
     def within(self, lengths: dict[str, int]) -> "Limit":
-        """Return the limits in a call with dimensions of these lengths, by letter."""
+        """Return the limits in a call.
+
+        Args:
+          lengths: Lengths of the dimensions that have been seen in the call, by letter.
+        """
         is_named = isinstance(self.below, str)
         return self._replace(below=lengths.get(str(self.below))) if is_named else self
 

@@ -36,7 +36,7 @@ def losses_of(
     clients: Array,
     offset: Array,
     *,
-    model: Params = None,
+    model: Params | None = None,
     models: Params | None = None,
 ) -> tuple[SeenLosses, Array]:
     """Compute losses of the mini-batches with which clients would begin.

@@ -54,8 +54,7 @@ def run(system: System, problem: Any, hyper: Any) -> Any:
     with jax.enable_x64(True):
         bound = fedjax_sim.bind(system, problem, hyper, seed=3, budget=fedjax_sim.Ticks(TICKS))
         state, infos = bound.run(bound.init())
-        times = np.asarray(state.now.to_float64())
-    return times, infos, bound.model(state)
+        return np.asarray(state.now.to_float64()), infos, bound.model(state)
 
 
 @pytest.mark.parametrize("case", slow_but(["fedbuff", "oort with compressed models"], CASES))
