@@ -19,7 +19,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import jax
@@ -57,7 +57,9 @@ _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 _said: set[Hashable] = set()
 
 
-def number_of_code(trace: Callable[[], tuple[ClosedJaxpr, Any]], *used: Any) -> int:
+def number_of_code(
+    trace: Callable[[], tuple[ClosedJaxpr, Any]], *used: Any, may_rest: bool = False
+) -> int:
     """Number the program that code of users is traced to.
 
     It keeps no arrays and no functions of programs alive.
@@ -67,6 +69,7 @@ def number_of_code(trace: Callable[[], tuple[ClosedJaxpr, Any]], *used: Any) -> 
         describes its results. It is called if there is code of users, and twice for a new program,
         to find out whether traces differ by themselves.
       used: Trees that the program is made of: problems, settings, systems and functions.
+      may_rest: Whether a slow trace need not be repeated soon; the user is then told so.
 
     Returns:
       0 where all code is this package's or installed, with methods as they were defined. Otherwise
@@ -81,7 +84,7 @@ def number_of_code(trace: Callable[[], tuple[ClosedJaxpr, Any]], *used: Any) -> 
     asked = parts, structure, forms, wide
     now = time.monotonic()
     before, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
-    if seconds > SLOW[0] and now - before < SLOW[1] * seconds:
+    if may_rest and seconds > SLOW[0] and now - before < SLOW[1] * seconds:
         _say_once(
             parts,
             f"tracing {_named(used)} takes {seconds:.1f} s; in calls that follow each other soon "
@@ -160,6 +163,7 @@ def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
             if _is_edited(value):
                 is_users = True
                 parts.append(value.__code__)
+                rest += _named_in(value)
             rest += _inside_function(value)
         elif issubclass(kind, type):
             if _is_fixed(value.__module__):
@@ -228,6 +232,24 @@ def _inside_function(function: FunctionType) -> Iterator[Any]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
+
+
+def _named_in(function: FunctionType) -> Iterator[Any]:
+    """Iterate over what a function names in its module, and in modules that it names there.
+
+    Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
+    that arrays which were changed in place are looked for.
+    """
+    codes, names = [function.__code__], {}
+    for code in codes:
+        names |= dict.fromkeys(code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    for name in (each for each in names if each in function.__globals__):
+        value = function.__globals__[name]
+        if not issubclass(type(value), ModuleType):
+            yield value
+        elif not _is_fixed(value.__name__):
+            yield from (vars(value)[each] for each in names if each in vars(value))
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -322,7 +344,7 @@ def _has_program(value: Any) -> bool:
 def _part(value: Any) -> Hashable:
     """Return what tells a constant or a parameter of a program from others; numbers by bits."""
     kind = type(value)
-    if kind in (float, complex):
+    if issubclass(kind, float | complex):
         return kind, np.asarray(value).tobytes()
     if kind in PLAIN or isinstance(value, type | np.dtype):
         return kind, value

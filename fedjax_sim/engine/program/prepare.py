@@ -177,7 +177,8 @@ def plan_group(
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
     num_examples = system.hints.step_examples(hypers[0])
-    code = number_of_code(partial(_trace_problem, problems[0], num_examples), problems[0])
+    trace = partial(_trace_problem, problems[0], num_examples)
+    code = number_of_code(trace, problems[0], may_rest=True)
     model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
@@ -232,7 +233,9 @@ def plan_group(
     )
     starts = stack_starts(group)
     trace = partial(_trace_lanes, program, lanes, schedule, starts)
-    program = program._replace(code=together(code, number_of_code(trace, system, hypers[0])))
+    # What draws schedules is numbered there.
+    of_lanes = number_of_code(trace, system._replace(timeline=None), hypers[0])
+    program = program._replace(code=together(code, of_lanes))
     told = told_of(system, hypers, schedule.ticks, row)
     told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
     drawn_as = group, timelines, ticks, row, schedule, lanes, program, model, told
