@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import is_narrow, is_traced, shapes_of_model, typed_structure
+from fedjax_sim.trees import has, is_narrow, is_traced, shapes_of_model, typed_structure
 from fedjax_sim.types import (
     EMPTY,
     Algorithm,
@@ -222,7 +222,7 @@ def check_problem(system: System, problem: Any) -> None:
     members = [member for member in vars(kind) if not member.startswith("_")]
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
-    lacking = [each for each in members if not (hasattr(owner, each) or hasattr(problem, each))]
+    lacking = [each for each in members if not (hasattr(owner, each) or has(problem, each))]
     if lacking or isinstance(problem, type):
         allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
         if isinstance(problem, type):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, plain
-from fedjax_sim.types import AnyProblem, DescribedProblem
+from fedjax_sim.trees import has
+from fedjax_sim.types import AnyProblem
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -81,7 +82,9 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
       problems: What was learnt, at least one problem. Labels on which not all agree are left out.
     """
     distinct = list({id(problem): problem for problem in problems}.values())
-    described = [each for each in distinct if isinstance(each, DescribedProblem)]
+    described = [
+        each for each in distinct if has(each, "metric_labels") and has(each, "less_is_better")
+    ]
     if not described:
         return curves
     first, labels = described[0], {}

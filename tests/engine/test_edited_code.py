@@ -4,9 +4,6 @@ The ways to change it are generated: places from which a function takes a value,
 kinds. What plain JAX does not notice either may go unnoticed.
 """
 
-import dataclasses
-import textwrap
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,10 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
 import fedjax_sim
-from fedjax_sim.engine.machine import user_code
 from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.program.prepare import _trace_problem
 
@@ -130,7 +125,11 @@ PLACES: dict[str, tuple[str, str, str]] = {
         "object.__setattr__(o, 'k', NEW)",
     ),
     "class": ("class Kind:\n    k = OLD", "Kind().__class__.__dict__['k']", "Kind.k = NEW"),
-    "base class": ("class Base:\n    k = (OLD,)\nclass Kind(Base): pass", "Kind.k[0]", "Base.k = (NEW,)"),
+    "base class": (
+        "class Base:\n    k = (OLD,)\nclass Kind(Base): pass",
+        "Kind.k[0]",
+        "Base.k = (NEW,)",
+    ),
     "metaclass": (
         "class Meta(type):\n    @property\n    def k(cls): return cls.j[0]\n"
         "class Kind(metaclass=Meta):\n    j = [OLD]",
@@ -228,7 +227,11 @@ PLACES: dict[str, tuple[str, str, str]] = {
 
 
 OTHERS: dict[str, tuple[str, str, str]] = {
-    "environment": ("os.environ['EDITED_'] = '1'", "float(os.environ['EDITED_'])", "os.environ['EDITED_'] = '2'"),
+    "environment": (
+        "os.environ['EDITED_'] = '1'",
+        "float(os.environ['EDITED_'])",
+        "os.environ['EDITED_'] = '2'",
+    ),
     "array in place": ("K = np.ones(3)", "K", "K *= 2"),
     "array of 32 bits in place": ("K = np.ones(3, 'f4')", "K", "K *= 2"),
     "array in a list in place": ("o = Holder(); o.k = [np.ones(3)]", "o.k[0]", "o.k[0][:] = 2"),
@@ -248,8 +251,7 @@ OTHERS: dict[str, tuple[str, str, str]] = {
         "S = 2.0",
     ),
     "tangent alone": (
-        "@jax.custom_jvp\ndef f(x): return x\nS = 1.0\n"
-        "f.defjvp(lambda p, t: (p[0], S * t[0]))",
+        "@jax.custom_jvp\ndef f(x): return x\nS = 1.0\nf.defjvp(lambda p, t: (p[0], S * t[0]))",
         "f(x)",
         "S = 2.0",
     ),
@@ -291,7 +293,11 @@ def cases() -> dict[str, tuple[str, str, str]]:
             if i and j and (i + j) % 6:
                 continue
             term = f"(lambda v: {use})({get})"
-            found[f"{place}: {kind}"] = source.replace("OLD", old).replace("NEW", new), term, edit.replace("NEW", new)
+            found[f"{place}: {kind}"] = (
+                source.replace("OLD", old).replace("NEW", new),
+                term,
+                edit.replace("NEW", new),
+            )
     return found
 
 

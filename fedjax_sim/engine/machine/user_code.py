@@ -55,6 +55,7 @@ _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
 _said: set[Hashable] = set()
+_failed: set[Hashable] = set()
 
 
 def number_of_code(
@@ -102,7 +103,15 @@ def number_of_code(
 def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
     """Trace, and return the number of the program and the seconds that it took."""
     begin = time.thread_time()
-    key = parts, parts_of_program(*trace())
+    try:
+        key = parts, parts_of_program(*trace())
+    except Exception as error:  # Where it is called next says what is wrong, in better words.
+        if parts in _failed:
+            _say_once(
+                parts, f"{_named(used)} is compiled at each call, as its trace fails: {error!r}"
+            )
+        _failed.add(parts)
+        return next(_numbers), 0.0
     seconds = time.thread_time() - begin
     before = _number.cache_info().misses
     with _lock:

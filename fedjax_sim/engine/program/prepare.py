@@ -33,7 +33,7 @@ from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.lifecycle import say
 from fedjax_sim.settings import ConfigError, alternatives_in
-from fedjax_sim.trees import shapes_of_model
+from fedjax_sim.trees import has, shapes_of_model
 from fedjax_sim.types import (
     EMPTY,
     Budget,
@@ -177,7 +177,8 @@ def plan_group(
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
     num_examples = system.hints.step_examples(hypers[0])
-    trace = partial(_trace_problem, problems[0], num_examples)
+    has_loss = system.fit.learns is not LatentProblem
+    trace = partial(_trace_problem, problems[0], num_examples, has_loss=has_loss)
     code = number_of_code(trace, problems[0], may_rest=True)
     model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
@@ -190,7 +191,6 @@ def plan_group(
         stack_problems(problems),
     )
     # The layout, chosen by the cost of a local step.
-    has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
     chosen_among = alternatives_in(hypers[0])
     placement = choose(
@@ -242,7 +242,9 @@ def plan_group(
     return Planned(*drawn_as, options.budget)
 
 
-def _trace_problem(problem: Any, num_examples: int) -> tuple[ClosedJaxpr, Any]:
+def _trace_problem(
+    problem: Any, num_examples: int, *, has_loss: bool = True
+) -> tuple[ClosedJaxpr, Any]:
     """Trace what algorithms of this package may call of a problem, and describe its results."""
 
     def results(problem: Any) -> Iterator[Any]:
@@ -250,17 +252,16 @@ def _trace_problem(problem: Any, num_examples: int) -> tuple[ClosedJaxpr, Any]:
         examples, weight = jnp.zeros(num_examples, "int32"), jnp.ones(num_examples)
         model = problem.init(key)
         yield problem.counts, model, problem.evaluate(model)
-        if isinstance(problem, LatentProblem):
+        if not has_loss:
             natural = problem.natural(problem.maximise(model))
             yield natural, problem.statistics(natural, client, examples, weight)
             yield problem.client_statistics(natural)
             return
-        kind = type(problem)
-        for losses in (problem, *([problem.alone(client)] if hasattr(kind, "alone") else [])):
+        for losses in (problem, *([problem.alone(client)] if has(problem, "alone") else [])):
             yield jax.value_and_grad(losses.loss)(model, client, examples, key)
-            if hasattr(kind, "client_loss"):
+            if has(problem, "client_loss"):
                 yield jax.value_and_grad(losses.client_loss)(model, client, key)
-        if hasattr(kind, "evaluate_clients"):
+        if has(problem, "evaluate_clients"):
             yield problem.evaluate_clients(lambda client: model)
 
     described = jax.tree.map(
