@@ -113,8 +113,8 @@ PLACES: dict[str, tuple[str, str, str]] = {
         "o.k = NEW",
     ),
     "field": (
-        "@dataclasses.dataclass\nclass Call:\n    k: object\n    def __call__(self): return self.k\n"
-        "o = Call(OLD)",
+        "@dataclasses.dataclass\nclass Call:\n    k: object\n"
+        "    def __call__(self): return self.k\no = Call(OLD)",
         "o()",
         "o.k = NEW",
     ),
@@ -223,7 +223,7 @@ PLACES: dict[str, tuple[str, str, str]] = {
         "K = NEW; get.cache_clear()",
     ),
 }
-"""Places of values: source with a value, an expression that finds it, and source that changes it."""
+"""Places of values: source with one, an expression that finds it, and source that changes it."""
 
 
 OTHERS: dict[str, tuple[str, str, str]] = {

@@ -6,6 +6,7 @@ module, a number in a global or a field of an object changes. So code of users i
 each call, and the number of what it was traced to is a static argument of the compiled programs.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -25,6 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.lifecycle import say
 
@@ -276,10 +278,8 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from (value.fget, value.fset)
     elif issubclass(kind, staticmethod | classmethod):
         yield value.__func__
-    try:
+    with contextlib.suppress(AttributeError):
         yield from object.__getattribute__(value, "__dict__").values()
-    except AttributeError:
-        pass
     for base in kind.__mro__:
         for member in vars(base).values():
             if type(member) is MemberDescriptorType:
@@ -337,7 +337,7 @@ def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[Any], Hashable]) -> Hashable:
         told = [
             (name, of(each))
             for name, each in equation.params.items()
-            if not (is_made and callable(each) and not isinstance(each, type))
+            if not (is_made and (isinstance(each, WrappedFun) or callable(each)))
         ]
         outs = [*map(atom, equation.outvars)]
         parts.append((equation.primitive, *map(atom, equation.invars), *outs, *told))
