@@ -6,6 +6,7 @@ checked where they are traced anyway, before anything learns.
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.machine.user_code import in_one_call
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
 from fedjax_sim.trees import has, is_narrow, is_traced, shapes_of_model, typed_structure
 from fedjax_sim.types import (
@@ -198,9 +200,9 @@ def with_known_inputs(function: FunctionT) -> FunctionT:
         for name, value in (signature.bind_partial(*args).arguments | named).items():
             is_record = isinstance(value, Ticks | Time | Energy)
             check_known(name, vars(value) if is_record else value)
-        if not is_traced(()):
-            return function(*args, **named)
-        with jax.ensure_compile_time_eval():
+        # Within a trace, what is known stays so.
+        known = jax.ensure_compile_time_eval() if is_traced(()) else contextlib.nullcontext()
+        with known, in_one_call():
             return function(*args, **named)
 
     return cast(FunctionT, call)

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -29,6 +30,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.linear_util import WrappedFun
 
 from fedjax_sim.lifecycle import say
+from fedjax_sim.trees import typed_structure
 
 FIXED = tuple(
     f"{folder}{os.sep}"
@@ -56,12 +58,28 @@ _arrays: dict[int, tuple["weakref.ref[Any]", Any]] = {}
 _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
+_of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
+"""Numbers of the code in the call that is under way, in which nobody edits code."""
+
 _said: set[Hashable] = set()
 _failed: set[Hashable] = set()
 
 
+@contextlib.contextmanager
+def in_one_call() -> Iterator[None]:
+    """Trace the same code once within the statement."""
+    token = _of_call.set({})
+    try:
+        yield
+    finally:
+        _of_call.reset(token)
+
+
 def number_of_code(
-    trace: Callable[[], tuple[ClosedJaxpr, Any]], *used: Any, may_rest: bool = False
+    trace: Callable[[], tuple[ClosedJaxpr, Any]],
+    *used: Any,
+    facts: Hashable = None,
+    may_rest: bool = False,
 ) -> int:
     """Number the program that code of users is traced to.
 
@@ -72,6 +90,7 @@ def number_of_code(
         describes its results. It is called if there is code of users, and twice for a new program,
         to find out whether traces differ by themselves.
       used: Trees that the program is made of: problems, settings, systems and functions.
+      facts: What else decides the program.
       may_rest: Whether a slow trace need not be repeated soon; the user is then told so.
 
     Returns:
@@ -81,13 +100,14 @@ def number_of_code(
     is_users, parts = _look_through(used)
     if not is_users:
         return _number(parts) if parts else 0
-    leaves, structure = jax.tree.flatten(used)
-    forms = tuple(jax.typeof(leaf) if _is_data(leaf) else None for leaf in leaves)
-    wide = jax.dtypes.result_type(float)
-    asked = parts, structure, forms, wide
+    forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
+    asked = parts, typed_structure(used), forms, jax.dtypes.result_type(float), facts
+    of_call = _of_call.get()
+    if of_call is not None and asked in of_call:
+        return of_call[asked]
     now = time.monotonic()
-    before, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
-    if may_rest and seconds > SLOW[0] and now - before < SLOW[1] * seconds:
+    asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
+    if may_rest and seconds > SLOW[0] and now - asked_at < SLOW[1] * seconds:
         _say_once(
             parts,
             f"tracing {_named(used)} takes {seconds:.1f} s; in calls that follow each other soon "
@@ -96,7 +116,10 @@ def number_of_code(
         )
     else:
         number, seconds = _number_of_trace(trace, parts, used)
-    _last[asked] = now, seconds, number
+    if of_call is not None:
+        of_call[asked] = number
+    if may_rest and seconds > SLOW[0]:
+        _last[asked] = now, seconds, number
     while len(_last) > MOST_NUMBERED:
         _last.popitem(last=False)
     return number

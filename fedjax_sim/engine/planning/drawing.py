@@ -564,7 +564,7 @@ def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
     given = system.timeline, typed_structure(hyper), shapes, num_ticks
-    code = number_of_code(partial(_program_of, *given), system.timeline, hyper)
+    code = number_of_code(partial(_program_of, *given), system.timeline, hyper, facts=num_ticks)
     return _trace(*given, code)
 
 

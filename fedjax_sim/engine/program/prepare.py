@@ -179,7 +179,7 @@ def plan_group(
     num_examples = system.hints.step_examples(hypers[0])
     has_loss = system.fit.learns is not LatentProblem
     trace = partial(_trace_problem, problems[0], num_examples, has_loss=has_loss)
-    code = number_of_code(trace, problems[0], may_rest=True)
+    code = number_of_code(trace, problems[0], facts=num_examples, may_rest=True)
     model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
@@ -234,7 +234,9 @@ def plan_group(
     starts = stack_starts(group)
     trace = partial(_trace_lanes, program, lanes, schedule, starts)
     # What draws schedules is numbered there.
-    of_lanes = number_of_code(trace, system._replace(timeline=None), hypers[0])
+    sizes = [np.shape(leaf) for leaf in jax.tree.leaves((lanes, schedule.stored))]
+    facts = program, *sizes
+    of_lanes = number_of_code(trace, system._replace(timeline=None), hypers[0], facts=facts)
     program = program._replace(code=together(code, of_lanes))
     told = told_of(system, hypers, schedule.ticks, row)
     told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
