@@ -4,17 +4,22 @@ The ways to change it are generated: places from which a function takes a value,
 kinds. What plain JAX does not notice either may go unnoticed.
 """
 
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim
+from fedjax_sim.engine.machine import user_code
 from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.program.prepare import _trace_problem
+from fedjax_sim.problems import Quadratic
 
 FEDAVG = fedjax_sim.SYSTEMS["fedavg"]
 
@@ -336,7 +341,7 @@ def test_there_are_many_ways() -> None:
 
 
 STALE = {"jitted helper", "checkpointed helper", "body in a module", "branches in a module"}
-"""Ways that JAX does not notice."""
+"""Ways that JAX does not notice, as the guide of determinism says."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -347,5 +352,148 @@ def test_a_change_is_noticed(name: str) -> None:
     assert user.number() == before, "equal code has an equal number"
     known = user.in_plain_jax() if name in STALE else None
     user.run(edit)
-    if user.number() == before:
+    is_noticed = user.number() != before
+    assert is_noticed == (name not in STALE)
+    if not is_noticed:
         jax.tree.map(np.testing.assert_array_equal, user.in_plain_jax(), known)
+
+
+def sweep(problem: Any, system: Any = FEDAVG, **options: Any) -> fedjax_sim.Run:
+    hyper = system.paper(num_clients=2, num_selected=1, batch_size=1, local_steps=1)
+    given = {"hyper": hyper, "seeds": 2, "budget": fedjax_sim.Ticks(2), "num_evals": 1}
+    layout = fedjax_sim.Layout(lane_devices=1)
+    return fedjax_sim.sweep(system, problem, **given | options, layout=layout)
+
+
+def norms(problem: Any, **options: Any) -> list[float]:
+    return sweep(problem, **options).curves["norm"].values.ravel().tolist()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["field: float", "import: int", "global: negative zero", "evaluation", "array in place"],
+)
+def test_a_sweep_runs_what_was_edited(name: str) -> None:
+    """And what it ran before, once that is there again. So does `bind`."""
+    source, term, edit = CASES[name]
+    user, edited = User(source, term), User(source, term)
+    before = norms(user.problem)
+    assert norms(user.problem) == before
+    edited.run(edit)
+    user.run(edit)
+    after = norms(user.problem)
+    jax.clear_caches()
+    assert after == norms(edited.problem)
+    if name != "global: negative zero":  # Of which the first step makes the same.
+        assert after != before
+    hyper = FEDAVG.paper(num_clients=2, num_selected=1, batch_size=1, local_steps=1)
+    bound = fedjax_sim.bind(FEDAVG, user.problem, hyper, budget=fedjax_sim.Ticks(2), seed=0)
+    state, _ = bound.run(bound.init())
+    assert float(bound.evaluate(state)["norm"]) == after[1]
+
+
+def test_own_settings_and_steps_are_noticed() -> None:
+    """An optimizer that reads a number, and a step that does."""
+    held, user = {"factor": 1.0}, User("", "x")
+
+    def optimizer(lr: Any) -> optax.GradientTransformation:
+        return optax.sgd(held["factor"] * lr)
+
+    def algorithm(*given: Any) -> Any:
+        made = FEDAVG.algorithm(*given)
+
+        def step(key: Any, state: Any, event: Any) -> Any:
+            after, info = made.step(key, state, event)
+            return jax.tree.map(lambda leaf: held["factor"] * leaf, after), info
+
+        return made._replace(step=step)
+
+    hyper = FEDAVG.paper(
+        num_clients=2, num_selected=1, batch_size=1, local_steps=1, optimizer=optimizer
+    )
+    ways: list[dict[str, Any]] = [
+        {"hyper": hyper},
+        {"system": FEDAVG._replace(algorithm=algorithm)},
+    ]
+    before = [norms(user.problem, **way) for way in ways]
+    held["factor"] = 0.5
+    after = [norms(user.problem, **way) for way in ways]
+    assert all(new != old for new, old in zip(after, before, strict=True))
+
+
+def test_code_is_traced_once_in_a_call() -> None:
+    """Whatever the number of lanes; that of this package is not traced."""
+    user = User("TRACED = []", "TRACED.append(1) or x")
+    for seeds in (1, 3):
+        sweep(user.problem, seeds=seeds)
+        user.names["TRACED"].clear()
+        sweep(user.problem, seeds=seeds)
+        assert len(user.names["TRACED"]) == 1
+
+    def fail() -> Any:
+        raise AssertionError
+
+    problem = Quadratic.of([[0.0, 1.0], [2.0, 3.0]])
+    assert number_of_code(fail, problem, FEDAVG, FEDAVG.paper(num_clients=2)) == 0
+
+
+def test_a_method_that_is_put_into_a_class_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Quadratic.of([[0.0, 1.0], [2.0, 3.0]])
+    trace = partial(_trace_problem, problem, 1)
+    monkeypatch.setattr(Quadratic, "loss", lambda self, params, *rest: jnp.sum(params))
+    first = number_of_code(trace, problem)
+    monkeypatch.setattr(Quadratic, "loss", lambda self, params, *rest: -jnp.sum(params))
+    assert 0 < first != number_of_code(trace, problem) > 0
+    monkeypatch.undo()
+    assert number_of_code(trace, problem) == 0
+
+
+def test_random_numbers_of_python_get_one_warning(capsys: pytest.CaptureFixture) -> None:
+    user = User("import random", "random.random() * x")
+    numbers = {user.number() for _ in range(3)}
+    assert len(numbers) == 3
+    assert capsys.readouterr().err.count("Problem is traced to another program each time") == 1
+
+
+def test_a_slow_trace_rests(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """In calls that follow each other soon; another function is noticed all the same."""
+    user = User("D = {'k': 1.0}\ndef get(): return D['k']", "get() * x")
+
+    def number() -> int:
+        return number_of_code(partial(_trace_problem, user.problem, 1), user.problem, may_rest=True)
+
+    monkeypatch.setattr(user_code, "SLOW", (0.0, 1e6))
+    first = number()
+    user.run("D['k'] = 2.0")
+    assert number() == number() == first
+    assert capsys.readouterr().err.count("changes inside it are not noticed until") == 1
+    user.run("def get(): return 3.0")
+    assert number() != first
+    monkeypatch.undo()
+    user.run("def get(): return D['k']")
+    assert number() != first
+
+
+def test_no_look_up_of_a_user_is_run() -> None:
+    """What `__getattr__` raises ends no sweep, in the problem and in what its loss calls."""
+    broken = "\n    def __getattr__(self, name): return {}[name]\n"
+    source = f"class Call:{broken}    def __call__(self, x): return x\nf = Call()"
+    source += f"\nclass Broken(Problem):{broken}"
+    user, plain = User(source, "f(x)"), User("", "x")
+    user.run("Problem = jax.tree_util.register_dataclass(dataclasses.dataclass(Broken))")
+    assert norms(user.problem) == norms(plain.problem)
+
+
+def test_arrays_are_not_kept_alive() -> None:
+    user = User("K = jnp.arange(3.0)", "K")
+    first, alive = user.number(), weakref.ref(user.names["K"])
+    assert user.number() == first
+    user.run("K = None")
+    gc.collect()
+    assert alive() is None
+
+
+def test_data_and_settings_make_no_difference() -> None:
+    user = User("", "x")
+    other = user.names["Problem"](np.full(2, 7, "int32"))
+    assert number_of_code(partial(_trace_problem, other, 1), other) == user.number()

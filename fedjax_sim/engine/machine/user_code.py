@@ -111,8 +111,8 @@ def number_of_code(
         _say_once(
             parts,
             f"tracing {_named(used)} takes {seconds:.1f} s; in calls that follow each other soon "
-            "it is taken for unchanged, unless a function or class in it is another one. "
-            "jax.clear_caches() and a pause make changes in it noticed.",
+            "it is taken for unchanged, unless a function or class in it is another one: changes "
+            f"inside it are not noticed until {SLOW[1] * seconds:.0f} s have passed.",
         )
     else:
         number, seconds = _number_of_trace(trace, parts, used)
@@ -127,26 +127,34 @@ def number_of_code(
 
 def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
     """Trace, and return the number of the program and the seconds that it took."""
-    begin = time.thread_time()
-    try:
+
+    def traced() -> tuple[Hashable, float]:
+        begin = time.thread_time()
         key = parts, parts_of_program(*trace())
+        return key, time.thread_time() - begin
+
+    try:
+        key, seconds = traced()
     except Exception as error:  # Where it is called next says what is wrong, in better words.
         if parts in _failed:
-            _say_once(
-                parts, f"{_named(used)} is compiled at each call, as its trace fails: {error!r}"
-            )
+            sentence = f"is compiled at each call, as its trace fails: {error!r}"
+            _say_once(parts, f"{_named(used)} {sentence}")
         _failed.add(parts)
         return next(_numbers), 0.0
-    seconds = time.thread_time() - begin
-    before = _number.cache_info().misses
     with _lock:
+        known = _number.cache_info().misses
         number = _number(key)
-    if _number.cache_info().misses > before and (parts, parts_of_program(*trace())) != key:
-        _say_once(
-            parts,
-            f"{_named(used)} is traced to another program each time, as with random numbers or "
-            "the time of Python, and is compiled at each call: draw from the key that it gets.",
-        )
+        is_new = _number.cache_info().misses > known
+    if is_new:
+        # What is traced first takes longer.
+        again, seconds = traced()
+        if again != key:
+            _say_once(
+                parts,
+                f"{_named(used)} is traced to another program each time, as with random numbers "
+                "or the time of Python, and is compiled at each call: draw from the key that it "
+                "gets.",
+            )
     return number, seconds
 
 
