@@ -341,7 +341,7 @@ def test_there_are_many_ways() -> None:
 
 
 STALE = {"jitted helper", "checkpointed helper", "body in a module", "branches in a module"}
-"""Ways that JAX does not notice, as the guide of determinism says."""
+"""Ways that JAX does not notice, as the guide on limits says."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -371,7 +371,7 @@ def norms(problem: Any, **options: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     "name",
-    ["field: float", "import: int", "global: negative zero", "evaluation", "array in place"],
+    ["field: float", "import: float", "global: negative zero", "evaluation", "array in place"],
 )
 def test_a_sweep_runs_what_was_edited(name: str) -> None:
     """And what it ran before, once that is there again. So does `bind`."""
@@ -408,17 +408,16 @@ def test_own_settings_and_steps_are_noticed() -> None:
 
         return made._replace(step=step)
 
-    hyper = FEDAVG.paper(
-        num_clients=2, num_selected=1, batch_size=1, local_steps=1, optimizer=optimizer
-    )
+    small = {"num_clients": 2, "num_selected": 1, "batch_size": 1, "local_steps": 1, "lr": 0.1}
     ways: list[dict[str, Any]] = [
-        {"hyper": hyper},
-        {"system": FEDAVG._replace(algorithm=algorithm)},
+        {"hyper": FEDAVG.paper(**small, optimizer=optimizer)},
+        {"hyper": FEDAVG.paper(**small), "system": FEDAVG._replace(algorithm=algorithm)},
     ]
     before = [norms(user.problem, **way) for way in ways]
     held["factor"] = 0.5
     after = [norms(user.problem, **way) for way in ways]
-    assert all(new != old for new, old in zip(after, before, strict=True))
+    assert after[0] != before[0]
+    assert after[1] != before[1]
 
 
 def test_code_is_traced_once_in_a_call() -> None:
