@@ -54,6 +54,20 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     return jax.device_put(np.asarray(own, jax.dtypes.canonicalize_dtype(own.dtype)))
 
 
+def has(value: Any, name: str) -> bool:
+    """Tell whether an object has an attribute. One whose look-up fails, however it does, is none.
+
+    Args:
+      value: The object, such as a problem that hands on the attributes of another one.
+      name: Name of the attribute.
+    """
+    try:
+        getattr(value, name)
+    except Exception:  # A user's `__getattr__` may raise any.
+        return False
+    return True
+
+
 def shapes_of_model(problem: Any) -> Params:
     """Describe the models of a problem by their shapes and types; nothing is computed.
 

@@ -13,7 +13,7 @@ from fedjax_sim.batching import look_ahead
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.trees import is_narrow, programs_within
+from fedjax_sim.trees import has, is_narrow, programs_within
 from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
@@ -208,7 +208,7 @@ def _draw_batches(
         return examples, jax.random.fold_in(noises, step)
 
     drawn = look_ahead(draw, most_steps)
-    losses = problem.alone(client) if is_alone and hasattr(problem, "alone") else problem
+    losses = problem.alone(client) if is_alone and has(problem, "alone") else problem
     return losses, drawn
 
 

@@ -108,7 +108,7 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
       out of means. Nothing if the problem has no examples of single clients, see
       `fedjax_sim.types.PersonalProblem`.
     """
-    if not hasattr(problem, "evaluate_clients"):
+    if not trees.has(problem, "evaluate_clients"):
         return {}
     values = problem.evaluate_clients(model_of)
     metrics = {f"personal_{name}": jnp.nanmean(value) for name, value in values.items()}

@@ -6,6 +6,7 @@ checked where they are traced anyway, before anything learns.
 Dimension letters: those of `fedjax_sim.types`, `D` timelines.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.engine.machine.user_code import in_one_call
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import is_narrow, is_traced, shapes_of_model, typed_structure
+from fedjax_sim.trees import has, is_narrow, is_traced, shapes_of_model, typed_structure
 from fedjax_sim.types import (
     Algorithm,
     Energy,
@@ -66,9 +68,9 @@ def with_known_inputs(function: FunctionT) -> FunctionT:
         for name, value in (signature.bind_partial(*args).arguments | named).items():
             is_record = isinstance(value, Ticks | Time | Energy)
             check_known(name, vars(value) if is_record else value)
-        if not is_traced(()):
-            return function(*args, **named)
-        with jax.ensure_compile_time_eval():
+        # Within a trace, what is known stays so.
+        known = jax.ensure_compile_time_eval() if is_traced(()) else contextlib.nullcontext()
+        with known, in_one_call():
             return function(*args, **named)
 
     return cast(FunctionT, call)
@@ -90,7 +92,7 @@ def check_problem(system: System, problem: Any) -> None:
     members = [member for member in vars(kind) if not member.startswith("_")]
     # Looked up in the class where possible, as a property may take long to compute.
     owner = type(problem)
-    lacking = [each for each in members if not (hasattr(owner, each) or hasattr(problem, each))]
+    lacking = [each for each in members if not (hasattr(owner, each) or has(problem, each))]
     if lacking or isinstance(problem, type):
         allowed = f"a {kind.__name__} (see fedjax_sim/types.py) for {system.name}"
         if isinstance(problem, type):

@@ -1,6 +1,7 @@
 """Metrics with dimensions, which their names tell: "error[client]" is "error" along "client"."""
 
 from collections.abc import Collection, Mapping, Sequence
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.settings import ConfigError, plain
-from fedjax_sim.types import AnyProblem, DescribedProblem
+from fedjax_sim.types import AnyProblem
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -81,7 +82,11 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
       problems: What was learnt, at least one problem. Labels on which not all agree are left out.
     """
     distinct = list({id(problem): problem for problem in problems}.values())
-    described = [each for each in distinct if isinstance(each, DescribedProblem)]
+    # Looked up without a problem's `__getattr__`, which may raise anything.
+    names = "metric_labels", "less_is_better"
+    described = [
+        each for each in distinct if all(getattr_static(each, name, None) for name in names)
+    ]
     if not described:
         return curves
     first, labels = described[0], {}

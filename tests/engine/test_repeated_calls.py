@@ -19,7 +19,6 @@ from flax import struct
 
 import fedjax_sim
 from fedjax_sim.engine.machine import compiling, memory, processes
-from fedjax_sim.engine.machine.user_code import number_of_code
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.events.clocks import Instant
@@ -389,32 +388,6 @@ def test_a_trace_may_change() -> None:
     np.testing.assert_allclose(times(), 2 * before)
     trace.start, trace.finish = 2 * trace.start, 2 * trace.finish
     np.testing.assert_allclose(times(), 4 * before)
-
-
-def test_arrays_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    array = jnp.arange(3.0)
-    monkeypatch.setitem(globals(), "BY", array)
-    first, alive = number_of_code(by_array), weakref.ref(array)
-    assert number_of_code(by_array) == first
-    monkeypatch.undo()
-    del array
-    gc.collect()
-    assert alive() is None
-
-
-def test_code_has_a_number_of_its_own() -> None:
-    """Numbers of data and of settings make no difference."""
-    assert number_of_code(distances()) == number_of_code(distances(shift=1.0))
-    assert number_of_code(hyper(lr=0.1)) == number_of_code(hyper(lr=0.2))
-    functions = [lambda x, by=by: x * by for by in (1, 2, 1)]
-    first, second, third = map(number_of_code, functions)
-    assert first == third != second
-
-    def bound(by: Any) -> Callable[[Any], Any]:
-        return lambda x: by(x)
-
-    assert number_of_code(bound(abs)) == number_of_code(bound(len))  # Nobody edits these.
-    assert number_of_code(bound(lambda x: x)) != number_of_code(bound(lambda x: -x))
 
 
 def test_few_programs_are_known() -> None:

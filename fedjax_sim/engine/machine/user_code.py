@@ -1,9 +1,9 @@
-"""Which code a program was traced from, so that edited code is traced again.
+"""Which program a user's code is traced to, so that edited code is compiled again.
 
-JAX keeps what it has traced for static arguments of equal value. A class or a function that is
-defined again is another value. One that is changed in place is not: a method that is assigned to
-its class, as in `Problem.loss = other`, or a function whose code a notebook's `%autoreload`
-replaces. The number of the code makes a difference there.
+JAX keeps what it has traced for static arguments of equal value. A function that does something
+else than before may be equal to itself: a method is assigned to its class, a notebook reloads a
+module, a number in a global or a field of an object changes. So code of users is traced afresh at
+each call, and the number of what it was traced to is a static argument of the compiled programs.
 """
 
 import contextlib
@@ -11,243 +11,435 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import os
 import sys
 import sysconfig
 import threading
+import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.linear_util import WrappedFun
 
-FIXED = (
-    str(Path(__file__).parents[2]),
-    *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
+from fedjax_sim.lifecycle import say
+from fedjax_sim.trees import typed_structure
+
+FIXED = tuple(
+    f"{folder}{os.sep}"
+    for folder in (
+        Path(__file__).parents[2],
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    )
 )
 """Folders of this package and of what is installed, in which nobody edits code while it runs."""
-
-
-LIBRARIES = {*sys.stdlib_module_names, "chex", "flax", "jax", "jaxlib", "numpy", "optax"}
-"""Modules whose classes are not looked at."""
 
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 OWN = f"{__name__.partition('.')[0]}."
 MOST_NUMBERED = 512
-"""Codes whose numbers are kept; one that is seen again later gets a new number."""
+"""Programs whose numbers are kept; one that is seen again later gets a new number."""
 
 
-WITHOUT_ATTRIBUTES = (type, ModuleType, FunctionType, MethodType, np.ndarray, jax.Array)
-"""Kinds of values whose attributes, if any, are looked at in another way or not at all."""
+SLOW = 0.1, 10
+"""Seconds from which a trace is slow, and within how many times as long it is not repeated."""
 
 _numbers, _lock = itertools.count(1), threading.Lock()
 _arrays: dict[int, tuple["weakref.ref[Any]", Any]] = {}
-"""Arrays that are alive, by their address: numbers of JAX's, and contents of NumPy's."""
+"""Objects that are alive, by their address: contents of arrays, and numbers of others."""
+
+_last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
+"""When code was last asked for, how long its trace took, and its number."""
+
+_of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
+"""Numbers of the code in the call that is under way, in which nobody edits code."""
+
+_said: set[Hashable] = set()
+_failed: set[Hashable] = set()
 
 
-def number_of_code(*used: Any) -> int:
-    """Number the code of users that some values run when they are called.
+@contextlib.contextmanager
+def in_one_call() -> Iterator[None]:
+    """Trace the same code once within the statement."""
+    token = _of_call.set({})
+    try:
+        yield
+    finally:
+        _of_call.reset(token)
 
-    What is noticed: other code, defaults, plain constants (numbers, texts, None) and arrays of
-    functions, of methods and properties of classes and their bases, of the functions and values
-    that these have closed over, and of those that they name in their modules; also in lists and
-    mappings, and in attributes of objects that the code names; and what traces and tables of
-    clients hold. What is not: the code of this
-    package and of installed ones, unless a class has got another method; and what code finds in
-    another way, such as sets, files, arrays of objects and what `getattr` returns.
+
+def number_of_code(
+    trace: Callable[[], tuple[ClosedJaxpr, Any]],
+    *used: Any,
+    facts: Hashable = None,
+    may_rest: bool = False,
+) -> int:
+    """Number the program that code of users is traced to.
+
+    It keeps no arrays and no functions of programs alive.
 
     Args:
-      used: Functions, classes, and dataclasses, of which numbers and arrays are left out.
+      trace: Traces the program in a function that JAX has not seen, and returns it with what
+        describes its results. It is called if there is code of users, and twice for a new program,
+        to find out whether traces differ by themselves.
+      used: Trees that the program is made of: problems, settings, systems and functions.
+      facts: What else decides the program.
+      may_rest: Whether a slow trace need not be repeated soon; the user is then told so.
 
     Returns:
-      A number from 1, the same for equal code. It keeps no arrays and no functions alive. NumPy's
-      arrays are compared by their contents, and JAX's, which nobody changes, by which they are.
+      0 where all code is this package's or installed, with methods as they were defined. Otherwise
+      a number from 1, the same for equal programs.
     """
+    is_users, parts = _look_through(used)
+    if not is_users:
+        return _number(parts) if parts else 0
+    forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
+    asked = parts, typed_structure(used), forms, jax.dtypes.result_type(float), facts
+    of_call = _of_call.get()
+    if of_call is not None and asked in of_call:
+        return of_call[asked]
+    now = time.monotonic()
+    asked_at, seconds, number = _last.pop(asked, (0.0, 0.0, 0))
+    if may_rest and seconds > SLOW[0] and now - asked_at < SLOW[1] * seconds:
+        _say_once(
+            parts,
+            f"tracing {_named(used)} takes {seconds:.1f} s; in calls that follow each other soon "
+            "it is taken for unchanged, unless a function or class in it is another one: changes "
+            f"inside it are not noticed until {SLOW[1] * seconds:.0f} s have passed.",
+        )
+    else:
+        number, seconds = _number_of_trace(trace, parts, used)
+    if of_call is not None:
+        of_call[asked] = number
+    if may_rest and seconds > SLOW[0]:
+        _last[asked] = now, seconds, number
+    while len(_last) > MOST_NUMBERED:
+        _last.popitem(last=False)
+    return number
+
+
+def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, float]:
+    """Trace, and return the number of the program and the seconds that it took."""
+
+    def traced() -> tuple[Hashable, float]:
+        begin = time.thread_time()
+        key = parts, parts_of_program(*trace())
+        return key, time.thread_time() - begin
+
+    try:
+        key, seconds = traced()
+    except Exception as error:  # Where it is called next says what is wrong, in better words.
+        if parts in _failed:
+            sentence = f"is compiled at each call, as its trace fails: {error!r}"
+            _say_once(parts, f"{_named(used)} {sentence}")
+        _failed.add(parts)
+        return next(_numbers), 0.0
     with _lock:
-        return _number(tuple(_parts_of(used)))
+        known = _number.cache_info().misses
+        number = _number(key)
+        is_new = _number.cache_info().misses > known
+    if is_new:
+        # What is traced first takes longer.
+        again, seconds = traced()
+        if again != key:
+            _say_once(
+                parts,
+                f"{_named(used)} is traced to another program each time, as with random numbers "
+                "or the time of Python, and is compiled at each call: draw from the key that it "
+                "gets.",
+            )
+    return number, seconds
+
+
+def together(*codes: int) -> int:
+    """Number some numbers of code together; 0 if all are 0."""
+    return _number(codes) if any(codes) else 0
 
 
 @functools.lru_cache(maxsize=MOST_NUMBERED)
-def _number(parts: tuple[Hashable, ...]) -> int:
+def _number(parts: Hashable) -> int:
     return next(_numbers)
 
 
-def _parts_of(used: tuple[Any, ...]) -> Iterator[Hashable]:
-    """Iterate over codes and constants, each once, in an order that the values decide."""
-    rest, known = list(used), set()
+def _say_once(about: Hashable, sentence: str) -> None:
+    if (about, sentence[:7]) not in _said:
+        _said.add((about, sentence[:7]))
+        say(sentence)
+
+
+def _named(used: Iterable[Any]) -> str:
+    return " and ".join(getattr(each, "__qualname__", type(each).__qualname__) for each in used)
+
+
+# Which code is there.
+
+
+def _look_through(used: Any) -> tuple[bool, tuple[Hashable, ...]]:
+    """Look for code of users in values, without running any of it.
+
+    Returns:
+      Whether there is some, and what tells apart the functions and classes that were found, and
+      arrays of NumPy that are no data but parts of objects, such as traces.
+    """
+    leaves = jax.tree.leaves(used)
+    known = {id(leaf): leaf for leaf in leaves if _is_data(leaf)}
+    rest, is_users, parts = list(used), False, []
     while rest:
         value = rest.pop()
         kind = type(value)
-        if kind in PLAIN:
-            yield kind, value
-        elif isinstance(value, np.ndarray | np.generic | jax.Array):
-            yield from _parts_of_array(value)
-        elif id(value) not in known:
-            known.add(id(value))
-            if kind is not FunctionType:
-                rest += _inside(value)
+        if kind in PLAIN or id(value) in known:
+            continue
+        known[id(value)] = value  # Kept, so that nothing else gets its address.
+        if issubclass(kind, np.ndarray):
+            parts.append(_part(value))
+        elif issubclass(kind, jax.Array | np.generic | np.dtype | ModuleType):
+            continue
+        elif kind is FunctionType:
+            if _is_edited(value):
+                is_users = True
+                parts.append(value.__code__)
+                rest += _named_in(value)
+            rest += _inside_function(value)
+        elif issubclass(kind, type):
+            if _is_fixed(value.__module__):
+                if value.__module__.startswith(OWN):
+                    rest += _replaced(value)
                 continue
-            # Decorators of any package keep what they decorate.
-            read = [*_closed_over(value)]
-            if "__wrapped__" in vars(value):
-                rest.append(value.__wrapped__)
-            if _is_edited(value.__code__):
-                yield value.__code__
-                read += value.__defaults__ or ()
-                read += (value.__kwdefaults__ or {}).values()
-                names = _names_in(value.__code__)
-                read += _named(names, value.__globals__)
-                read += _attributes(read, names)
-            rest += read
+            is_users = True
+            parts.append(value.__qualname__)
+            for name, member in vars(value).items():
+                if type(member) in PLAIN and not name.startswith("__"):
+                    parts.append((name, _part(member)))
+                rest.append(member)
+            rest += value.__bases__
+        else:
+            rest.append(kind)
+            rest += _inside(value)
+    return is_users, tuple(parts)
 
 
-def _parts_of_array(array: Any) -> Iterator[Hashable]:
-    """Tell arrays apart; those that a trace stands for are known to it."""
-    if isinstance(array, jax.core.Tracer):
-        return
-    if isinstance(array, jax.Array):
-        yield "array", _seen_as(array) or _see(array, next(_numbers))
-        return
-    flat = np.ascontiguousarray(array)
-    if not flat.dtype.hasobject:
-        parts = flat.dtype.str, flat.shape, hashlib.blake2b(flat.view("uint8").data).digest()
-        if isinstance(array, np.ndarray) and _seen_as(array) != parts:
-            if _seen_as(array) is not None:
+def _is_data(leaf: Any) -> bool:
+    return issubclass(type(leaf), jax.Array | np.ndarray | np.generic | bool | int | float)
+
+
+def _is_edited(function: FunctionType) -> bool:
+    """Tell whether a function is a user's. What dataclasses generate follows from their fields."""
+    code = function.__code__
+    if code.co_filename.startswith("<") and _is_fixed(function.__module__ or ""):
+        return False
+    return not (code.co_filename.startswith(FIXED) or code.co_qualname.startswith("__create_fn__"))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_fixed(module: str) -> bool:
+    """Tell whether a module belongs to this package, to Python or to what is installed."""
+    if module.partition(".")[0] in sys.stdlib_module_names or module.startswith("namedtuple_"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and file.startswith(FIXED)
+
+
+_members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
+"""Members of classes of this package, as they were when nothing of them was a user's."""
+
+
+def _replaced(kind: type) -> list[Any]:
+    """List the members of a class of this package and of its bases if there may be other ones."""
+    found: list[Any] = []
+    for base in kind.__mro__:
+        if base.__module__.startswith(OWN):
+            members = list(vars(base).values())
+            if [*map(id, members)] != [*map(id, _members.get(base, ()))]:
+                _members[base] = members
+                if any(_look_through((each,))[0] for each in members if each is not base):
+                    del _members[base]
+                    found += members
+    return found
+
+
+def _inside_function(function: FunctionType) -> Iterator[Any]:
+    """Iterate over what a function has closed over, its defaults, and what it decorates."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # Not assigned yet.
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from vars(function).values()
+
+
+def _named_in(function: FunctionType) -> Iterator[Any]:
+    """Iterate over what a function names in its module, and in modules that it names there.
+
+    Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
+    that arrays which were changed in place are looked for.
+    """
+    codes, names = [function.__code__], {}
+    for code in codes:
+        names |= dict.fromkeys(code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    for name in (each for each in names if each in function.__globals__):
+        value = function.__globals__[name]
+        if not issubclass(type(value), ModuleType):
+            yield value
+        elif not _is_fixed(value.__name__):
+            yield from (vars(value)[each] for each in names if each in vars(value))
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
+    kind = type(value)
+    if issubclass(kind, tuple | list | set | frozenset):
+        yield from kind.__iter__(value) if kind.__module__ == "builtins" else _items(value)
+    elif issubclass(kind, dict):
+        yield from dict.values(value)
+    elif kind is MethodType:
+        yield from (value.__func__, value.__self__)
+    elif issubclass(kind, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif issubclass(kind, property):
+        yield from (value.fget, value.fset)
+    elif issubclass(kind, staticmethod | classmethod):
+        yield value.__func__
+    with contextlib.suppress(AttributeError):
+        yield from object.__getattribute__(value, "__dict__").values()
+    for base in kind.__mro__:
+        for member in vars(base).values():
+            if type(member) is MemberDescriptorType:
+                try:
+                    yield member.__get__(value, kind)
+                except AttributeError:  # Not assigned yet.
+                    continue
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Iterate over a collection of a user's class as Python's own class does."""
+    base = next(each for each in (tuple, list, set, frozenset) if issubclass(type(value), each))
+    return base.__iter__(value)
+
+
+# What a program computes.
+
+
+def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
+    """Return what tells traced programs apart: their structure, and their constants' contents.
+
+    Args:
+      program: The program.
+      results: A tree that describes its results.
+    """
+    known: dict[int, Hashable] = {}
+
+    def of(value: Any) -> Hashable:
+        if isinstance(value, ClosedJaxpr):
+            return of(value.jaxpr), *map(of, value.consts)
+        if isinstance(value, Jaxpr):
+            if id(value) not in known:
+                known[id(value)] = _parts_of_jaxpr(value, of)
+            return known[id(value)]
+        if type(value) in (tuple, list):
+            return type(value), *map(of, value)
+        return _part(value)
+
+    return of(program), jax.tree.structure(results)
+
+
+def _parts_of_jaxpr(jaxpr: Jaxpr, of: Callable[[Any], Hashable]) -> Hashable:
+    """Return the equations of a program, its variables numbered in their order."""
+    number: dict[Any, int] = {}
+
+    def atom(var: Any) -> Hashable:
+        if isinstance(var, Literal):
+            return var.aval, _part(var.val)
+        return number.setdefault(var, len(number)), var.aval
+
+    parts: list[Hashable] = [*map(atom, (*jaxpr.constvars, *jaxpr.invars))]
+    for equation in jaxpr.eqns:
+        # Functions that a program is made of are new in each trace.
+        is_made = any(map(_has_program, equation.params.values()))
+        told = [
+            (name, of(each))
+            for name, each in equation.params.items()
+            if not (is_made and (isinstance(each, WrappedFun) or callable(each)))
+        ]
+        outs = [*map(atom, equation.outvars)]
+        parts.append((equation.primitive, *map(atom, equation.invars), *outs, *told))
+    return *parts, *map(atom, jaxpr.outvars)
+
+
+def _has_program(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_program, value))
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def _part(value: Any) -> Hashable:
+    """Return what tells a constant or a parameter of a program from others; numbers by bits."""
+    kind = type(value)
+    if issubclass(kind, float | complex):
+        return kind, np.asarray(value).tobytes()
+    if kind in PLAIN or isinstance(value, type | np.dtype):
+        return kind, value
+    if isinstance(value, jax.core.Tracer):
+        return kind
+    if isinstance(value, jax.Array):
+        if (seen := _seen_as(value)) is None:
+            is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+            whole = not is_key and value.is_fully_addressable and not value.is_deleted()
+            seen = _part_of_array(np.asarray(value)) if whole else next(_numbers)
+            _see(value, seen)
+        return "array", seen, value.aval
+    if isinstance(value, np.ndarray | np.generic):
+        part = _part_of_array(np.asarray(value))
+        if isinstance(value, np.ndarray) and (seen := _seen_as(value)) != part:
+            if seen is not None:
                 # JAX takes an array that it has met in a loop for what it was.
                 jax.clear_caches()
-            _see(array, parts)
-        yield parts
+            _see(value, part)
+        return part
+    if kind is FunctionType:
+        return value.__code__, *map(_part, _inside_function(value))
+    if kind is MethodType:
+        return _part(value.__func__), _part(value.__self__)
+    if issubclass(kind, tuple | list):
+        return kind, *map(_part, value)
+    if issubclass(kind, Mapping):
+        return kind, *((_part(key), _part(each)) for key, each in value.items())
+    if dataclasses.is_dataclass(kind):
+        return kind, *(_part(getattr(value, each.name, None)) for each in dataclasses.fields(kind))
+    if kind.__hash__ not in (None, object.__hash__):
+        return kind, value
+    return kind, _seen_as(value) or _see(value, next(_numbers))
 
 
-def _seen_as(array: Any) -> Any:
-    """Look up what an array that is alive was seen as; None if it was not seen."""
-    ref, seen = _arrays.get(id(array), (None, None))
-    return seen if ref is not None and ref() is array else None
+def _part_of_array(array: np.ndarray) -> Hashable:
+    if array.dtype.hasobject:
+        return tuple(map(id, array.flat))
+    flat = np.ascontiguousarray(array).reshape(-1).view("uint8")
+    return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 
-def _see(array: Any, seen: Any) -> Any:
-    """Keep what an array is seen as while it is alive, and return that."""
-    place = id(array)
+def _seen_as(value: Any) -> Any:
+    """Look up what an object that is alive was seen as; None if it was not seen."""
+    ref, seen = _arrays.get(id(value), (None, None))
+    return seen if ref is not None and ref() is value else None
+
+
+def _see(value: Any, seen: Any) -> Any:
+    """Keep what an object is seen as while it is alive, and return that."""
+    place = id(value)
 
     def forget(gone: "weakref.ref[Any]") -> None:
         if place in _arrays and _arrays[place][0] is gone:
             del _arrays[place]
 
-    _arrays[place] = weakref.ref(array, forget), seen
+    _arrays[place] = weakref.ref(value, forget), seen
     return seen
-
-
-def _is_edited(code: CodeType) -> bool:
-    """Tell whether code is a user's. What dataclasses generate follows from their fields."""
-    return not (code.co_filename.startswith(FIXED) or code.co_qualname.startswith("__create_fn__"))
-
-
-def _closed_over(function: Callable[..., Any]) -> Iterator[Any]:
-    """Iterate over what a function has closed over."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # Not assigned yet.
-            yield cell.cell_contents
-
-
-def _names_in(*codes: CodeType) -> set[str]:
-    """Collect the names of globals and of attributes in code."""
-    names: set[str] = set()
-    rest = [*codes]
-    while rest:
-        each = rest.pop()
-        names.update(each.co_names)
-        rest += [const for const in each.co_consts if isinstance(const, CodeType)]
-    return names
-
-
-def _named(wanted: set[str], names: Mapping[str, Any]) -> Iterator[Any]:
-    """Iterate over what code names in its module, and in modules that it names."""
-    for name in sorted(wanted & names.keys()):
-        value = names[name]
-        if not isinstance(value, ModuleType):
-            yield value
-        elif not _is_library(value.__name__):
-            yield from (vars(value)[each] for each in sorted(wanted & vars(value).keys()))
-
-
-def _attributes(values: Collection[Any], wanted: set[str]) -> list[Any]:
-    """List the attributes that code names of objects, and of those that stand in these."""
-    rest, found, known = [*values], [], set()
-    while rest:
-        value = rest.pop()
-        if isinstance(value, WITHOUT_ATTRIBUTES) or id(value) in known:
-            continue
-        known.add(id(value))
-        held = getattr(value, "__dict__", {})
-        inside = [held[name] for name in sorted(wanted & held.keys())]
-        rest += inside
-        found += inside
-    return found
-
-
-def _inside(value: Any) -> Collection[Any]:
-    """List the functions that a value may run."""
-    if isinstance(value, type):
-        return _members(value)
-    if isinstance(value, MethodType):
-        code = getattr(value.__func__, "__code__", None)
-        read = _attributes([value.__self__], _names_in(code)) if code and _is_edited(code) else ()
-        return value.__func__, value.__self__, *read
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, property):
-        return value.fget, value.fset
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, tuple | list):
-        return type(value), *value
-    if isinstance(value, Mapping):
-        return tuple(value.values())
-    if dataclasses.is_dataclass(value):
-        return type(value), *_parts_with_code(value)
-    if hasattr(value, "made_of_attributes"):  # A trace, or a table of clients.
-        return vars(value).values()
-    members = _members(type(value))
-    codes = [each.__code__ for each in members if type(each) is FunctionType]
-    return (
-        getattr(value, "__wrapped__", None),
-        type(value),
-        *_attributes([value], _names_in(*codes)),
-    )
-
-
-def _parts_with_code(value: Any) -> Iterator[Any]:
-    """Iterate over the fields of a dataclass that are no data, and over elements of tuples.
-
-    Data that are no leaves, such as those of a trace, are parts of the program.
-    """
-    for field in dataclasses.fields(value):
-        part = getattr(value, field.name, None)
-        for each in part if isinstance(part, tuple | list) else (part,):
-            is_code = callable(each) or dataclasses.is_dataclass(each)
-            if is_code or hasattr(each, "made_of_attributes"):
-                yield each
-
-
-def _members(kind: type) -> list[Any]:
-    """List what a class and its bases define, of classes of this package what is not its own."""
-    found: list[Any] = []
-    for base in kind.__mro__:
-        if _is_library(base.__module__):
-            continue
-        members = list(vars(base).values())
-        if base.__module__.startswith(OWN):
-            members = [
-                each
-                for each in members
-                if type(each) is FunctionType and not each.__module__.startswith(OWN)
-            ]
-        found += members
-    return found
-
-
-def _is_library(module: str) -> bool:
-    return module.partition(".")[0] in LIBRARIES

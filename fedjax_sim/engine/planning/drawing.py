@@ -296,6 +296,8 @@ def draw_timelines(
     """
     all_seeds, settings = np.asarray(seeds, "int32"), stack_settings(hypers)
     reads, _, slots, code, _ = _traced(system, hypers[0])
+    if code:  # A user's code may depend on their number.
+        code = _traced(system, hypers[0], num_ticks).code
     asked = _identity_of(system, all_seeds, settings, num_ticks, code)
     if (known := _drawn.get(asked)) is not None:
         return known
@@ -527,8 +529,23 @@ class _Traced(NamedTuple):
 def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
-    code = number_of_code(system.timeline, hyper)
-    return _trace(system.timeline, typed_structure(hyper), shapes, num_ticks, code)
+    given = system.timeline, typed_structure(hyper), shapes, num_ticks
+    code = number_of_code(partial(_program_of, *given), system.timeline, hyper, facts=num_ticks)
+    return _trace(*given, code)
+
+
+def _program_of(
+    timeline: Callable[[Key, Any, int], Timeline],
+    structure: TypedStructure,
+    shapes: tuple[tuple, ...],
+    num_ticks: int,
+) -> tuple[ClosedJaxpr, Timeline]:
+    """Trace a timeline, and describe what it draws."""
+    with jax.enable_x64(True), tracing_for("cpu"):
+        return jax.make_jaxpr(
+            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), num_ticks),
+            return_shape=True,
+        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
 
 
 @functools.lru_cache(maxsize=256)
@@ -539,11 +556,7 @@ def _trace(
     num_ticks: int,
     code: int,
 ) -> _Traced:
-    with jax.enable_x64(True), tracing_for("cpu"):
-        closed, drawn = jax.make_jaxpr(
-            lambda leaves: timeline(jax.random.key(0), structure.unflatten(leaves), num_ticks),
-            return_shape=True,
-        )([jax.ShapeDtypeStruct(shape, np.float64) for shape in shapes])
+    closed, drawn = _program_of(timeline, structure, shapes, num_ticks)
     check_form(drawn)
     program = closed.jaxpr
 

@@ -3,14 +3,16 @@
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
-from fedjax_sim.engine.machine.user_code import number_of_code
+from fedjax_sim.engine.machine.user_code import number_of_code, together
 from fedjax_sim.engine.planning import step_cost
 from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE, end_of_time
 from fedjax_sim.engine.planning.drawing import Schedules
@@ -32,7 +34,7 @@ from fedjax_sim.engine.request import Options
 from fedjax_sim.lifecycle import say
 from fedjax_sim.results.runs import warn_of_late
 from fedjax_sim.settings import ConfigError, alternatives_in
-from fedjax_sim.trees import shapes_of_model
+from fedjax_sim.trees import has, shapes_of_model
 from fedjax_sim.types import (
     EMPTY,
     Budget,
@@ -169,7 +171,10 @@ def plan_group(
     order, members = families_of(group, row)
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    code = number_of_code(system, hypers[0], problems[0])
+    num_examples = system.hints.step_examples(hypers[0])
+    has_loss = system.fit.learns is not LatentProblem
+    trace = partial(_trace_problem, problems[0], num_examples, has_loss=has_loss)
+    code = number_of_code(trace, problems[0], facts=num_examples, may_rest=True)
     model = step_cost.describe_model(problems[0], code)
     precision = precision_of(model)
     weight = schedule.stored.weight.astype(precision)
@@ -181,8 +186,6 @@ def plan_group(
         stack_problems(problems),
     )
     # The layout, chosen by the cost of a local step.
-    num_examples = system.hints.step_examples(hypers[0])
-    has_loss = system.fit.learns is not LatentProblem
     cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
     chosen_among = alternatives_in(hypers[0])
     placement = choose(
@@ -223,10 +226,55 @@ def plan_group(
         can_stop=options.watch.on_evaluation is not None,
         code=code,
     )
+    starts = stack_starts(group)
+    trace = partial(_trace_lanes, program, lanes, schedule, starts)
+    # What draws schedules is numbered there.
+    sizes = [np.shape(leaf) for leaf in jax.tree.leaves((lanes, schedule.stored))]
+    facts = program, *sizes
+    of_lanes = number_of_code(trace, system._replace(timeline=None), hypers[0], facts=facts)
+    program = program._replace(code=together(code, of_lanes))
     told = told_of(system, hypers, schedule.ticks, row)
     told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
     drawn_as = group, timelines, ticks, row, schedule, lanes, program, model, told
     return Planned(*drawn_as, options.budget)
+
+
+def _trace_problem(
+    problem: Any, num_examples: int, *, has_loss: bool = True
+) -> tuple[ClosedJaxpr, Any]:
+    """Trace what algorithms of this package may call of a problem, and describe its results."""
+
+    def results(problem: Any) -> Iterator[Any]:
+        key, client = jax.random.key(0), jnp.int32(0)
+        examples, weight = jnp.zeros(num_examples, "int32"), jnp.ones(num_examples)
+        model = problem.init(key)
+        yield problem.counts, model, problem.evaluate(model)
+        if not has_loss:
+            natural = problem.natural(problem.maximise(model))
+            yield natural, problem.statistics(natural, client, examples, weight)
+            yield problem.client_statistics(natural)
+            return
+        for losses in (problem, *([problem.alone(client)] if has(problem, "alone") else [])):
+            yield jax.value_and_grad(losses.loss)(model, client, examples, key)
+            if has(problem, "client_loss"):
+                yield jax.value_and_grad(losses.client_loss)(model, client, key)
+        if has(problem, "evaluate_clients"):
+            yield problem.evaluate_clients(lambda client: model)
+
+    described = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), problem
+    )
+    return jax.make_jaxpr(lambda given: [*results(given)], return_shape=True)(described)
+
+
+def _trace_lanes(
+    program: Program, lanes: Lanes, schedule: Schedule, starts: Any
+) -> tuple[ClosedJaxpr, Any]:
+    """Trace the programs of lanes, and describe their results."""
+    num_evals, chunk = schedule.shape[1], program.chunk[0]
+    padded = pad_evaluations(schedule, -num_evals % chunk)
+    replay = Replay(program, lanes, padded, starts=starts, is_described=True)
+    return replay.traced()
 
 
 def _ticks_between(system: System, hypers: Sequence[Any], options: Options, most: int) -> int:

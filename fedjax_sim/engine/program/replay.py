@@ -19,6 +19,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim import targets
@@ -366,6 +367,18 @@ class Replay:
             inputs = self.lanes, self.first_holders(), self._starts
             self._lowered["begin"] = self._begin.lower(self.program, *inputs)
         return self._lowered["begin"]
+
+    def traced(self) -> tuple[ClosedJaxpr, Any]:
+        """Trace the programs, whatever JAX has traced before, and describe their results."""
+
+        def results(lanes: Lanes, holders: Any, starts: Any, *inputs: Any) -> Any:
+            carries, begun = _begin.well.__wrapped__(self.program, lanes, holders, starts)
+            after, further = _advance.__wrapped__(self.program, lanes, carries, *inputs)
+            return begun, further, _final_models.__wrapped__(self.program, lanes, after)
+
+        inputs = self.tables(0), self._place(0, 0), self._running(None)
+        given = self.lanes, self.first_holders(), self._starts, *inputs
+        return jax.make_jaxpr(results, return_shape=True)(*given)
 
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None

@@ -22,9 +22,9 @@ from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.checks import check_values
+from fedjax_sim.trees import has
 from fedjax_sim.types import (
     EMPTY,
-    GuessableProblem,
     Messages,
     System,
     Ticks,
@@ -205,7 +205,7 @@ def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarr
     problems, number = distinct_objects([lane.problem for lane in group])
     for i, problem in enumerate(problems):
         lanes = np.flatnonzero(number == i)
-        chance = problem.chance() if isinstance(problem, GuessableProblem) else {}
+        chance = problem.chance() if has(problem, "chance") else {}
         found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
     return found
 
