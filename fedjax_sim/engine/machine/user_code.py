@@ -175,7 +175,9 @@ def _say_once(about: Hashable, sentence: str) -> None:
 
 
 def _named(used: Iterable[Any]) -> str:
-    return " and ".join(getattr(each, "__qualname__", type(each).__qualname__) for each in used)
+    """Name functions, and others by their classes."""
+    named = (each if type(each) is FunctionType else type(each) for each in used)
+    return " and ".join(each.__qualname__ for each in named)
 
 
 # Which code is there.
@@ -282,7 +284,8 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
     that arrays which were changed in place are looked for.
     """
-    codes, names = [function.__code__], {}
+    names: dict[str, None] = {}
+    codes = [function.__code__]
     for code in codes:
         names |= dict.fromkeys(code.co_names)
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
@@ -297,9 +300,10 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
 def _inside(value: Any) -> Iterator[Any]:
     """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
     kind = type(value)
-    if issubclass(kind, tuple | list | set | frozenset):
-        yield from kind.__iter__(value) if kind.__module__ == "builtins" else _items(value)
-    elif issubclass(kind, dict):
+    for base in (tuple, list, set, frozenset):
+        if issubclass(kind, base):
+            yield from base.__iter__(value)
+    if issubclass(kind, dict):
         yield from dict.values(value)
     elif kind is MethodType:
         yield from (value.__func__, value.__self__)
@@ -318,12 +322,6 @@ def _inside(value: Any) -> Iterator[Any]:
                     yield member.__get__(value, kind)
                 except AttributeError:  # Not assigned yet.
                     continue
-
-
-def _items(value: Any) -> Iterator[Any]:
-    """Iterate over a collection of a user's class as Python's own class does."""
-    base = next(each for each in (tuple, list, set, frozenset) if issubclass(type(value), each))
-    return base.__iter__(value)
 
 
 # What a program computes.
@@ -381,7 +379,7 @@ def _has_program(value: Any) -> bool:
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
-def _part(value: Any) -> Hashable:
+def _part(value: Any) -> Any:
     """Return what tells a constant or a parameter of a program from others; numbers by bits."""
     kind = type(value)
     if issubclass(kind, float | complex):
