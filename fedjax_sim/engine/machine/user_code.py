@@ -300,9 +300,9 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
 def _inside(value: Any) -> Iterator[Any]:
     """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
     kind = type(value)
-    for base in (tuple, list, set, frozenset):
-        if issubclass(kind, base):
-            yield from base.__iter__(value)
+    for each in (tuple, list, set, frozenset):
+        if issubclass(kind, each):
+            yield from each.__iter__(value)
     if issubclass(kind, dict):
         yield from dict.values(value)
     elif kind is MethodType:
