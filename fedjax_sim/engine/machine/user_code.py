@@ -248,6 +248,7 @@ def _is_fixed(module: str) -> bool:
     return file is not None and file.startswith(FIXED)
 
 
+_members_lock = threading.RLock()
 _members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
 """Members of classes of this package, as they were when nothing of them was a user's."""
 
@@ -256,11 +257,13 @@ def _replaced(kind: type) -> list[Any]:
     """List the members of a class of this package and of its bases if there may be other ones."""
     found: list[Any] = []
     for base in kind.__mro__:
-        if base.__module__.startswith(OWN):
-            members = list(vars(base).values())
+        if not base.__module__.startswith(OWN):
+            continue
+        members = list(vars(base).values())
+        with _members_lock:  # Another thread must not see what is not looked through yet.
             if [*map(id, members)] != [*map(id, _members.get(base, ()))]:
                 _members[base] = members
-                if any(_look_through((each,))[0] for each in members if each is not base):
+                if any(_look_through((each,))[0] for each in members):
                     del _members[base]
                     found += members
     return found
