@@ -146,8 +146,7 @@ def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, 
         number = _number(key)
         is_new = _number.cache_info().misses > known
     if is_new:
-        # What is traced first takes longer.
-        again, seconds = traced()
+        again, seconds = traced()[0], 0.0  # What is traced first takes longer than later.
         if again != key:
             _say_once(
                 parts,
