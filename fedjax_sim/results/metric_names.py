@@ -84,7 +84,7 @@ def describe_metrics(curves: "xr.Dataset", problems: Sequence[AnyProblem]) -> "x
     distinct = list({id(problem): problem for problem in problems}.values())
     # Looked up without a problem's `__getattr__`, which may raise anything.
     names = "metric_labels", "less_is_better"
-    described = [
+    described: list[Any] = [
         each for each in distinct if all(getattr_static(each, name, None) for name in names)
     ]
     if not described:

@@ -463,6 +463,7 @@ def test_a_slow_trace_rests(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     monkeypatch.setattr(user_code, "SLOW", (0.0, 1e6))
     first = number()
+    assert number() == first
     user.run("D['k'] = 2.0")
     assert number() == number() == first
     assert capsys.readouterr().err.count("changes inside it are not noticed until") == 1

@@ -146,8 +146,7 @@ def _number_of_trace(trace: Callable, parts: Hashable, used: Any) -> tuple[int, 
         number = _number(key)
         is_new = _number.cache_info().misses > known
     if is_new:
-        # What is traced first takes longer.
-        again, seconds = traced()
+        again, seconds = traced()[0], 0.0  # What is traced first takes longer than later.
         if again != key:
             _say_once(
                 parts,
@@ -175,7 +174,9 @@ def _say_once(about: Hashable, sentence: str) -> None:
 
 
 def _named(used: Iterable[Any]) -> str:
-    return " and ".join(getattr(each, "__qualname__", type(each).__qualname__) for each in used)
+    """Name functions, and others by their classes."""
+    named = (each if type(each) is FunctionType else type(each) for each in used)
+    return " and ".join(each.__qualname__ for each in named)
 
 
 # Which code is there.
@@ -246,6 +247,7 @@ def _is_fixed(module: str) -> bool:
     return file is not None and file.startswith(FIXED)
 
 
+_members_lock = threading.RLock()
 _members: "weakref.WeakKeyDictionary[type, list[Any]]" = weakref.WeakKeyDictionary()
 """Members of classes of this package, as they were when nothing of them was a user's."""
 
@@ -254,11 +256,13 @@ def _replaced(kind: type) -> list[Any]:
     """List the members of a class of this package and of its bases if there may be other ones."""
     found: list[Any] = []
     for base in kind.__mro__:
-        if base.__module__.startswith(OWN):
-            members = list(vars(base).values())
+        if not base.__module__.startswith(OWN):
+            continue
+        members = list(vars(base).values())
+        with _members_lock:  # Another thread must not see what is not looked through yet.
             if [*map(id, members)] != [*map(id, _members.get(base, ()))]:
                 _members[base] = members
-                if any(_look_through((each,))[0] for each in members if each is not base):
+                if any(_look_through((each,))[0] for each in members):
                     del _members[base]
                     found += members
     return found
@@ -282,7 +286,8 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
     that arrays which were changed in place are looked for.
     """
-    codes, names = [function.__code__], {}
+    names: dict[str, None] = {}
+    codes = [function.__code__]
     for code in codes:
         names |= dict.fromkeys(code.co_names)
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
@@ -297,9 +302,10 @@ def _named_in(function: FunctionType) -> Iterator[Any]:
 def _inside(value: Any) -> Iterator[Any]:
     """Iterate over parts of a value. No code of its class is run, such as `__getattr__`."""
     kind = type(value)
-    if issubclass(kind, tuple | list | set | frozenset):
-        yield from kind.__iter__(value) if kind.__module__ == "builtins" else _items(value)
-    elif issubclass(kind, dict):
+    for each in (tuple, list, set, frozenset):
+        if issubclass(kind, each):
+            yield from each.__iter__(value)
+    if issubclass(kind, dict):
         yield from dict.values(value)
     elif kind is MethodType:
         yield from (value.__func__, value.__self__)
@@ -318,12 +324,6 @@ def _inside(value: Any) -> Iterator[Any]:
                     yield member.__get__(value, kind)
                 except AttributeError:  # Not assigned yet.
                     continue
-
-
-def _items(value: Any) -> Iterator[Any]:
-    """Iterate over a collection of a user's class as Python's own class does."""
-    base = next(each for each in (tuple, list, set, frozenset) if issubclass(type(value), each))
-    return base.__iter__(value)
 
 
 # What a program computes.
@@ -381,7 +381,7 @@ def _has_program(value: Any) -> bool:
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
-def _part(value: Any) -> Hashable:
+def _part(value: Any) -> Any:
     """Return what tells a constant or a parameter of a program from others; numbers by bits."""
     kind = type(value)
     if issubclass(kind, float | complex):

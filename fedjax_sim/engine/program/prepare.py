@@ -5,7 +5,7 @@ Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -226,12 +226,11 @@ def plan_group(
         can_stop=options.watch.on_evaluation is not None,
         code=code,
     )
-    starts = stack_starts(group)
-    trace = partial(_trace_lanes, program, lanes, schedule, starts)
-    # What draws schedules is numbered there.
+    trace = partial(_trace_lanes, program, lanes, schedule, group)
     sizes = [np.shape(leaf) for leaf in jax.tree.leaves((lanes, schedule.stored))]
-    facts = program, *sizes
-    of_lanes = number_of_code(trace, system._replace(timeline=None), hypers[0], facts=facts)
+    # Of functions that plan, the timeline has a number of its own.
+    used = system._replace(timeline=cast(Any, None)), hypers[0]
+    of_lanes = number_of_code(trace, *used, facts=(program, *sizes))
     program = program._replace(code=together(code, of_lanes))
     told = told_of(system, hypers, schedule.ticks, row)
     told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
@@ -268,12 +267,12 @@ def _trace_problem(
 
 
 def _trace_lanes(
-    program: Program, lanes: Lanes, schedule: Schedule, starts: Any
+    program: Program, lanes: Lanes, schedule: Schedule, group: list[Lane]
 ) -> tuple[ClosedJaxpr, Any]:
     """Trace the programs of lanes, and describe their results."""
     num_evals, chunk = schedule.shape[1], program.chunk[0]
     padded = pad_evaluations(schedule, -num_evals % chunk)
-    replay = Replay(program, lanes, padded, starts=starts, is_described=True)
+    replay = Replay(program, lanes, padded, starts=stack_starts(group), is_described=True)
     return replay.traced()
 
 

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import chex
@@ -372,9 +373,9 @@ class Replay:
         """Trace the programs, whatever JAX has traced before, and describe their results."""
 
         def results(lanes: Lanes, holders: Any, starts: Any, *inputs: Any) -> Any:
-            carries, begun = _begin.well.__wrapped__(self.program, lanes, holders, starts)
-            after, further = _advance.__wrapped__(self.program, lanes, carries, *inputs)
-            return begun, further, _final_models.__wrapped__(self.program, lanes, after)
+            carries, begun = unwrap(_begin.well)(self.program, lanes, holders, starts)
+            after, further = unwrap(_advance)(self.program, lanes, carries, *inputs)
+            return begun, further, unwrap(_final_models)(self.program, lanes, after)
 
         inputs = self.tables(0), self._place(0, 0), self._running(None)
         given = self.lanes, self.first_holders(), self._starts, *inputs
