@@ -77,15 +77,19 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="results folders of runs whose results are first put under experiments/PAPER/results",
     )
+    compare = commands.add_parser(
+        "compare", help="compare results folders with the committed record, claim by claim"
+    )
+    compare.add_argument("folders", metavar="DIR", nargs="+", help="results folders of runs")
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
-    for command in (run, report):
+    for command in (run, report, compare):
         command.add_argument(
             "--trust",
             action="store_true",
             help="also read files that end without their SHA-256, as those of earlier versions",
         )
-    for command in (every, run, report, merge):
+    for command in (every, run, report, compare, merge):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return top
 
@@ -118,6 +122,11 @@ def _run(given: argparse.Namespace) -> None:
             print(f"kept {ledger.keep(Path(folder), trust=given.trust)}")
         counts = report.write_report(Path(given.out or "results-report"))
         print(to_json(counts) if given.json else report.told(counts), end="")
+        return
+    if given.command == "compare":
+        found = {each: ledger.compared(Path(each), trust=given.trust) for each in given.folders}
+        lines = [f"{name}: {'; '.join(each) or 'as in the record'}" for name, each in found.items()]
+        print(to_json(found) if given.json else "\n".join(lines), end="" if given.json else "\n")
         return
     if given.command == "merge":
         name, num_parts, common = read_identity(Path(given.out))
