@@ -252,7 +252,7 @@ CLAIMS = Claims(
             ),
             stated="times 1",
             changed=(
-                "fails -> holds -> holds in part, as the last round is another part now: the rounds "
+                "fails -> holds -> holds in part, as the last round is a part now: the rounds "
                 "had been counted until the last ||h||^2 is a "
                 "millionth of the first (times 1.2, 1.8 and 3.9), where the paper's complexity is "
                 "that of the mean over all rounds (times 1.001, 1.002 and 1.016, which the curves "
@@ -391,7 +391,7 @@ CLAIMS = Claims(
             kind="algebra",
             stated="times omega^(3/2) / sqrt(n)",
             changed=(
-                "holds -> holds, as algebra: the step is set so that rounds grow like 1 / gamma. It "
+                "holds -> holds, as algebra: by the step, rounds grow like 1 / gamma. It "
                 "was run on exact recursions. The criterion asks for "
                 "proportionality, as the paper's text does, and was stated after a pilot at "
                 "omega = 9."
@@ -417,7 +417,7 @@ CLAIMS = Claims(
             kind="algebra",
             stated="times 1; times omega^(3/2) / sqrt(n)",
             changed=(
-                "holds -> holds, as algebra: the step is set so that rounds grow like 1 / gamma. It "
+                "holds -> holds, as algebra: by the step, rounds grow like 1 / gamma. It "
                 "was run at both ends of the table. For few clients the constant of "
                 "proportionality is 4. The criterion was stated after a pilot at omega = 9."
             ),
