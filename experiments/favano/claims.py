@@ -527,7 +527,10 @@ CLAIMS = Claims(
                 "on validation images.",
             ),
             by=("favano/table2_grid",),
-            changed="it was the reading by which claim 11 was judged.",
+            changed=(
+                "undecided, as claim 11 -> fails: FAVANO is 0.11 +- 0.09 points above FedAvg, and "
+                "a lead counts from half a point on."
+            ),
             since="2026-11-28",
         ),
         29: Claim(
@@ -542,12 +545,30 @@ CLAIMS = Claims(
             changed="it was the reading by which claim 12 was judged.",
             since="2026-11-28",
         ),
+        30: Claim(
+            "statement",
+            "Sec. 1",
+            (
+                'Clients "send reweighted contributions so that fast and slow clients contribute '
+                'equally".'
+            ),
+            Criterion(
+                "On the instance of claim 6, whose optimum is 0 if both groups contribute equally, "
+                "the long-run mean of both reweightings is within {far:g} standard errors of 0.",
+                far=FAR,
+            ),
+            changed=(
+                "no row -> fails: at eta a = 0.2 the long-run mean is .32 and .23 towards the slow "
+                "clients. Contributions are equal to first order in the step size only."
+            ),
+            since="2026-11-28",
+        ),
     },
     since="2026-11-27",
     pictures={
         "contraction": (3,),
         "contacts": (4, 5),
-        "long_run_mean": (6,),
+        "long_run_mean": (6, 30),
         "theorem_1": (7,),
         "step_time": (8,),
         "staleness": (17,),

@@ -401,8 +401,8 @@ CLAIMS = Claims(
             ),
             stated="curves only: growing above fixed, most for S = 20",
             changed=(
-                "holds in part -> undecided: for S = 5 and S = 20 the leads cannot be told from "
-                "zero."
+                "undecided -> fails: at the rate 1, which ends best, a growing S is at most 0.2 "
+                "points ahead, and a lead counts from half a point on."
             ),
         ),
         24: Claim(
