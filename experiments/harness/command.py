@@ -23,7 +23,7 @@ from fedjax_sim.reporting.results import UNFINISHED, Folder, save
 from fedjax_sim.results.records import to_json
 from fedjax_sim.settings import ConfigError
 
-IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
+IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset", "only")
 """Arguments that an unfinished run and the run that resumes it must have in common."""
 
 
@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=int, help="number of seeds, in place of the experiment's")
     run.add_argument(
         "--dataset", help="data set in place of the experiment's, such as an .npz file"
+    )
+    run.add_argument(
+        "--only", metavar="NAME,...", help="some panels of hierarchical/own_rates, such as fig7"
     )
     run.add_argument("--data-dir", help="folder with the raw files of the data set, if offline")
     run.add_argument(
@@ -143,6 +146,7 @@ def _run(given: argparse.Namespace) -> None:
         results=given.results,
         reduced=given.reduced,
         dataset=given.dataset,
+        only=given.only,
         resume=given.resume,
         trust=given.trust,
     )

@@ -74,7 +74,7 @@ def command_of(name: str, arguments: Arguments) -> str:
     words = ["python", "-m", "experiments", "run", name]
     for flag in ("smoke", "reduced"):
         words += [f"--{flag}"] if getattr(arguments, flag) else []
-    for option in ("seeds", "dataset"):
+    for option in ("seeds", "dataset", "only"):
         value = getattr(arguments, option)
         if value is not None:
             words += [f"--{option}", Path(str(value)).name]

@@ -178,6 +178,7 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("ablations 24", ("many clients", "2.0"), 2.0, "fails, true: few clients"),
     ("ablations 24", ("many clients", "2.0"), None, "undecided"),
     ("fig2_shape 25", ("trend", "FedMissEM"), 0.94, "fails"),
+    ("fig2_shape 25", ("trend", "FedMissEM"), 0.96, "holds"),
     ("ablations 17", ("rounds", "20"), 2000.0, "fails, true: level"),
     ("ablations 17", ("exact", 1), 0.005, "holds in part, false: level"),
     ("ablations 17", (ablations.FALL, "mean"), 2.8, "holds in part, false: level"),
