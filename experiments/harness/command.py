@@ -128,8 +128,11 @@ def _run(given: argparse.Namespace) -> None:
         return
     if given.command == "compare":
         found = {each: ledger.compared(Path(each), trust=given.trust) for each in given.folders}
-        lines = [f"{name}: {'; '.join(each) or 'as in the record'}" for name, each in found.items()]
-        print(to_json(found) if given.json else "\n".join(lines), end="" if given.json else "\n")
+        if given.json:
+            print(to_json(found), end="")
+        else:
+            for folder, told in found.items():
+                print(f"{folder}: {'; '.join(told) or 'as in the record'}")
         return
     if given.command == "merge":
         name, num_parts, common = read_identity(Path(given.out))

@@ -217,8 +217,13 @@ def judge_printed(measured: Mapping[str, bool]) -> Verdict:
 
 def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
     """Judge the claims from what was measured."""
-    judges = (judge_rounds, judge_iterations, judge_monotone, judge_savings, judge_printed)
-    return [judge(kept[number]) for number, judge in zip((1, 2, 3, 17, 27), judges, strict=True)]
+    return [
+        judge_rounds(kept[1]),
+        judge_iterations(kept[2]),
+        judge_monotone(kept[3]),
+        judge_savings(kept[17]),
+        judge_printed(kept[27]),
+    ]
 
 
 @styled()

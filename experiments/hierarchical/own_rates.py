@@ -275,7 +275,7 @@ def measure(arguments: Arguments, size: Sizes, data: Dataset, name: str) -> dict
         if writers is None:
             clients = min(panel.num_clients, size.most_clients)
             return setup.dirichlet(images, size, clients, seeds=seeds)
-        how = {"seeds": seeds, "client_ids": images.train_clients}
+        how: dict[str, Any] = {"seeds": seeds, "client_ids": images.train_clients}
         return setup.split(images, size, "natural", int(writers.max()) + 1, **how)
 
     tasks = tuning.stages(data, panel_size, make)
