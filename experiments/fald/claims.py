@@ -60,6 +60,7 @@ CLAIMS = Claims(
                 slack=1e-9,
             ),
             kind="exact",
+            corrected=True,
         ),
         4: Claim(
             "statement",
@@ -109,7 +110,6 @@ CLAIMS = Claims(
                 flat=1e-3,
                 far=FAR,
             ),
-            by=("fald/unequal",),
             changed=(
                 "holds in part -> holds: the paper says nothing of floors with one Hessian, "
                 "where Fig. 1b has them at one level; that part is a note now."
@@ -191,7 +191,6 @@ CLAIMS = Claims(
                 same=1e-7,
                 far=FAR,
             ),
-            by=("fald/laws",),
         ),
         11: Claim(
             "statement",

@@ -18,6 +18,7 @@ from experiments.favano.setup import (
     runs,
 )
 from experiments.harness import (
+    LEAST_LEAD,
     Arguments,
     Outcome,
     Sample,
@@ -50,7 +51,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     parts = {
         f"above {other}": unless_collapsed(
-            lead(final[FAVANO], final[other]).above(), (final[FAVANO], final[other]), CHANCE
+            lead(final[FAVANO], final[other]).above(LEAST_LEAD),
+            (final[FAVANO], final[other]),
+            CHANCE,
         )
         for other in ("FedAvg", "QuAFL", FEDBUFF)
     }

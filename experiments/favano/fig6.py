@@ -5,10 +5,23 @@ These are the runs of Fig. 3a, drawn as in Fig. 5. The full size is meant for an
 file; `--results` draws from a results folder of favano/fig3a.
 """
 
-from experiments.favano.claims import CLAIMS, verdict
-from experiments.favano.fig3a import COLUMN, SHOWN
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.favano.claims import CLAIMS, SMOKE, verdict
+from experiments.favano.fig3a import COLUMN, FEDBUFF, SHOWN
 from experiments.favano.setup import CIFAR10, against_all, as_groups, runs, times_to
-from experiments.harness import NOT_RUN, Arguments, Outcome, table
+from experiments.harness import (
+    NOT_RUN,
+    Arguments,
+    Outcome,
+    Verdict,
+    begins,
+    reduction,
+    rule,
+    table,
+    unless_unknown,
+)
 
 TARGET = CLAIMS[20].criterion.target
 
@@ -17,16 +30,41 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw all panels, and report the time to 30 % accuracy."""
     ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
     reached = times_to(ran.of(COLUMN), TARGET)
-    judged = verdict(
-        20,
-        {f"virtual time to {TARGET:.0%}": reached},
-        NOT_RUN,
-        "the runs of favano/fig3a at full size are needed",
-    )
+    inputs = {
+        "times": reached,
+        "seeds": ran.config["seeds"],
+        **{name: ran.config[name] for name in ("time_budget", "reduced", "smoke")},
+    }
     rows = [
         [method, "not reached" if time is None else f"{time:.0f}"]
         for method, time in reached.items()
     ]
     text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
     figures = {"fig6.png": against_all(ran, COLUMN)}
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+
+
+def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+    """Judge claim 20: FAVANO's mean accuracy reaches the target before FedAvg's does.
+
+    Args:
+      inputs: The "times" at which methods reach it, None for never, and how they were run.
+    """
+    times, last = inputs["times"], inputs["times"]["FedAvg"]
+    measured = {f"virtual time to {TARGET:.0%}": times}
+    if inputs["smoke"]:
+        return [verdict(20, measured, NOT_RUN, SMOKE)]
+    parts = {
+        f"{name} before FedAvg": (None if last is None else False)
+        if time is None
+        else unless_unknown(last is None or time < last, [time])
+        for name, time in times.items()
+        if name in ("FAVANO, stochastic", "QuAFL", FEDBUFF)
+    }
+    told = ", ".join(
+        f"{name} {'never' if time is None else f'{time:.0f}'}" for name, time in times.items()
+    )
+    small = inputs["reduced"]
+    ruling = rule(parts, reduction(inputs["seeds"], small), begins("FAVANO"), substitute=small)
+    why = f"virtual time to {TARGET:.0%}, of T = {inputs['time_budget']:g}: {told}"
+    return [verdict(20, measured, ruling, why)]

@@ -24,6 +24,7 @@ from experiments.favano.setup import (
     runs,
 )
 from experiments.harness import (
+    LEAST_LEAD,
     Arguments,
     Outcome,
     Sample,
@@ -83,13 +84,13 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     for bits, (small, large) in itertools.product(BITS, itertools.pairwise(sizes)):
         pair = final[f"{bits}, s = {large}"], final[f"{bits}, s = {small}"]
         by_size[f"{bits}: s = {large} above {small}"] = unless_collapsed(
-            lead(*pair).above(), pair, CHANCE
+            lead(*pair).above(LEAST_LEAD), pair, CHANCE
         )
     for s in sizes:
         low, whole = final[f"QNN, s = {s}"], final[f"32 bits, s = {s}"]
         for words, part in (
             (NEAR, lead(low, whole).within(CLOSE)),
-            ("QNN below 32 bits", lead(whole, low).above()),
+            ("QNN below 32 bits", lead(whole, low).above(LEAST_LEAD)),
         ):
             by_bits[f"{words} at s = {s}"] = unless_collapsed(part, (low, whole), CHANCE)
     measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}

@@ -22,14 +22,25 @@ from matplotlib.ticker import NullFormatter
 
 import fedjax_sim
 from experiments.favano.claims import SMOKE, verdict
-from experiments.harness import NOT_RUN, Arguments, Sample, Sizes, Study, Verdict, reduction, rule
+from experiments.harness import (
+    NOT_RUN,
+    Arguments,
+    Sample,
+    Sizes,
+    Study,
+    Verdict,
+    other_data,
+    reduction,
+    rule,
+)
+from experiments.harness.images import load
 from experiments.harness.statistics import has_collapsed
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import models, partition, problems
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.plots.style import label_of_axis
-from fedjax_sim.reporting.results import load
+from fedjax_sim.reporting.results import load as load_results
 from fedjax_sim.settings import ConfigError, fields, names_of, value_of
 from fedjax_sim.systems import favano, fedavg, fedbuff, quafl
 from fedjax_sim.types import Problem, System
@@ -152,7 +163,7 @@ SMALL_CNN = Sizes(
 CIFAR10 = Images(
     Study(
         full=Sizes(
-            3,
+            10,
             dataset="cifar10",
             time_budget=10_000.0,
             shared={"lr": 0.005},
@@ -175,7 +186,7 @@ CIFAR10 = Images(
 TINY_IMAGENET = Images(
     Study(
         full=Sizes(
-            3,
+            10,
             dataset="tiny_imagenet",
             time_budget=10_000.0,
             shared={"lr": 0.1},
@@ -280,13 +291,15 @@ def runs(
         "time_budget": sizes.time_budget,
         "model": type(network).__name__,
         "smoke": arguments.smoke,
-        "reduced": sizes.words,
+        "reduced": ", ".join(
+            filter(None, (sizes.words, other_data(sizes.dataset, images.study.full.dataset)))
+        ),
     }
     return Runs(curves, facts | {"settings": resolved})
 
 
 def _earlier(arguments: Arguments, wanted: Sequence[str]) -> Runs:
-    found = load(str(arguments.results))
+    found = load_results(str(arguments.results))
     missing = [name for name in wanted if _group(name) not in found.curves]
     if missing:
         raise ConfigError(
@@ -319,7 +332,7 @@ def _tasks(
 
     All share the images and, padded to one shape, the compiled programs.
     """
-    data = datasets.load(sizes.dataset, data_dir=data_dir)
+    data = load(sizes.dataset, data_dir)
     num_clients = sizes.shared.get("num_clients", 100)
     splits = sorted({COLUMNS[column].partition for column in columns})
     names = [(split, seed) for split in splits for seed in range(sizes.seeds)]
@@ -541,7 +554,7 @@ def decided(
     return verdict(
         number,
         {**measured, "parts": parts},
-        rule(parts, words, deciding),
+        rule(parts, words, deciding, substitute=inputs["reduced"]),
         f"final accuracy, %: {told}{level}; {inputs['dataset']}, {seeds} seeds",
     )
 

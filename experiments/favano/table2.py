@@ -24,6 +24,7 @@ from experiments.favano.setup import (
     size_words,
 )
 from experiments.harness import (
+    LEAST_LEAD,
     NOT_RUN,
     Arguments,
     Outcome,
@@ -143,7 +144,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     found = parts_of(cells, FRESH)
     first = {
         f"{name} above FedAvg": unless_collapsed(
-            lead(cells[name][FAST], cells["FedAvg"][FAST]).above(), [cells[name][FAST]], CHANCE
+            lead(cells[name][FAST], cells["FedAvg"][FAST]).above(LEAST_LEAD),
+            [cells[name][FAST]],
+            CHANCE,
         )
         for name in (FAVANO, FRESH, "QuAFL")
     }
@@ -165,8 +168,9 @@ def judged(
     seeds: int,
     words: str,
     fedbuff: str,
+    first_claim: int = 9,
 ) -> list[Verdict]:
-    """Give the verdicts on claims 9 to 12 from their parts.
+    """Give the verdicts on claims 9 to 12, or on those of the same order, from their parts.
 
     Args:
       parts: What `parts_of` returns.
@@ -175,10 +179,11 @@ def judged(
       seeds: Number of seeds.
       words: How the cells were run.
       fedbuff: The reading of FedBuff that is judged.
+      first_claim: The number of the first claim.
     """
     return [
         verdict(
-            number,
+            number - 9 + first_claim,
             {**measured, "parts": parts[number]},
             rule(parts[number], reduction(seeds), begins(first)),
             f"{told(number, cells, fedbuff)}; {words}",
@@ -220,7 +225,7 @@ def _order(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
     ):
         for column in (FAST, SLOW):
             parts[f"{words} ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
-                all_of(lead(best[column], other[column]).above() for other in others),
+                all_of(lead(best[column], other[column]).above(LEAST_LEAD) for other in others),
                 [each[column] for each in (best, *others)],
                 CHANCE,
             )
@@ -258,10 +263,10 @@ def _on_iid(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
     )
     known = {
         "FAVANO above FedAvg and QuAFL": all_of(
-            lead(favano, each).above() for each in (fedavg, quafl)
+            lead(favano, each).above(LEAST_LEAD) for each in (fedavg, quafl)
         ),
         "FedBuff above FedAvg and QuAFL": all_of(
-            lead(fedbuff, each).above() for each in (fedavg, quafl)
+            lead(fedbuff, each).above(LEAST_LEAD) for each in (fedavg, quafl)
         ),
         f"all above {marks.least} %": all_of(
             each.interval().above(marks.least) for each in (favano, fedavg, quafl, fedbuff)
@@ -281,7 +286,7 @@ def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
     for column in (FAST, SLOW):
         for words, pair, least in (
             ("FAVANO far above QuAFL", (favano[column], quafl[column]), far),
-            ("alpha = 1 above QuAFL", (adopting[column], quafl[column]), 0.0),
+            ("alpha = 1 above QuAFL", (adopting[column], quafl[column]), LEAST_LEAD),
         ):
             parts[f"{words} ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
                 lead(*pair).above(least), pair, CHANCE

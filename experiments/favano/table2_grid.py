@@ -7,7 +7,7 @@ columns. In a first stage, a sixth of the training images is held out and valida
 public simulator of QuAFL; its seeds are used for nothing else. Where the smallest or the largest
 rate is the best one of a cell, further ones are tried one by one. In a second stage the readings
 nearest to the paper, and each method at its best learning rate, run with ten seeds on all training
-images (`--seeds` is the number of seeds of the second stage). Claims 9 to 12 are judged there.
+images (`--seeds` is the number of seeds of the second stage). Claims 26 to 29 are judged there.
 """
 
 import dataclasses
@@ -78,6 +78,8 @@ FIRST_TUNING_SEED = 1000
 OWN = "best on validation data"
 """Name of the reading in which each method has its best learning rate in each column."""
 JUDGED = f"{OWN}, inputs standardised"
+FIRST_CLAIM = 26
+"""The number of the first claim that is judged here."""
 """The reading by which claims are judged: all methods are tuned and images are normalised."""
 
 STUDY = Study(
@@ -248,21 +250,21 @@ def run(arguments: Arguments) -> Outcome:
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
-    """Judge claims 9 to 12 at own rates on standardised inputs, with fresh running times.
+    """Judge claims 26 to 29: 9 to 12 at own rates, on standardised inputs, with fresh times.
 
     Args:
       inputs: Final accuracies by method and column ("cells") of each of the "readings", how they
         were run ("words"), and whether that is a smoke run.
     """
     if inputs["smoke"]:
-        return [verdict(number, None, NOT_RUN, SMOKE) for number in DECIDING]
+        return [verdict(FIRST_CLAIM + i, None, NOT_RUN, SMOKE) for i in range(len(DECIDING))]
     readings = {name: read_cells(found) for name, found in inputs["readings"].items()}
     cells = readings[JUDGED]
     seeds = min(sample.seeds for row in cells.values() for sample in row.values())
     measured = {name: {"final accuracy, %": means(each)} for name, each in readings.items()}
     words = f"{JUDGED}, {inputs['words']}"
     fresh = "FedBuff, fresh"
-    return judged(parts_of(cells, fresh), measured, cells, seeds, words, fresh)
+    return judged(parts_of(cells, fresh), measured, cells, seeds, words, fresh, FIRST_CLAIM)
 
 
 Cell = tuple[str, str, str, float]

@@ -129,6 +129,17 @@ def judge_long_run_mean(measured: Mapping[str, Any]) -> Verdict:
     return verdict(6, measured, unless_unknown(holds, measured), why)
 
 
+def judge_equal_shares(measured: Mapping[str, Any]) -> Verdict:
+    """Judge claim 30 from the long-run means of claim 6: both reweightings reach the optimum."""
+    names = ("deterministic", "stochastic")
+    means, errors = ([measured[key][name] for name in names] for key in ("mean", "standard_error"))
+    far = max(abs(mean) / error for mean, error in zip(means, errors, strict=True))
+    told = " and ".join(f"{x:.3f} ({name})" for x, name in zip(means, names, strict=True))
+    why = f"{told}, up to {far:.0f} standard errors from 0; slow clients want 1, fast ones -1"
+    kept = {key: dict(measured[key]) for key in ("mean", "standard_error")}
+    return verdict(30, kept, unless_unknown(far < CLAIMS[30].criterion.far, [means, errors]), why)
+
+
 @styled()
 def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Figure]:
     """Measure the long-run mean through the engine, for claim 6.
@@ -471,8 +482,8 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
 
 
 def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
-    """Judge claim 6, whose criterion is later than the run, from what was measured."""
-    return [judge_long_run_mean(kept[6])]
+    """Judge claims 6 and 30, whose criteria are later than the run, from what was measured."""
+    return [judge_long_run_mean(kept[6]), judge_equal_shares(kept[6])]
 
 
 def run(arguments: Arguments) -> Outcome:
@@ -485,6 +496,7 @@ def run(arguments: Arguments) -> Outcome:
     rounding, rounding_curves = measure_rounding(sizes)
     verdicts = [
         judge_long_run_mean(mean),
+        judge_equal_shares(mean),
         judge_bound(bound),
         judge_rounding(rounding),
     ]

@@ -1,4 +1,4 @@
-"""Counts of sites x months for FedMissEM (arXiv 2111.02083, Sec. 4): made up, or read from a file.
+"""Counts of sites x months for FedMissEM (arXiv 2111.02083, Sec. 4): made up.
 
 The paper's data, eBird's counts of France, may not be redistributed. Synthetic ones have their
 structure: observers at random servers, irregular visits to frequented sites, and seasonal
@@ -7,17 +7,12 @@ abundances with a trend. The abundances are exactly of rank 2 and known.
 Dimension letters: `n` visits, `J` sites, `L` months.
 """
 
-import csv
-import gzip
-import zlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from experiments.harness import Sizes, Study
 from fedjax_sim.problems.latent.missing_values import Matrix, make_matrices
-from fedjax_sim.settings import ConfigError
 
 SERVERS = 10
 
@@ -144,77 +139,3 @@ def seen_at(
     time = random.integers(0, truth.shape[1], len(server))
     value = truth[site, time] + noise * random.normal(size=len(server))
     return Visits(server, site, time, value, truth.shape, truth)
-
-
-def read(path: Path, seed: int = 0) -> Visits:
-    """Read a CSV file, gzipped or not, and turn counts into log(1 + count).
-
-    Raises:
-      ConfigError: If the file cannot be read, or holds something that is not allowed.
-    """
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8-sig")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8-sig")
-        ) as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError("dataset", str(path), f"a readable CSV file ({error})") from None
-    names = set(reader.fieldnames or ())
-    of_count = next((name for name in ("count", "birds") if name in names), None)
-    of_year = next((name for name in ("winter", "year") if name in names), None)
-    if (
-        "site" not in names
-        or of_count is None
-        or not ("time" in names or (of_year and "month" in names))
-    ):
-        raise ConfigError(
-            "columns of the dataset",
-            ", ".join(sorted(names)),
-            "site, count (or birds), time (or year or winter, and month)",
-        )
-    if not rows:
-        raise ConfigError("rows of the dataset", 0, "at least one")
-    for number, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            raise ConfigError(
-                "row of the dataset", number, f"a row of {len(names)} values, as its header"
-            )
-    try:
-        value = np.array([float(row[of_count] or 0) for row in rows])
-        when = [
-            (0, float(row["time"]))
-            if "time" in names
-            else (float(row[str(of_year)]), float(row["month"]))
-            for row in rows
-        ]
-    except ValueError as error:
-        raise ConfigError("a number of the dataset", str(error), "a number") from None
-    if not (np.isfinite(value) & (value >= 0)).all():
-        raise ConfigError("counts of the dataset", "negative or not numbers", "at least 0")
-    if not np.isfinite(when).all():
-        raise ConfigError("times of the dataset", "nan or inf", "finite")
-    if "time" not in names and of_year == "winter" and max(month for _, month in when) > 9:
-        raise ConfigError(
-            "month of a winter",
-            max(month for _, month in when),
-            "numbered in order of time from 1, not as in the calendar",
-        )
-    random = np.random.default_rng(seed)
-    sites = np.unique([row["site"] for row in rows], return_inverse=True)
-    times = np.unique(np.array(when), axis=0, return_inverse=True)
-    of_group = next((name for name in ("server", "observer") if name in names), None)
-    groups = (
-        np.unique([row[of_group] for row in rows], return_inverse=True)[1]
-        if of_group
-        else np.arange(len(rows))
-    )
-    is_dealt = of_group != "server"
-    server = random.integers(0, SERVERS, groups.max() + 1)[groups] if is_dealt else groups
-    num_servers = SERVERS if is_dealt else int(groups.max()) + 1
-    shape = (len(sites[0]), len(times[0]))
-    return Visits(
-        server, sites[1], times[1].ravel(), np.log1p(value), shape, num_servers=num_servers
-    )

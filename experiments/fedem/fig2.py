@@ -9,7 +9,7 @@ Two kinds of runs are made: the paper's literally (gamma = 1e-4, alpha = 1e-3, m
 0.2, alpha = 0.1, half of the cells, divided or not, 2000 rounds). The quantizer works on groups of
 four consecutive times of a site among the cells that are sent; the last group of a site may be
 shorter. The rank is 2 and the ridge 0, as in the paper. An epoch takes as many cells' statistics as
-there are visits. fedem/observed runs the same on counts from a file.
+there are visits.
 """
 
 from collections.abc import Mapping
@@ -422,10 +422,10 @@ def run(arguments: Arguments) -> Outcome:
     """Run on synthetic counts of all kinds.
 
     Raises:
-      ConfigError: If a file of counts is given, which is for fedem/observed.
+      ConfigError: If a file of counts is given.
     """
     if arguments.dataset is not None:
-        raise ConfigError("dataset", arguments.dataset, "left out; fedem/observed takes a file")
+        raise ConfigError("dataset", arguments.dataset, "left out: the counts are made up")
     outcome = synthetic_study(COUNTS.choose(arguments), arguments)
     text, curves, found = variants_study(arguments)
     return outcome._replace(

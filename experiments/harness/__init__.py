@@ -13,9 +13,10 @@ from experiments.harness.claims import Claim, Claims, Criterion, Verdict, verdic
 from experiments.harness.command import main, run_experiment
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.schedules import are_fast, by_speed, draw
-from experiments.harness.sizes import Sizes, Study
+from experiments.harness.sizes import Sizes, Study, other_data
 from experiments.harness.statistics import (
     FAR,
+    LEAST_LEAD,
     NOT_RUN,
     Estimate,
     Interval,
@@ -40,6 +41,7 @@ from experiments.harness.tables import table
 
 __all__ = [
     "FAR",
+    "LEAST_LEAD",
     "NOT_RUN",
     "Arguments",
     "Claim",
@@ -65,6 +67,7 @@ __all__ = [
     "lead",
     "main",
     "mean_and_error",
+    "other_data",
     "reduction",
     "rule",
     "run_experiment",

@@ -68,6 +68,7 @@ class Claim(NamedTuple):
       by: The entries that decide, by name, if several judge the claim. The first one is the
         deciding part, the others are parts of the same sentence. Entries that are not named are
         notes.
+      corrected: Whether what is judged is corrected, because the claim as printed is false.
       changed: The verdict before the last change of the criterion, and why it is another now.
       cost: What a run would cost, of a claim that was not run.
       id: Paper and number, such as "favano-9"; filled by `Claims`.
@@ -81,6 +82,7 @@ class Claim(NamedTuple):
     kind: str = "measured"
     stated: str = ""
     by: tuple[str, ...] = ()
+    corrected: bool = False
     changed: str = ""
     cost: str = ""
     id: str = ""

@@ -23,7 +23,7 @@ from fedjax_sim.reporting.results import UNFINISHED, Folder, save
 from fedjax_sim.results.records import to_json
 from fedjax_sim.settings import ConfigError
 
-IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset")
+IDENTITY = ("smoke", "seeds", "data_dir", "reduced", "dataset", "only")
 """Arguments that an unfinished run and the run that resumes it must have in common."""
 
 
@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=int, help="number of seeds, in place of the experiment's")
     run.add_argument(
         "--dataset", help="data set in place of the experiment's, such as an .npz file"
+    )
+    run.add_argument(
+        "--only", metavar="NAME,...", help="some panels of hierarchical/own_rates, such as fig7"
     )
     run.add_argument("--data-dir", help="folder with the raw files of the data set, if offline")
     run.add_argument(
@@ -77,15 +80,19 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="results folders of runs whose results are first put under experiments/PAPER/results",
     )
+    compare = commands.add_parser(
+        "compare", help="compare results folders with the committed record, claim by claim"
+    )
+    compare.add_argument("folders", metavar="DIR", nargs="+", help="results folders of runs")
     merge = commands.add_parser("merge", help="write the results of parts that have run")
     merge.add_argument("out", metavar="DIR", help="results folder of the parts")
-    for command in (run, report):
+    for command in (run, report, compare):
         command.add_argument(
             "--trust",
             action="store_true",
             help="also read files that end without their SHA-256, as those of earlier versions",
         )
-    for command in (every, run, report, merge):
+    for command in (every, run, report, compare, merge):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return top
 
@@ -119,6 +126,14 @@ def _run(given: argparse.Namespace) -> None:
         counts = report.write_report(Path(given.out or "results-report"))
         print(to_json(counts) if given.json else report.told(counts), end="")
         return
+    if given.command == "compare":
+        found = {each: ledger.compared(Path(each), trust=given.trust) for each in given.folders}
+        if given.json:
+            print(to_json(found), end="")
+        else:
+            for folder, told in found.items():
+                print(f"{folder}: {'; '.join(told) or 'as in the record'}")
+        return
     if given.command == "merge":
         name, num_parts, common = read_identity(Path(given.out))
         arguments = Arguments(out=given.out, **common)
@@ -134,6 +149,7 @@ def _run(given: argparse.Namespace) -> None:
         results=given.results,
         reduced=given.reduced,
         dataset=given.dataset,
+        only=given.only,
         resume=given.resume,
         trust=given.trust,
     )

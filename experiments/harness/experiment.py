@@ -9,6 +9,7 @@ import xarray as xr
 from experiments.harness.claims import Verdict
 from experiments.harness.parts import ExperimentPart
 from fedjax_sim import Checkpoints
+from fedjax_sim.settings import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +57,7 @@ class Arguments(NamedTuple):
       resume: Continue the unfinished run in the results folder, if there is one.
       checkpoints: Folder for checkpoints of sweeps, or None to keep none.
       share: The part to run of an experiment that runs in parts, or None.
+      only: Names of the panels to run, joined by commas, or None for all.
       trust: Whether files in `results` that carry no SHA-256 are taken as they are.
     """
 
@@ -69,7 +71,20 @@ class Arguments(NamedTuple):
     resume: bool = False
     checkpoints: Path | None = None
     share: ExperimentPart | None = None
+    only: str | None = None
     trust: bool = False
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """Return those of the names that are asked for.
+
+        Raises:
+          ConfigError: If another name is asked for.
+        """
+        asked = list(names) if self.only is None else self.only.split(",")
+        for name in asked:
+            if name not in names:
+                raise ConfigError("only", name, f"one of {', '.join(names)}")
+        return asked
 
     def kept(self, name: str) -> dict[str, Any]:
         """Return the options of a sweep by which it can be resumed, and can run in parts.

@@ -17,6 +17,8 @@ A verdict by another criterion than today's is no verdict: `rows` counts it as u
 import datetime
 import importlib
 import json
+import os
+import platform
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +26,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from experiments.harness import registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
 from experiments.harness.drawn import arrays_of
 from experiments.harness.experiment import Arguments, Outcome
-from experiments.harness.statistics import HOLDS, NOT_RUN_WORDS, PARTLY, VERDICTS
+from experiments.harness.statistics import HOLDS, NOT_HERE, NOT_RUN_WORDS, PARTLY, VERDICTS
 from fedjax_sim.lifecycle import read_json
 from fedjax_sim.reporting.results import to_json
 from fedjax_sim.settings import ConfigError
@@ -43,6 +47,10 @@ STATED = "stated"
 """What was measured has this name alone where an earlier run's numbers are kept as a sentence."""
 OLD = "judged by an earlier criterion, not run since: "
 """Why a verdict by another criterion than today's does not count."""
+TOLERANCE = 0.05
+"""Share by which a number may differ from that of another machine."""
+INSTRUCTIONS = {"avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve"}
+"""Instruction sets that are named, as compilers choose by them how sums are ordered."""
 MOST_PICTURES = 7
 """Pictures kept of an experiment."""
 MOST_BYTES = 320_000
@@ -66,7 +74,7 @@ def command_of(name: str, arguments: Arguments) -> str:
     words = ["python", "-m", "experiments", "run", name]
     for flag in ("smoke", "reduced"):
         words += [f"--{flag}"] if getattr(arguments, flag) else []
-    for option in ("seeds", "dataset"):
+    for option in ("seeds", "dataset", "only"):
         value = getattr(arguments, option)
         if value is not None:
             words += [f"--{option}", Path(str(value)).name]
@@ -109,6 +117,7 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
         "date": datetime.date.today().isoformat(),
         "size": size_of(arguments),
         "seeds": int(outcome.config.get("seeds", 0)),
+        "machine": machine(),
         "cost": {key: round(value, 1) for key, value in cost._asdict().items()},
         "claims": [each._asdict() for each in outcome.verdicts],
         "inputs": plain_inputs(outcome.inputs),
@@ -119,6 +128,65 @@ def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> d
     if len(compact(entry)) > MOST_BYTES:
         entry["pictures"] = {file: [] for file in entry["pictures"]}
     return entry
+
+
+def machine() -> dict[str, Any]:
+    """Describe what the digits of a run depend on: device, cores, instructions and JAX."""
+    device = jax.devices()[0]
+    try:
+        cpus = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        cpus = ""
+    of_cpu = dict(line.split(":", 1) for line in cpus.splitlines() if ":" in line)
+    named = {name.strip(): value.strip() for name, value in of_cpu.items()}
+    flags = set(named.get("flags", named.get("Features", "")).split())
+    return {
+        "device": device.device_kind if device.platform != "cpu" else "cpu",
+        "devices": jax.device_count(),
+        "processor": named.get("model name", platform.machine()),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "instructions": sorted(flags & INSTRUCTIONS),
+        "jax": jax.__version__,
+    }
+
+
+def differences(entry: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """Compare a run with the record: claims of another verdict, or another number.
+
+    All digits count if both were run on the same machine. Otherwise, or where the record does not
+    name one, numbers may differ by `TOLERANCE` of themselves, as chaotic runs do.
+
+    Args:
+      entry: The entry of the run.
+      record: The committed entry.
+
+    Returns:
+      One sentence for each claim that differs.
+    """
+    same = entry.get("machine") is not None and entry.get("machine") == record.get("machine")
+    known, told = {each["id"]: each for each in record["claims"]}, []
+    for each in entry["claims"]:
+        other = known.get(each["id"])
+        if other is None:
+            told.append(f"{each['id']}: not in the record")
+        elif each["verdict"] != other["verdict"]:
+            told.append(f"{each['id']}: {each['verdict']}, in the record {other['verdict']}")
+        elif not _agree(each["measured"], other["measured"], 0.0 if same else TOLERANCE):
+            told.append(f"{each['id']}: same verdict, other numbers")
+    return told
+
+
+def _agree(ours: Any, theirs: Any, tolerance: float) -> bool:
+    """Return whether nested numbers agree to a share of the larger one; other leaves are equal."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        shared = ours.keys() & theirs.keys()
+        return all(_agree(ours[name], theirs[name], tolerance) for name in shared)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        pairs = zip(ours, theirs, strict=False)
+        return len(ours) == len(theirs) and all(_agree(*each, tolerance) for each in pairs)
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+        return abs(ours - theirs) <= tolerance * max(abs(ours), abs(theirs)) + 1e-12
+    return bool(ours == theirs)
 
 
 def plain_inputs(content: Any) -> Any:
@@ -219,6 +287,32 @@ def picture_of(name: str, file: str) -> str:
     return f"{paper}_{file}" if file.startswith(short) else f"{paper}_{short}_{file}"
 
 
+def read_entry(folder: Path, *, trust: bool = False) -> dict[str, Any]:
+    """Read the entry of a results folder.
+
+    Raises:
+      ConfigError: If the folder has none.
+      InputError: If the entry is damaged.
+    """
+    try:
+        return dict(read_json(folder / FILE, trust=trust))
+    except OSError:
+        raise ConfigError("results folder", str(folder), "one of a finished run") from None
+
+
+def compared(folder: Path, *, trust: bool = False) -> list[str]:
+    """Compare the run of a results folder with the record, see `differences`.
+
+    Raises:
+      ConfigError: If the folder has no entry, or the record has none of this experiment.
+    """
+    entry = read_entry(folder, trust=trust)
+    file = file_of(name_of(entry))
+    if not file.exists():
+        raise ConfigError("results folder", str(folder), "one of an experiment with a record")
+    return differences(entry, json.loads(file.read_bytes()))
+
+
 def keep(folder: Path, *, trust: bool = False) -> str:
     """Copy the entry and the pictures of a results folder to the repository.
 
@@ -233,10 +327,7 @@ def keep(folder: Path, *, trust: bool = False) -> str:
       ConfigError: If the folder has no entry, or one of a smoke run.
       InputError: If the entry is damaged.
     """
-    try:
-        entry = read_json(folder / FILE, trust=trust)
-    except OSError:
-        raise ConfigError("folder to keep", str(folder), "one of a finished run") from None
+    entry = read_entry(folder, trust=trust)
     if entry["size"] == "smoke":
         raise ConfigError("folder to keep", str(folder), "no smoke run: those are not evidence")
     name = name_of(entry)
@@ -322,16 +413,24 @@ def rows(found: Sequence[Mapping[str, Any]]) -> list[Row]:
         for claim in claims.values():
             said = [each for each in of_claim.get(claim.id, []) if each[0].verdict != NOT_RUN_WORDS]
             said.sort(key=partial(_place, claim.by))
-            by = [each for each in said if not claim.by or name_of(each[1]) in claim.by]
+            by = [each for each in said if name_of(each[1]) in claim.by] if claim.by else said[:1]
             verdict, scope = joined([each for each, _ in by], [name_of(e) for _, e in by])
             made.append(Row(paper, claim, verdict, scope, tuple(said)))
     return made
 
 
 def _place(by: Sequence[str], found: tuple[Verdict, Mapping[str, Any]]) -> int:
-    """Return the place of a verdict's entry among those that decide a claim, notes last."""
-    name = name_of(found[1])
-    return by.index(name) if name in by else len(by)
+    """Return the place of a verdict's entry among those that decide a claim, notes last.
+
+    If none is named, the run that is nearest to the paper's decides: one that needs no substitute,
+    else that which says the fewest things in which it is smaller.
+    """
+    verdict, entry = found
+    name = name_of(entry)
+    if by:
+        return by.index(name) if name in by else len(by)
+    smaller = verdict.scope.partition("reduced: ")[2]
+    return len(smaller.split(", ")) if smaller else int(verdict.verdict == NOT_HERE)
 
 
 def joined(said: Sequence[Verdict], names: Sequence[str]) -> tuple[str, str]:

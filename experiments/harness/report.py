@@ -112,7 +112,7 @@ def summary(found: Sequence[Row]) -> str:
 
 
 def ledger_table(found: Sequence[Row]) -> str:
-    """Lay out one paper's claims: what it says, its value, ours, and the verdict."""
+    """Lay out one paper's claims: the claim, the paper's value, ours, and the verdict."""
     lines = []
     for row in found:
         claim = row.claim
@@ -122,12 +122,12 @@ def ledger_table(found: Sequence[Row]) -> str:
             (
                 claim.id,
                 f"{claim.text} ({claim.place}; {claim.origin}{kind})",
-                claim.stated or "in the text",
+                page.value_of(claim),
                 shortened(ours or claim.cost or "no result"),
                 shortened(worded(row.verdict, row.scope)),
             )
         )
-    return rows_of(["claim", "what the paper says", "its value", "ours", "verdict"], lines)
+    return rows_of(["number", "claim", "the paper's value", "ours", "verdict"], lines)
 
 
 def rows_of(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_sim.settings import ConfigError
@@ -62,6 +63,14 @@ class Sizes:
         """Return all numbers by name, as an experiment writes them to `config.json`."""
         known: dict[str, Any] = {"seeds": self.seeds, "dataset": self.dataset}
         return {**{name: value for name, value in known.items() if value}, **self.extras}
+
+
+def other_data(given: str, usual: str) -> str:
+    """Say which data stand in for the usual ones; empty if none do.
+
+    A file never counts as a data set of its name, as it may hold anything, such as JPEG images.
+    """
+    return "" if str(given) == usual else f"{Path(given).name} in place of {usual}"
 
 
 class Study(NamedTuple):

@@ -8,8 +8,10 @@ A claim has one deciding part, which may be a condition on several data sets or 
 have other parts of the same sentence. `rule` turns what is known of them into one of five verdicts.
 Claims on accuracy are stricter. They have no verdict where the best method is below twice the
 accuracy of chance, and no part that compares a method that has collapsed to chance is decided,
-unless that is the claim. With fewer than `LEAST_SEEDS` seeds, or on a smaller problem than the
-paper's, a claim holds at most in part.
+unless that is the claim. A method is ahead from `LEAST_LEAD` points of accuracy on: a smaller lead,
+however certain, is none. With fewer than `LEAST_SEEDS` seeds, or on other data or a smaller problem
+than the paper's, a claim holds at most in part. A claim that is false on such a substitute is not
+contradicted: it is "not on the substitute".
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,9 +27,11 @@ FAR = 4.0
 """Standard errors beyond which a difference counts as real."""
 LEAST_SEEDS = 10
 """Seeds that a claim on accuracies needs for an unrestricted verdict."""
+LEAST_LEAD = 0.5
+"""Points of accuracy from which on a method counts as ahead, the same for all papers."""
 HOLDS, PARTLY, FAILS, UNDECIDED = "holds", "holds in part", "fails", "undecided"
-NOT_RUN_WORDS = "not run"
-VERDICTS = (HOLDS, PARTLY, FAILS, UNDECIDED, NOT_RUN_WORDS)
+NOT_HERE, NOT_RUN_WORDS = "not on the substitute", "not run"
+VERDICTS = (HOLDS, PARTLY, FAILS, NOT_HERE, UNDECIDED, NOT_RUN_WORDS)
 """The values of a verdict."""
 
 
@@ -51,11 +55,13 @@ def rule(
     parts: Mapping[str, bool | None],
     reduced: str = "",
     deciding: Callable[[str], bool] = lambda name: True,
+    substitute: str = "",
 ) -> Ruling:
     """Give the verdict on a claim from its deciding part and the other parts of the same sentence.
 
     It fails if the deciding part is false, and is undecided if that is open. If the deciding part
-    is true, the claim holds, or holds in part if another part is false or open.
+    is true, the claim holds, or holds in part if another part is false or open. On a substitute a
+    false deciding part does not contradict the claim.
 
     Args:
       parts: Whether each part is true, None if that is undecided, by a name that can stand in the
@@ -63,6 +69,7 @@ def rule(
       reduced: How the run is smaller than the claim asks for. A claim that would hold then holds in
         part.
       deciding: Whether a part of this name is a condition of the deciding part; by default all are.
+      substitute: How data, network or length differ from the paper's; empty if they do not.
     """
     named = {
         word: [name for name, each in parts.items() if _known(each) is value]
@@ -76,7 +83,7 @@ def rule(
     if decided is None:
         return Ruling(UNDECIDED, scope)
     if not decided:
-        return Ruling(FAILS, scope)
+        return Ruling(NOT_HERE if substitute else FAILS, scope)
     is_whole = len(named["true"]) == len(parts) and not reduced
     return Ruling(HOLDS) if is_whole else Ruling(PARTLY, scope)
 

@@ -2,7 +2,7 @@
 
 `claims` has the paper's claims, `setup` the runs and comparisons that the figures share, `tuning`
 the choice of each run's own learning rate. `bounds`, `clock` and `quadratics` check the theory;
-`map` finds where the paper's order of sync times holds, and `own_rates` runs other figures there;
+`own_rates` runs the figures whose runs have rates of their own;
 the rest are the figure that they are named after.
 """
 
@@ -11,14 +11,8 @@ EXPERIMENTS = (
     "clock",
     "fig3",
     "fig4_5",
-    "fig6",
-    "fig7",
-    "fig8",
-    "fig9",
-    "fig10",
     "fig11",
     "fig13",
-    "map",
     "own_rates",
     "quadratics",
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
+from experiments.harness import LEAST_LEAD, Arguments, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical import setup
 from experiments.hierarchical.formulas.delays import linear_delays
 from fedjax_sim import datasets, partition, problems
@@ -130,7 +130,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         "rounds").
     """
     leads = setup.read_leads(inputs["leads"])
-    judged = {rate: {f"{EQUAL} over {UNEQUAL}": each.above()} for rate, each in leads.items()}
+    judged = {
+        rate: {f"{EQUAL} over {UNEQUAL}": each.above(LEAST_LEAD)} for rate, each in leads.items()
+    }
     parts = setup.by_rate(inputs, judged, inputs["ends"])
     idle, rounds = inputs["idle"], inputs["rounds"]
     why = (

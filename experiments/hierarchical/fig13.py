@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.harness import Arguments, Interval, Outcome, Verdict, all_of
+from experiments.harness import LEAST_LEAD, Arguments, Interval, Outcome, Verdict, all_of
 from experiments.hierarchical import setup
 from fedjax_sim.models import LogisticRegression
 
@@ -66,7 +66,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     judged: dict[str, dict[str, bool | None]] = {}
     for rate in leads[finals[0]]:
         gaps = [leads[s][rate] for s in finals]
-        judged[rate] = {f"S = {s}": each.above() for s, each in zip(finals, gaps, strict=True)}
+        judged[rate] = {
+            f"S = {s}": each.above(LEAST_LEAD) for s, each in zip(finals, gaps, strict=True)
+        }
         judged[rate]["more for larger S"] = all_of(
             Interval(more.mean - less.mean, more.half + less.half).above()
             for less, more in itertools.pairwise(gaps)

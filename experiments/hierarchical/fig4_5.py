@@ -13,6 +13,7 @@ from typing import Any
 
 import fedjax_sim
 from experiments.harness import (
+    LEAST_LEAD,
     Arguments,
     Interval,
     Outcome,
@@ -155,7 +156,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         gains[name] = [Interval.read(each) for each in panel["gains"]]
         samples[name] = [Sample.read(each) for each in (panel["together"], *panel["alone"])]
         together, *apart = samples[name]
-        judgements = [each.above() for each in gains[name]]
+        judgements = [each.above(LEAST_LEAD) for each in gains[name]]
         if name == "fig4":
             judgements[1] = loses_little(gains[name][1])
         parts[name] = {

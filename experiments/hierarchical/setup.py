@@ -29,8 +29,10 @@ from experiments.harness import (
     Sizes,
     Study,
     Verdict,
+    images,
     interval,
     lead,
+    other_data,
     reduction,
     rule,
     spread_table,
@@ -39,7 +41,7 @@ from experiments.harness import (
 from experiments.harness.statistics import has_collapsed
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas.delays import linear_delays
-from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim import models, partition, problems
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
@@ -130,7 +132,7 @@ def _of_dataset(dataset: str, unknown: Sizes) -> Sizes:
 
 def load(arguments: Arguments, size: Sizes) -> Dataset:
     """Load the data set of a size."""
-    return datasets.load(size.dataset, data_dir=arguments.data_dir)
+    return images.load(size.dataset, arguments.data_dir)
 
 
 def clock(sizes: Sequence[int], coefficients: Sequence[float], **changes: Any) -> dict[str, Any]:
@@ -319,12 +321,11 @@ def smaller(full: Sizes, size: Sizes) -> str:
       size: The size of the run.
     """
     pairs = [
-        (Path(size.dataset).stem, full.dataset),
         (_network_words(size), _network_words(full)),
         (f"T = {size.time:g}", f"{full.time:g}") if size.time != full.time else ("", ""),
     ]
     words = [f"{given} in place of {usual}" for given, usual in pairs if given != usual]
-    return ", ".join(filter(None, (size.words, *words)))
+    return ", ".join(filter(None, (size.words, other_data(size.dataset, full.dataset), *words)))
 
 
 def _network_words(size: Sizes) -> str:
@@ -357,7 +358,8 @@ def settle(
     """
     if inputs["smoke"]:
         return verdict(number, measured, NOT_RUN, smoke)
-    ruling = rule(parts, reduction(inputs["seeds"], inputs["reduced"]), deciding)
+    small = inputs["reduced"]
+    ruling = rule(parts, reduction(inputs["seeds"], small), deciding, substitute=small)
     return verdict(number, {**measured, "parts": parts}, ruling, f"{why}; {inputs['words']}")
 
 
@@ -399,20 +401,6 @@ def by_rate(
         if not known or any(sample.mean >= top for sample, top in known):
             parts |= {f"{words} {at_rate(rate)}": value for words, value in judged[rate].items()}
     return parts or {ALL_COLLAPSED: None}
-
-
-def of_panels(parts: Mapping[str, bool | None]) -> dict[int, dict[str, bool | None]]:
-    """Return the leads of S = 5 that each panel of Fig. 7 is about, by number of the claim.
-
-    With c_g = 10 the paper's sentence is about the baseline, and with 30 about both others.
-
-    Args:
-      parts: Whether S = 5 is ahead, by names with "c_g = 10, over S = 0" and so on.
-    """
-    return {
-        number: {name: part for name, part in parts.items() if words in name}
-        for number, words in ((15, "c_g = 10, over S = 0"), (34, "c_g = 30, over"))
-    }
 
 
 def read_leads(found: Mapping[str, Any]) -> dict[str, Interval]:
@@ -514,16 +502,6 @@ def best_lr(baseline: xr.DataArray) -> float:
     Rates at which a seed failed do not count. Dimensions of `baseline` are lr and seed.
     """
     return float(baseline.mean("seed", skipna=False).fillna(-1.0).idxmax("lr"))
-
-
-def percent(accuracy: xr.DataArray) -> str:
-    """Describe mean and standard deviation over seeds, in percent."""
-    values = 100 * accuracy.values.astype(float)
-    return (
-        f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
-        if values.size > 1
-        else f"{values.mean():.1f}"
-    )
 
 
 def pictures(

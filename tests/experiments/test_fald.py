@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 import fedjax_sim
-from experiments.fald import fig1, fig2, fig2_unequal, fig3_4, gaussian, laws, unequal
+from experiments.fald import fig1, fig2, fig3_4, gaussian, laws, unequal
 from experiments.fald.claims import CLAIMS
 from experiments.fald.fig1 import same_law
 from experiments.fald.formulas import exact_laws as oracle
@@ -26,13 +26,11 @@ VERDICTS: dict[str, dict[int, str]] = {
     "fald/bounds": dict.fromkeys((3, 4, 5), HOLDS),
     "fald/unequal": {6: HOLDS, 7: PARTLY, 8: HOLDS},
     "fald/fig1": dict.fromkeys((12, 21, 23), UNDECIDED),
-    "fald/fig1_unequal": {6: HOLDS, 8: HOLDS},
     "fald/fig2": {13: UNDECIDED},
-    "fald/fig2_unequal": {10: UNDECIDED},
     "fald/fig3_4": {14: UNDECIDED, 15: UNDECIDED},
     "fald/privacy": {16: HOLDS},
 }
-QUICK = ("fald/fig2_unequal",)
+QUICK = ("fald/fig2",)
 PICTURES = {
     name: [f"{name.removeprefix('fald/')}.png"] for name in VERDICTS if name != "fald/laws"
 } | {"fald/fig3_4": ["fig3.png", "fig4.png"]}
@@ -215,24 +213,6 @@ def test_a_floor_that_falls_with_one_step_changes_too(last: float) -> None:
     parts = unequal.parts_by_floors(floors)
     assert parts["no change with K = 1"] is (last == 1.0)
     assert parts["unequal Hessians"]
-
-
-def test_verdict_on_floors_with_unequal_hessians() -> None:
-    """Claim 10 is judged in the same way, and fails by the laws of clients with one Hessian."""
-    sizes = fig2.STUDY.full.replace(rounds=12, seeds=200, step_sizes=(1e-6, 1e-7, 1e-8))
-    clients = [
-        gaussian.clients_of(make(0.0))
-        for make in (gaussian.unequal_problem, gaussian.equal_problem)
-    ]
-    own, other = (follow(each, sizes) for each in clients)
-    late = fig2.late_distances(clients[0], sizes, own)
-
-    def judge(ran: dict[str, gaussian.Repeated]) -> Verdict:
-        return fig2_unequal.judge(fig2_unequal.measure(clients[0], sizes, ran, late))
-
-    assert judge(own).holds
-    assert judge(own | {"a": other["a"]}).holds is False
-    assert judge({"b": own["b"]}).holds is None
 
 
 def follow(clients: oracle.GaussianTarget, sizes: Sizes) -> dict[str, gaussian.Repeated]:

@@ -1,7 +1,5 @@
 """The experiments on FedEM: small, with verdicts; and the counts behind Fig. 2."""
 
-import csv
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.fedem import ablations, counts, fig1, fig2, fig2_shape, fig3, observed, theory
+from experiments.fedem import ablations, counts, fig1, fig2, fig2_shape, fig3, theory
 from experiments.fedem.claims import CLAIMS
-from experiments.harness import Arguments, Interval, Outcome
+from experiments.harness import Arguments, Outcome
 from experiments.harness.statistics import HOLDS, UNDECIDED
 from fedjax_sim.problems import latent
-from fedjax_sim.settings import ConfigError
 from tests.conftest import slow_but
 from tests.experiments.running import FILES, judged, run
 
@@ -24,7 +21,6 @@ EXPERIMENTS: dict[Callable[[Arguments], Outcome], dict[int, str]] = {
     ablations.run: dict.fromkeys([9, 11, 13, 16, 17, 22, 23, 24], HOLDS) | {15: UNDECIDED},
     fig1.run: {18: UNDECIDED},
     fig3.run: {19: UNDECIDED},
-    observed.run: {20: UNDECIDED},
     fig2_shape.run: {25: UNDECIDED},
     fig2.run: {20: UNDECIDED},
 }
@@ -93,30 +89,6 @@ def test_from_the_command_line(
     assert sparse["RMSE"]["FedMissEM"] > sparse["RMSE"]["site and time means"]
 
 
-def test_verdict_on_counts_without_a_truth() -> None:
-    """Each part can fail; the comparison with means can be left open."""
-    good = {"F at first": 2.0, "F": 1.0, "‖h‖² left": 1e-7, "apart": 0.01, "trend": 0.99}
-    gain = Interval(0.1, 0.05)
-
-    def judged(gain: Interval = gain, **changes: float) -> str:
-        runs = {"ours": good, "ours, not divided": good | changes}
-        ended = {"EM's steps": 10, "steps allowed": 20}
-        return observed.judge({**runs, "gain over means": gain, **ended}).verdict
-
-    assert judged() == HOLDS
-    for changes in ({"F": 3.0}, {"‖h‖² left": 1e-3}, {"apart": 0.2}, {"trend": 0.5}):
-        assert judged(**changes) == "fails"
-    assert judged(Interval(0.01, 0.05)) == UNDECIDED
-    assert judged(Interval(-0.1, 0.05)) == "fails"
-
-
-def test_a_file_of_counts_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match="dataset is None, but must be a CSV file"):
-        observed.run(Arguments())
-    with pytest.raises(ConfigError, match=r"dataset is 'a\.csv', but must be left out; fedem/obs"):
-        fig2.run(Arguments(dataset="a.csv"))
-
-
 def test_kinds_of_counts() -> None:
     """All kinds have the same abundances, of rank 2.
 
@@ -172,44 +144,6 @@ def test_families_of_counts() -> None:
     np.testing.assert_allclose(fig2.filled_up(visits), [0, 2.5, 0, 0, 0, 1.5])
 
 
-def write(path: Path, header: str, rows: list[list[object]]) -> Path:
-    with path.open("w") as file:
-        csv.writer(file).writerows([header.split(","), *rows])
-    return path
-
-
-def test_reading_counts(tmp_path: Path) -> None:
-    """Months of winters are in order of time, and an empty count is 0.
-
-    Observers stay together, other visits are dealt out.
-    """
-    rows: list[list[object]] = [["b", 2, 1, 7, "ann"], ["a", 1, 6, "", "ann"], ["a", 2, 1, 1, "bo"]]
-    visits = counts.read(write(tmp_path / "a.csv", "site,winter,month,birds,observer", rows))
-    assert visits.shape == (2, 2)
-    assert visits.site.tolist() == [1, 0, 0]
-    assert visits.time.tolist() == [1, 0, 1]
-    np.testing.assert_allclose(visits.value, np.log1p([7, 0, 1]))
-    assert visits.server[0] == visits.server[1]
-    many = counts.read(
-        write(tmp_path / "b.csv", "site,time,count", [[i % 5, i, i] for i in range(200)])
-    )
-    assert set(many.server.tolist()) == set(range(10))
-    assert many.time.tolist() == list(range(200))
-
-
-def test_named_servers_are_taken_as_they_are(tmp_path: Path) -> None:
-    """Servers need not be ten, and observers do not matter; each server is a client."""
-    for num in (10, 3):
-        rows: list[list[object]] = [
-            [i % 7, i % 11, i, f"server {i % num:02d}", "ann"] for i in range(110)
-        ]
-        visits = counts.read(write(tmp_path / "a.csv", "site,time,count,server,observer", rows))
-        assert visits.num_servers == num
-        assert visits.server.tolist() == [i % num for i in range(110)]
-        assert fig2.problem_of(visits, 0.0).counts.shape == (num,)
-        assert fig2.problem_of(visits, 0.0, is_pooled=True).counts.shape == (1,)
-
-
 @pytest.mark.slow
 def test_epochs_of_cells_and_blocks_within_a_site() -> None:
     """An epoch counts sixteen cells at the start, then what a round sends, over the visits.
@@ -239,37 +173,6 @@ def test_epochs_of_cells_and_blocks_within_a_site() -> None:
     np.testing.assert_allclose(
         own.curves.epochs.values[0], 2 * (16 + 6 * own.curves.ticks.values[0]) / 16
     )
-
-
-def test_a_file_cut_short(tmp_path: Path) -> None:
-    whole = gzip.compress(
-        b"site,time,count\n" + b"".join(f"{i},{i},{i * i % 97}\n".encode() for i in range(500))
-    )
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ConfigError, match="a readable CSV file"):
-        counts.read(path)
-    path.write_bytes(whole)
-    assert counts.read(path).shape == (500, 500)
-
-
-@pytest.mark.parametrize(
-    ("header", "row", "words"),
-    [
-        ("site,count", ["a", 1], "site, count"),
-        ("site,time,count", ["a", 1, "many"], "many"),
-        ("site,time,count", ["a", 1, -3], "at least 0"),
-        ("site,time,count", ["a", "nan", 3], "times of the dataset is 'nan or inf'"),
-        ("site,time,count", ["a", 1], "row of the dataset is 1, but must be a row of 3 values"),
-        ("site,time,count", ["a", 1, 2, 3], "row of the dataset is 1"),
-        ("site,winter,month,count", ["a", 1, 12, 3], "month of a winter is 12"),
-    ],
-)
-def test_counts_that_are_not_allowed(
-    tmp_path: Path, header: str, row: list[object], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        counts.read(write(tmp_path / "a.csv", header, [row]))
 
 
 def test_smoothing_keeps_lines_and_removes_noise() -> None:

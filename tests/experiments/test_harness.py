@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import io
 import json
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ from experiments.harness import (
     Sizes,
     Study,
     estimate,
+    images,
     interval,
+    ledger,
     main,
     mean_and_error,
     registry,
@@ -186,3 +189,47 @@ def test_means_with_standard_errors() -> None:
     found = estimate(np.array([[1.0, 0.0], [3.0, 4.0]]))
     np.testing.assert_array_equal(found, [[2, 2], [1, 2]])
     assert found.deviation([0.0, 0.0]) == 2
+
+
+def test_packed_jpeg_images_are_read_as_they_are(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = [np.full((8, 8, 3), 40 * k, np.uint8) for k in range(4)]
+    packed = []
+    for each in pixels:
+        image.fromarray(each).save(buffer := io.BytesIO(), "JPEG")
+        packed.append(np.frombuffer(buffer.getvalue(), np.uint8))
+    parts = {
+        f"{part}_{name}": value
+        for part in ("train", "test")
+        for name, value in (
+            ("jpeg", np.concatenate(packed)),
+            ("offsets", np.cumsum([0, *map(len, packed)])),
+            ("labels", np.arange(4)),
+        )
+    }
+    np.savez(tmp_path / "own_jpeg.npz", **parts)
+    data = images.load(str(tmp_path / "own_jpeg.npz"))
+    assert data.name == "own_jpeg" and data.train_images.shape == (4, 8, 8, 3)
+    assert data.test_images[:, 0, 0, 0].tolist() == pytest.approx([0, 40, 80, 120], abs=2)
+
+
+def test_runs_are_compared_with_the_record_by_machine() -> None:
+    """Every digit on one machine; a verdict and a tolerance on another, or on an unknown one."""
+    claim = {"id": "fald-1", "verdict": "holds", "measured": {"a": [1.0, None], "b": "words"}}
+    other = {**claim, "measured": {"a": [1.02, None], "b": "words"}}
+    far = {**claim, "measured": {"a": [1.2, None], "b": "words"}}
+
+    def told(ours: dict, theirs: dict, *machines: str | None) -> list[str]:
+        entries = [
+            {"machine": machine, "claims": [each]}
+            for machine, each in zip(machines, (ours, theirs), strict=True)
+        ]
+        return ledger.differences(*entries)
+
+    for machines, same in ((("x", "x"), True), (("x", "y"), False), ((None, None), False)):
+        assert told(claim, claim, *machines) == []
+        assert bool(told(claim, other, *machines)) is same
+        assert told(claim, far, *machines) == ["fald-1: same verdict, other numbers"]
+    fails = {**claim, "verdict": "fails"}
+    assert told(fails, claim, "x", "y") == ["fald-1: fails, in the record holds"]
+    assert told({**claim, "id": "fald-2"}, claim, "x", "x") == ["fald-2: not in the record"]

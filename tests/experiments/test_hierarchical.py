@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from experiments.harness import Arguments, Sample, draw
-from experiments.hierarchical import clock, fig3, fig4_5, fig7, fig10, fig11, fig13, setup
+from experiments.hierarchical import clock, fig3, fig4_5, fig11, fig13, quadratics, setup
 from experiments.hierarchical.claims import CLAIMS
 from fedjax_sim import datasets
 from fedjax_sim.engine.planning.budgets import ticks_in_budget
@@ -24,16 +24,11 @@ from tests.conftest import slow_but
 from tests.experiments.running import FILES, claims, judged, run, summary
 
 JUDGED: dict[str, dict[int, bool | None]] = {
-    "clock": {**dict.fromkeys((1, 2, 3), True), 17: False},
+    "clock": {**dict.fromkeys((1, 2, 3, 27), True), 17: False},
     "bounds": dict.fromkeys((4, 5, 6, 7, 8, 32, 33), True) | {30: False, 31: False},
-    "quadratics": dict.fromkeys((9, 10, 24, 25, 26), True),
+    "quadratics": dict.fromkeys((9, 10, 24, 25, 26, 28), True),
     "fig3": {11: None},
     "fig4_5": {12: None, 13: None},
-    "fig6": {14: None},
-    "fig7": dict.fromkeys((15, 16, 22, 34)),
-    "fig8": {18: None, 27: True},
-    "fig9": {19: None},
-    "fig10": {20: None, 28: None},
     "fig11": {21: None},
     "fig13": {23: None},
     "own_rates": dict.fromkeys((14, 18, 19, 20, 22)),
@@ -43,7 +38,8 @@ QUICK = ("clock",)
 
 def test_every_claim_is_judged_somewhere() -> None:
     found = {number for numbers in JUDGED.values() for number in numbers}
-    assert found == {number for number, claim in CLAIMS.items() if not claim.cost}
+    on_cifar10 = {15, 16, 34, 35, 36}  # A smoke run has grey images.
+    assert found | on_cifar10 == set(CLAIMS)
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, JUDGED))
@@ -196,6 +192,8 @@ def test_a_run_that_is_smaller_says_how() -> None:
     full = setup.CIFAR10
     assert setup.smaller(full, full) == setup.smaller(full, full.replace(seeds=2)) == ""
     assert setup.smaller(full, full.replace(time=200.0)) == "T = 200 in place of 1000"
+    file = full.replace(dataset="somewhere/cifar10.npz")
+    assert setup.smaller(full, file) == "cifar10.npz in place of cifar10"
     mlp = full.replace(network=setup.MNIST.network)
     assert setup.smaller(full, mlp) == "MLP(50) in place of LeNet"
     words = "mnist in place of cifar10, MLP(50) in place of LeNet"
@@ -208,62 +206,16 @@ def test_a_run_that_is_smaller_says_how() -> None:
     assert inputs["reduced"] == words
 
 
-@pytest.mark.parametrize(
-    ("early", "late", "verdict"),
-    [(0, 20, "holds in part"), (20, 0, "fails"), (0, 0, "fails")],
-)
-def test_the_baseline_has_to_lead_before_the_crossing(early: int, late: int, verdict: str) -> None:
-    """Claim 16 on made-up curves: of S = 0 and 20 one is ahead until 740, then the other one.
-
-    Two seeds let it hold in part at most. A failed lane leaves it open.
-    """
-    time = np.linspace(0, 1000, 51)
-
-    def sweep(sync_times: list[float] | None, delays: list[float]) -> xr.Dataset:
-        coords = {
-            "lr": [0.2],
-            "exchange_shift": delays,
-            **({} if sync_times is None else {"sync_time": sync_times}),
-            "seed": [0, 1],
-        }
-        base = xr.DataArray(0.5, coords, list(coords)) * xr.DataArray(np.ones(51), dims="eval")
-        if sync_times is not None:
-            ahead = xr.DataArray(np.where(time < 740, early, late), dims="eval")
-            base = base + 0.1 * (base.sync_time == ahead)
-        lanes = xr.DataArray(False, coords, list(coords))
-        clock = xr.DataArray(time, dims="eval")
-        return xr.Dataset(
-            {
-                "accuracy": base.transpose(*coords, "eval"),
-                "time": clock + 0 * base,
-                "ticks": 3 + clock + 0 * base,
-                "failed": lanes,
-            }
-        )
-
-    arguments, size = Arguments(), setup.CIFAR10.replace(lrs=(0.2,), seeds=2)
-    data, swept = sweep(fig7.SYNC_TIMES, fig7.DELAYS), sweep(None, fig7.SWEPT_DELAYS)
-
-    def found(data: xr.Dataset) -> dict[str, str]:
-        inputs = fig7.inputs_of(arguments, size, data, swept)
-        return {each.id: each.verdict for each in fig7.judge(inputs)}
-
-    assert found(data)["hierarchical-16"] == verdict
-    assert found(data)["hierarchical-15"] == found(data)["hierarchical-34"] == "fails"
-    failed = data.assign(failed=data.failed | (data.sync_time == 20) & (data.seed == 1))
-    assert found(failed)["hierarchical-16"] == "undecided"
-
-
 @pytest.mark.slow
 def test_mirrored_groups_have_the_same_models() -> None:
     """Claim 28, exactly: swapping association and delays changes nothing but the groups' names.
 
     Other clients in the fast group would be seen.
     """
-    assert fig10.mirror_difference() < 1e-15
+    assert quadratics.mirror_difference() < 1e-15
     order = np.roll
     with patch.object(np, "roll", lambda clients, shift: order(clients, shift + 5)):
-        assert fig10.mirror_difference() > 0.01
+        assert quadratics.mirror_difference() > 0.01
 
 
 def test_clocks_are_those_of_the_papers_coefficients() -> None:

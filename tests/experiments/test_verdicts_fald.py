@@ -13,9 +13,7 @@ import pytest
 from experiments.fald import (
     bounds,
     fig1,
-    fig1_unequal,
     fig2,
-    fig2_unequal,
     fig3_4,
     laws,
     logistic,
@@ -74,7 +72,6 @@ BEST = {
 }
 OFF, FAR = "standard errors off", "largest deviation"
 FALLS = ("least fall in S", "least fall in rho", "least gain without replacement")
-NOT_KEPT_OF_FIG1_UNEQUAL = {OFF: 3.3, "number of chains": 300, "alphas": [0.0, 1000.0]}
 CASES: dict[str, Case] = {
     "laws 1": Case(laws.judge_sgld, {}),
     "laws 2": Case(laws.judge_noise, {}),
@@ -103,12 +100,7 @@ CASES: dict[str, Case] = {
     "fig1 21": Case(fig1.judge_heterogeneity, {}),
     "fig1 23": Case(fig1.judge_samples, {}, ("samples",)),
     "fig1 12": Case(fig1.judge, {"reduced": fig1.STUDY.reduced.words, **CHAINS}),
-    "fig1_unequal 6": Case(
-        fig1_unequal.judge_heterogeneity, NOT_KEPT_OF_FIG1_UNEQUAL, ("chains", "alphas")
-    ),
-    "fig1_unequal 8": Case(fig1_unequal.judge_rho, NOT_KEPT_OF_FIG1_UNEQUAL, ("rhos", "alphas")),
     "fig2 13": Case(fig2.judge, FIG2, ("step sizes",), is_made_up=True),
-    "fig2_unequal 10": Case(fig2_unequal.judge, FIG2, ("step sizes", "over typical"), True),
     "fig3_4 14": Case(
         fig3_4.judge_worst,
         WORST,
@@ -224,12 +216,6 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("fig1 21", ("chains",), 99, "undecided"),
     ("fig1 23", ("W2 of samples",), 3e-3, "fails"),
     ("fig1 23", ("p of one law",), 0.04, "fails"),
-    ("fig1_unequal 6", ("floors", 1), 1e-4, "fails"),
-    ("fig1_unequal 6", (OFF,), 5.1, "fails"),
-    ("fig1_unequal 6", ("number of chains",), 99, "undecided"),
-    ("fig1_unequal 8", ("floors", 4), 3e-3, "fails"),
-    ("fig1_unequal 8", (OFF,), 5.1, "fails"),
-    ("fig1_unequal 8", ("number of chains",), 99, "undecided"),
     ("fig2 13", ("exact", "e", 2), 1e-3, "fails"),
     ("fig2 13", ("exact", "b", 2), 7.5e-3, "fails"),
     ("fig2 13", ("exact", "b", 0), 9e-3, "fails"),
@@ -238,10 +224,6 @@ ROWS: list[tuple[str, Path, Any, str]] = [
     ("fig2 13", (OFF, "e"), 5.1, "fails"),
     ("fig2 13", (OFF,), {"b": 2.0}, "undecided"),
     ("fig2 13", ("chains",), 99, "undecided"),
-    ("fig2_unequal 10", ("exact", "e", 2), 1e-3, "fails"),
-    ("fig2_unequal 10", (OFF, "e"), 5.1, "fails"),
-    ("fig2_unequal 10", (OFF,), {"b": 2.0}, "undecided"),
-    ("fig2_unequal 10", ("chains",), 99, "undecided"),
     ("fig3_4 14", ("p that no other is", "b, ece"), 1e-5, "holds in part, false: b, ece"),
     ("fig3_4 14", ("p that no other is", "b, y"), 1e-5, "fails, false: b, y"),
     ("fig3_4 14", ("p that no other is",), dict.fromkeys(PANELS, 1e-5), "fails"),

@@ -34,6 +34,7 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     21: fig2.judge,
     22: fig5.judge,
     23: clock.judge_units,
+    30: theory.judge_equal_shares,
 }
 NOT_KEPT: dict[int, dict[str, Any]] = {
     4: {"standard_error": [[0.0087, 0.0048], [0.0001, 0.0009]], "closed_forms_off": 2e-5},
@@ -88,6 +89,8 @@ ROWS: list[tuple[int, Path, Any, str]] = [
     (22, (fig5.TIMES, "FedAvg"), 1000.0, "fails"),
     (22, (fig5.TIMES, "QuAFL"), 1000.0, "holds in part, open: FedBuff, lr"),
     (23, ("eps^-3/2",), 1.0, "holds"),
+    (30, ("mean",), {"deterministic": 1e-3, "stochastic": -1e-3}, "holds"),
+    (30, ("mean",), {"deterministic": 1e-3, "stochastic": 0.1}, "fails"),
     (23, ("eps^-1",), 1.1, "fails"),
 ]
 """Claim, place of a number, another number, and the verdict on it or a part of its scope."""

@@ -35,6 +35,8 @@ JUDGES: dict[int, Callable[[Any], Verdict]] = {
     24: quadratics.judge_quiet,
     25: quadratics.judge_lead_times,
     26: quadratics.judge_average,
+    27: clock.judge_printed,
+    28: quadratics.judge_mirror,
 }
 LEAD = "least relative lead of S = 0"
 ROUNDS = ENTRIES["hierarchical-1"]["measured"]["rounds"]
@@ -107,6 +109,8 @@ ROWS: list[tuple[int, Path, Any, str]] = [
     (25, ("expected", "alpha 1, noise / 100"), 400.0, "fails"),
     (25, (LEAD,), -1e-4, "fails"),
     (26, ("early", "S = 20"), 0.2, "fails"),
+    (27, ("same rounds",), False, "fails"),
+    (28, ("models apart",), 1e-11, "fails"),
     (26, ("early", "S = 5"), 0.6, "fails"),
     (26, (FLOORS, "average"), 0.8, "fails"),
     (26, (FLOORS, "divide_by_steps"), 0.6, "fails"),
