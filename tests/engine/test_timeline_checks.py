@@ -11,10 +11,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
-from fedjax_sim.engine import contract as timeline_checks
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError, count, real, struct
+from fedjax_sim.timelines import checks
 from fedjax_sim.timelines.checks import check_values
 from fedjax_sim.types import Messages, Work
 
@@ -189,7 +189,7 @@ def test_a_wrong_timeline_gets_one_sentence(
     name: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers of ticks are right however many are looked at together."""
-    monkeypatch.setattr(timeline_checks, "PIECE", piece)
+    monkeypatch.setattr(checks, "PIECE", piece)
     timeline, sentence = WRONG[name]
     with pytest.raises(ConfigError, match=sentence) as caught:
         run(timeline)
