@@ -4,6 +4,8 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
 environment="${VENV:-.venv}"
+echo "Installing fedjax_sim and its dependencies into $environment: minutes the first time," \
+    "seconds later." >&2  # pip is quiet
 [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check \
     --constraint "${CONSTRAINTS:-scripts/constraints.txt}" --editable ".$1"
