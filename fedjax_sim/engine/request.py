@@ -36,7 +36,7 @@ from fedjax_sim.settings import (
     plain,
     value_of,
 )
-from fedjax_sim.trees import shapes_of_model, typed_structure
+from fedjax_sim.trees import has, shapes_of_model, typed_structure
 from fedjax_sim.types import (
     PRECISIONS,
     AnyProblem,
@@ -287,7 +287,7 @@ def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> 
 def _with_client_names(hyper: HyperT, problem: AnyProblem) -> HyperT:
     """Match the names in a table of clients, or a trace, with those of the problem's clients."""
     this: Any = hyper
-    names = getattr(problem, "client_ids", None)
+    names = problem.client_ids if has(problem, "client_ids") else None
     return hyper if names is None or not hasattr(hyper, "delays") else this.with_client_names(names)
 
 
