@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from fedjax_sim import targets
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, targets
 from fedjax_sim.types import Array, Params, Plan
 
 LANE_AXIS = "lane"
@@ -314,7 +313,7 @@ def replicate(model: Params, num: int) -> Params:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
 
 
-@checked
+@checking.checked
 def weighted_sum(weight: Array, models: Params) -> Params:
     """Sum models with weights.
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import LaneSeed, checked
-from fedjax_sim.engine import Run
-from fedjax_sim.engine.contract import with_known_inputs
+from fedjax_sim.engine import Run, contract
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
@@ -50,7 +49,7 @@ ProblemT = TypeVar("ProblemT", bound=AnyProblem)
 
 
 @checked
-@with_known_inputs
+@contract.with_known_inputs
 def bind(
     system: System[HyperT, StateT, InfoT],
     problem: ProblemT,
@@ -109,7 +108,7 @@ def bind(
 
 
 @checked
-@with_known_inputs
+@contract.with_known_inputs
 def bind_together(
     system: System[HyperT, StateT, InfoT],
     problems: ProblemT | Sequence[ProblemT],

@@ -35,21 +35,16 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
+from fedjax_sim import timelines
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.server import first_version, next_version, stale_models, weighted_sum
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.settings import real, struct
 from fedjax_sim.streams import stream
-from fedjax_sim.timelines import (
-    ArrivalClock,
-    Arrivals,
-    ClientDelays,
-    arrivals_within,
-    schedule_arrivals,
-)
+from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -110,10 +105,10 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Wo
 system = System(
     "async_fald",
     Hyper,
-    schedule_arrivals,
+    timelines.schedule_arrivals,
     algorithm,
     can_repeat=True,  # Nothing is kept for a client.
-    hints=Hints(arrivals_within),
+    hints=Hints(timelines.arrivals_within),
 )
 
 
@@ -215,7 +210,7 @@ def constant_delay(delay: npt.ArrayLike) -> np.ndarray:
     return np.where(h_s < np.pi / 2, grown, np.inf)
 
 
-@styled()
+@plots.styled()
 def draw(
     found: Mapping[tuple[int, float], tuple[float, ...]], sizes: Sizes, curvature: float
 ) -> Figure:
@@ -227,20 +222,20 @@ def draw(
         errors = np.array([found[size, eta][:2] for eta in sizes.step_sizes])
         staleness = found[size, sizes.step_sizes[0]][2]
         label = f"Z = {size}, staleness {staleness:.1f}"
-        left.plot(sizes.step_sizes, errors[:, 0], label=label, **look(i, "all"))
-        left.plot(sizes.step_sizes, errors[:, 1], **look(i, "none", linestyle=":"))
+        left.plot(sizes.step_sizes, errors[:, 0], label=label, **plots.look(i, "all"))
+        left.plot(sizes.step_sizes, errors[:, 1], **plots.look(i, "none", linestyle=":"))
         at = curvature * LOCAL_STEPS * staleness * np.array(sizes.step_sizes)
         growth = [found[size, eta][3] for eta in sizes.step_sizes]
-        right.plot(at, growth, **look(i, "only"))
+        right.plot(at, growth, **plots.look(i, "only"))
     left.set(xlabel="step size", ylabel="W2 at rest", xscale="log", yscale="log")
     left.set_xticks(sizes.step_sizes, [f"{eta:g}" for eta in sizes.step_sizes])
     left.minorticks_off()
     left.set_title("dotted: fresh models on the same schedules")
-    right.plot(delays, constant_delay(delays), **look(4, "none", linestyle="-"))
+    right.plot(delays, constant_delay(delays), **plots.look(4, "none", linestyle="-"))
     right.set(xlabel="mean curvature × step size × K × staleness", xscale="log", yscale="log")
     right.set_ylabel("variance, stale over fresh")
     right.set_title("line: constant delay, which is unstable from π / 2 on")
-    name_beside(figure, left)
+    plots.name_beside(figure, left)
     return figure
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import harness
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
@@ -41,21 +42,10 @@ from experiments.fald.gaussian import (
     repeated,
     spread,
 )
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    begins,
-    rule,
-    table,
-    unless_unknown,
-    verdict_table,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.reporting.plots import GREY, look, styled
+from fedjax_sim.reporting import plots
 
 STEP_SIZE, ACCURACY = 1e-7, 1e-3
 MIXED_STEPS, MOST_STEPS = 100, 100_000
@@ -247,7 +237,7 @@ def judge(found: Found) -> Verdict:
         "standard errors from exact laws, at least "
         f"{arrived:.0%} of the sets arrive"
     )
-    ruling = rule(parts, found["reduced"], begins(BEST))
+    ruling = rule(parts, found["reduced"], harness.begins(BEST))
     return of_chains(12, found, ruling if follow else False, why)
 
 
@@ -261,7 +251,7 @@ def judge_heterogeneity(found: Found) -> Verdict:
     follow = far < CLAIMS[21].criterion.far
     shown = ", ".join(f"{rounds:g} at alpha = {float(a):g}" for a, rounds in exact.items())
     why = f"exact rounds at K = 10: {shown}; chains up to {far:.1f} standard errors from exact laws"
-    ruling = rule(parts, deciding=begins("slower"))
+    ruling = rule(parts, deciding=harness.begins("slower"))
     return of_chains(21, found, ruling if follow else False, why)
 
 
@@ -269,7 +259,9 @@ def judge_samples(found: Found) -> Verdict:
     """Judge claim 23 on the samples of panel (e)."""
     match, p, marks = found["W2 of samples"], found["p of one law"], CLAIMS[23].criterion
     why = f"{found['samples']} samples: W2 {match:.1e} to the target; p = {p:.3g} for one law"
-    return verdict(23, found, unless_unknown(match <= marks.close and p >= marks.p, found), why)
+    return verdict(
+        23, found, harness.unless_unknown(match <= marks.close and p >= marks.p, found), why
+    )
 
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
@@ -312,7 +304,7 @@ def largest_deviation(panels: Panels) -> float:
     return largest(*found)
 
 
-@styled()
+@plots.styled()
 def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
     """Draw the panels and collect what is written. picture: name of the picture's file."""
     sizes, clients = panels.sizes, panels.clients
@@ -323,7 +315,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     steps = list(sizes.local_steps)
     for i, alpha in enumerate(sizes.alphas):
         label = f"{alpha:g} ({squares[alpha]:.0e})"
-        exactly = look(i, "none", linewidth=1)
+        exactly = plots.look(i, "none", linewidth=1)
         first.loglog(steps, [panels.exact[alpha][k] for k in steps], **exactly)
         shown = [panels.found[alpha][k] for k in steps]
         means = [mean_of_finite(rounds) for rounds in shown]
@@ -331,7 +323,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             np.std(rounds[np.isfinite(rounds)]) if np.isfinite(rounds).any() else 0.0
             for rounds in shown
         ]
-        first.errorbar(steps, means, errors, label=label, **look(i, "only"))
+        first.errorbar(steps, means, errors, label=label, **plots.look(i, "only"))
         distance = panels.ran[10].distance[:, i]
         exact = exact_distances(
             clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10
@@ -346,7 +338,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             local_steps=MIXED_STEPS,
             rho=rho,
         )
-        third.semilogy(exact, **look(j, "none", linewidth=1))
+        third.semilogy(exact, **plots.look(j, "none", linewidth=1))
         draw_sets(third, sets.distance[:, 0], j, label=f"{rho:g}")
     first.set(
         xlabel="local steps K",
@@ -368,7 +360,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     for axes in (second, third):
         axes.locator_params(axis="x", integer=True)
     third.legend(title="rho")
-    second.axhline(ACCURACY, color=GREY, linewidth=0.6)
+    second.axhline(ACCURACY, color=plots.GREY, linewidth=0.6)
     drawn, close = measure_samples(panels), CLAIMS[23].criterion.close
     samples = samples_of(panels)
     goal = oracle.target_law(clients[sizes.alphas[0]])
@@ -392,13 +384,13 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
     }
     text = "\n\n".join(
         [
-            table(header, rows),
+            harness.table(header, rows),
             f"target of panels d and e: means {goal.mean[0]:.4g} and {goal.mean[1]:.4g}, variances "
             f"{variances[0]:.4g} and {variances[1]:.4g}, covariance {goal.covariance[0, 1]:.4g}",
             f"samples of panel e: W2 {match:.1e} ({'close' if match <= close else 'not close'}: "
             f"at most {close:g} asked for); last models "
             f"of the chains and exact draws: p = {p_value:.3g} that they have one law",
-            verdict_table(verdicts),
+            harness.verdict_table(verdicts),
         ]
     )
     config = {

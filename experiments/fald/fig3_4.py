@@ -31,22 +31,13 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 import fedjax_sim
+from experiments import harness
 from experiments.fald.claims import DOUBT, Found, verdict
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    reduction,
-    rule,
-    table,
-    verdict_table,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets, partition, problems
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import LogisticRegression
-from fedjax_sim.reporting.plots import LABELS, look, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.systems import langevin
 from fedjax_sim.types import Array, Key, Model, Problem
 
@@ -133,7 +124,7 @@ def run(arguments: Arguments) -> Outcome:
         f"{words}:\n\n{text_of(ran, prefix)}"
         for words, prefix in zip(("without warm-up", "with warm-up"), WARM_UPS, strict=True)
     ]
-    text = "\n\n".join([*tables, verdict_table(verdicts)])
+    text = "\n\n".join([*tables, harness.verdict_table(verdicts)])
     return Outcome(ran.curves, figures, verdicts, ran.config, text, inputs)
 
 
@@ -289,7 +280,7 @@ def data_of(ran: ImageRuns) -> list[str]:
     return list(dict.fromkeys(name.split(", ")[0] for name in ran.curves))
 
 
-@styled()
+@plots.styled()
 def picture(ran: ImageRuns, prefix: str) -> Figure:
     """Draw the three metrics against rounds by K, with a row for each data set.
 
@@ -308,14 +299,14 @@ def picture(ran: ImageRuns, prefix: str) -> Figure:
             rounds = ran.config["every"] * np.arange(1, values.shape[-1] + 1)
             late = len(rounds) // 4  # The beginning would hide the differences at the end.
             rounds, values = rounds[late:], values[:, late:]
-            style = look(i, points=len(rounds), drawstyle="steps-post")
+            style = plots.look(i, points=len(rounds), drawstyle="steps-post")
             label = f"K = {local_steps}, {step_size:g}"
             axes.plot(rounds, np.median(values, axis=0), label=label, **style)
             of_seed = {"color": style["color"], "drawstyle": "steps-post"}
             axes.plot(rounds, values.T, linewidth=0.6, alpha=0.4, **of_seed)
         axes.set(
             xlabel="rounds",
-            ylabel=LABELS[metric],
+            ylabel=plots.LABELS[metric],
             title=f"{data.replace('_', ' ')}: median and each seed, first quarter left out",
         )
         axes.locator_params(axis="x", integer=True)
@@ -356,7 +347,7 @@ def text_of(ran: ImageRuns, prefix: str) -> str:
         if value in _ends(ran, name, metric)
     ]
     return (
-        table(header, rows)
+        harness.table(header, rows)
         + f"\n\nchosen at an end of the step sizes tried: {', '.join(edge) or 'none'}"
     )
 
@@ -411,7 +402,7 @@ def judge_worst(found: Found) -> Verdict:
     }
     untold = [f"{panel}, p = {above[panel]:.2g}" for panel, each in parts.items() if each is None]
     why = f"{shown}; {_words(found)}; cannot be told in: {'; '.join(untold) or 'none'}"
-    ruling = rule(parts, reduction(found["seeds"]), lambda panel: ", ece" not in panel)
+    ruling = rule(parts, harness.reduction(found["seeds"]), lambda panel: ", ece" not in panel)
     return verdict(14, {**found, "parts": parts}, ruling, why)
 
 
@@ -470,7 +461,7 @@ def judge_best(found: Found) -> Verdict:
     why = f"{shown}; {_words(found)}; best K that differ for sure: {differ}"
     unbeaten = {panel: sorted(each) for panel, each in kept.items()}
     measured = {**found, "not beaten": unbeaten, "differ": proved, "parts": parts}
-    return verdict(15, measured, rule(parts, reduction(found["seeds"])), why)
+    return verdict(15, measured, rule(parts, harness.reduction(found["seeds"])), why)
 
 
 def measure(ran: ImageRuns) -> dict[str, Found]:

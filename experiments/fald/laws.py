@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 
 import fedjax_sim
+from experiments import harness
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import equal_hessians as shared
@@ -34,18 +35,7 @@ from experiments.fald.gaussian import (
     r2,
     random_clients,
 )
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    all_of,
-    begins,
-    rule,
-    unless_unknown,
-    verdict_table,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.settings import ConfigError
@@ -327,19 +317,19 @@ def judge_floor(found: Found) -> Verdict:
     shared = {name: values for name, values in distances.items() if name.endswith("rho = 1")}
     private = {name: values for name, values in distances.items() if name not in shared}
     parts = {
-        "rho below 1": all_of(map(remains, private.values())),
-        "rho = 1": all_of(map(remains, shared.values())),
+        "rho below 1": harness.all_of(map(remains, private.values())),
+        "rho = 1": harness.all_of(map(remains, shared.values())),
     }
     shown = "; ".join(f"{name} {values[-1]:.1e}" for name, values in distances.items())
     why = f"W2 at step size {found['step sizes'][-1]:g}: {shown} (K = 5, S = 2 of 5)"
-    return verdict(9, found, rule(parts, deciding=begins("rho below 1")), why)
+    return verdict(9, found, rule(parts, deciding=harness.begins("rho below 1")), why)
 
 
 def judge_acceleration(found: Found) -> Verdict:
     """Judge claim 22 on what claim 17 compares: laws with one Hessian at different rho."""
     off = found["largest relative difference"]
     why = f"laws after 600 steps differ by {off:.0e} of their scale, over K and three rho"
-    return verdict(22, found, unless_unknown(off >= CLAIMS[22].criterion.same, found), why)
+    return verdict(22, found, harness.unless_unknown(off >= CLAIMS[22].criterion.same, found), why)
 
 
 def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
@@ -538,4 +528,4 @@ def run(arguments: Arguments) -> Outcome:
         **{f"R2, {name}": chains_run for name, chains_run in inflation_ran.items()},
     }
     curves: dict[str, xr.Dataset] = {name: chains_run.curves for name, chains_run in ran.items()}
-    return Outcome(curves, {}, verdicts, sizes.config(), verdict_table(verdicts))
+    return Outcome(curves, {}, verdicts, sizes.config(), harness.verdict_table(verdicts))

@@ -28,25 +28,15 @@ from matplotlib.figure import Figure
 from sklearn.linear_model import LogisticRegression
 
 import fedjax_sim
+from experiments import harness
 from experiments.fald.claims import CLAIMS, Found, of_chains
 from experiments.fald.formulas import exact_laws as oracle
-from experiments.harness import (
-    Arguments,
-    Estimate,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    estimate,
-    rule,
-    table,
-    verdict_table,
-)
+from experiments.harness import Arguments, Estimate, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import datasets
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.partition import dirichlet
 from fedjax_sim.problems import Logistic, make_logistic
-from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import langevin
 
@@ -180,7 +170,7 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
     centred = [each - each.mean(axis=(0, 1)) for each in pair]
     variances = [np.square(each).mean(axis=(0, 1)) for each in centred]
     scale = np.sqrt(variances[1])
-    mean = estimate((pair[0].mean(axis=1) - pair[1].mean(axis=1)) / scale)
+    mean = harness.estimate((pair[0].mean(axis=1) - pair[1].mean(axis=1)) / scale)
     of_chains = [
         np.square(each).mean(axis=1) / variance / 2
         for each, variance in zip(centred, variances, strict=True)
@@ -188,7 +178,8 @@ def paired_bias(draws: np.ndarray, reference: np.ndarray) -> Bias:
     return Bias(
         mean,
         Estimate(
-            np.log(variances[0] / variances[1]) / 2, estimate(of_chains[0] - of_chains[1]).error
+            np.log(variances[0] / variances[1]) / 2,
+            harness.estimate(of_chains[0] - of_chains[1]).error,
         ),
     )
 
@@ -352,7 +343,7 @@ def judge_kept(kept: Mapping[int, Found]) -> list[Verdict]:
     return [judge(kept[8])]
 
 
-@styled()
+@plots.styled()
 def figure_of(compared: list[Compared]) -> Figure:
     """Draw the largest biases against K."""
     figure = Figure(figsize=(13, 4.2))
@@ -371,12 +362,12 @@ def figure_of(compared: list[Compared]) -> Figure:
                     if kind == "bias" or each.local_steps > 1
                 ]
                 at = steps[-len(found) :] * 1.03 ** (2 * c - 1)
-                style = look(2 * c + j, "only", label=f"{label}, rho = {rho:g}")
+                style = plots.look(2 * c + j, "only", label=f"{label}, rho = {rho:g}")
                 axes.errorbar(at, *np.transpose(found), **style)
             expected = np.array([np.abs(each.normal[p]).max() for each in of_rho])
             is_any = expected > NOTHING
             normal = f"normal approximation, rho = {rho:g}"
-            axes.plot(steps[is_any], expected[is_any], label=normal, **look(2 * c, "none"))
+            axes.plot(steps[is_any], expected[is_any], label=normal, **plots.look(2 * c, "none"))
         axes.set(
             xlabel="local steps K",
             ylabel="largest bias (bars: standard error)",
@@ -384,7 +375,7 @@ def figure_of(compared: list[Compared]) -> Figure:
             yscale="log",
             title=title,
         )
-    name_beside(figure, panels[0])
+    plots.name_beside(figure, panels[0])
     return figure
 
 
@@ -442,6 +433,8 @@ def run(arguments: Arguments) -> Outcome:
         )
         words.append(f"{name}: R-hat at most {rhat:.4f}, effective samples at least {ess:.0f}.")
     judged = judge(measure(compared, sizes))
-    text = "\n\n".join([table(header, rows(compared)), "\n".join(words), verdict_table([judged])])
+    text = "\n\n".join(
+        [harness.table(header, rows(compared)), "\n".join(words), harness.verdict_table([judged])]
+    )
     config = {**sizes.config(), "step_size": STEP_SIZE, "prior_precision": PRIOR_PRECISION}
     return Outcome(curves, {"logistic.png": figure_of(compared)}, [judged], config, text)

@@ -24,7 +24,7 @@ from experiments.fald.formulas.exact_laws import Participation
 from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
 from fedjax_sim.privacy import NoisySteps, epsilon_after
-from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.systems import langevin
 from fedjax_sim.theory import langevin as privacy
 from fedjax_sim.theory.langevin import OutsiderWarning, PrivacySetup, guarantee
@@ -192,7 +192,7 @@ def judge(found: Found) -> Verdict:
     return verdict(16, found, holds, why)
 
 
-@styled()
+@plots.styled()
 def run(arguments: Arguments) -> Outcome:
     """Compute and judge. All sizes are the same, as this takes seconds."""
     with warnings.catch_warnings():
@@ -223,19 +223,19 @@ def run(arguments: Arguments) -> Outcome:
             strict=True,
         )
         for i, (label, line) in enumerate(lines):
-            axes.plot(values, line, label=label, **look(i, "all"))
+            axes.plot(values, line, label=label, **plots.look(i, "all"))
         axes.set(xlabel=words[name], yscale="log", xscale="linear" if name == "rho" else "log")
         axes.set_ylabel("epsilon of the whole run")
     for i, label, line in (
         (0, "Theorem 6.1, outsider", epsilons["rho"][0]),
         (3, "RDP, server", served["rho"][1]),
     ):
-        panels[4].plot(line, accuracy, label=label, **look(i, "all"))
+        panels[4].plot(line, accuracy, label=label, **plots.look(i, "all"))
         for rho, x, y in [*zip(VARIED["rho"], line, accuracy, strict=True)][1:]:
             panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
     panels[4].set_title("rho next to its points, the first is 0")
-    name_beside(figure, panels[0])
+    plots.name_beside(figure, panels[0])
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
     ]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import harness
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
@@ -36,18 +37,7 @@ from experiments.fald.gaussian import (
     repeated,
     unequal_problem,
 )
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    begins,
-    rule,
-    table,
-    verdict_table,
-)
-from experiments.harness.statistics import has_nan
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule, statistics
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.reporting.plots import OPEN, look, styled
 
@@ -294,7 +284,7 @@ def judge_rounds(found: Found) -> Verdict:
         "best step size, noisy gradients": loud,
     }
     parts = {
-        name: None if has_nan(r) else np.min([r[0], r[-1]]) > np.min(r)
+        name: None if statistics.has_nan(r) else np.min([r[0], r[-1]]) > np.min(r)
         for name, r in protocols.items()
     }
     steps, shown = ", ".join(map(str, by_steps)), ", ".join(f"{value:g}" for value in fixed)
@@ -303,7 +293,7 @@ def judge_rounds(found: Found) -> Verdict:
         f"size for each K {tuned[0]:g} to {tuned[-1]:g}, with noisy gradients {loud[0]:g} to "
         f"{loud[-1]:g}"
     )
-    return verdict(7, found, rule(parts, deciding=begins(*DECIDING)), why)
+    return verdict(7, found, rule(parts, deciding=harness.begins(*DECIDING)), why)
 
 
 def floors_by_rho() -> Found:
@@ -438,7 +428,7 @@ def run(arguments: Arguments) -> Outcome:
         [name, *(f"{value:.3g}" for value in values.values())]
         for name, values in counted.rounds.items()
     ]
-    text = table(header, rows) + "\n\n" + verdict_table(verdicts)
+    text = harness.table(header, rows) + "\n\n" + harness.verdict_table(verdicts)
     config: dict[str, Any] = {**sizes.config(), "step_size": STEP_SIZE, "noise": NOISE}
     curves = {f"K = {k}": kept(sets) for k, sets in ran.fixed.items()} | {
         f"K = {k}, tuned": kept(sets) for k, sets in ran.tuned.items()

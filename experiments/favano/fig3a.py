@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from experiments import harness
 from experiments.favano.setup import (
     CIFAR10,
     METHODS,
@@ -21,18 +22,7 @@ from experiments.favano.setup import (
     picture,
     runs,
 )
-from experiments.harness import (
-    LEAST_LEAD,
-    Arguments,
-    Outcome,
-    Sample,
-    Verdict,
-    begins,
-    lead,
-    spread_table,
-    table,
-    unless_collapsed,
-)
+from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
 
 COLUMN = "non-IID, 2/3 fast"
 SHOWN = {
@@ -60,7 +50,10 @@ def run(arguments: Arguments) -> Outcome:
     inputs["unsteadiness"] = {name: unsteadiness(data) for name, data in ran.of(COLUMN).items()}
     rows = [[method, f"{sample.mean:.2f}"] for method, sample in inputs["unsteadiness"].items()]
     text = "\n\n".join(
-        [spread_table(inputs["final"], CHANCE), table(["method", "unsteadiness, points"], rows)]
+        [
+            harness.spread_table(inputs["final"], CHANCE),
+            harness.table(["method", "unsteadiness, points"], rows),
+        ]
     )
     figures = {"fig3a.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
@@ -77,15 +70,15 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     kept = inputs["unsteadiness"]
     wobble = None if kept is None else {name: Sample.read(each) for name, each in kept.items()}
     parts = {
-        f"{first} above {second}": unless_collapsed(
-            lead(final[first], final[second]).above(LEAST_LEAD),
+        f"{first} above {second}": harness.unless_collapsed(
+            lead(final[first], final[second]).above(harness.LEAST_LEAD),
             (final[first], final[second]),
             CHANCE,
         )
         for first in (FAVANO, FEDBUFF)
         for second in ("FedAvg", "QuAFL")
     }
-    parts[STEADY] = unless_collapsed(
+    parts[STEADY] = harness.unless_collapsed(
         None if wobble is None else lead(wobble[FEDBUFF], wobble[FAVANO]).above(),
         (final[FEDBUFF], final[FAVANO]),
         CHANCE,
@@ -96,7 +89,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         if wobble is None
         else {name: each.described() for name, each in wobble.items()},
     }
-    return [decided(13, inputs, measured, parts, final, CHANCE, begins(FAVANO, f"{FEDBUFF} "))]
+    return [
+        decided(13, inputs, measured, parts, final, CHANCE, harness.begins(FAVANO, f"{FEDBUFF} "))
+    ]
 
 
 def unsteadiness(data: xr.Dataset) -> Sample:

@@ -8,6 +8,7 @@ takes the images from a file.
 from collections.abc import Mapping
 from typing import Any
 
+from experiments import harness
 from experiments.favano.fig3a import FAVANO, FEDBUFF, SHOWN
 from experiments.favano.setup import (
     TINY_IMAGENET,
@@ -17,16 +18,7 @@ from experiments.favano.setup import (
     picture,
     runs,
 )
-from experiments.harness import (
-    LEAST_LEAD,
-    Arguments,
-    Outcome,
-    Sample,
-    Verdict,
-    lead,
-    spread_table,
-    unless_collapsed,
-)
+from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
 
 COLUMN = "IID"
 CHANCE = 0.5
@@ -37,7 +29,7 @@ def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 14."""
     ran = runs(arguments, TINY_IMAGENET, [COLUMN], SHOWN)
     inputs = inputs_of(ran, COLUMN)
-    text = spread_table(inputs["final"], CHANCE)
+    text = harness.spread_table(inputs["final"], CHANCE)
     figures = {"fig3b.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
@@ -50,8 +42,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     """
     final = {name: Sample.read(each) for name, each in inputs["final"].items()}
     parts = {
-        f"above {other}": unless_collapsed(
-            lead(final[FAVANO], final[other]).above(LEAST_LEAD),
+        f"above {other}": harness.unless_collapsed(
+            lead(final[FAVANO], final[other]).above(harness.LEAST_LEAD),
             (final[FAVANO], final[other]),
             CHANCE,
         )

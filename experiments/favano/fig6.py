@@ -8,20 +8,11 @@ file; `--results` draws from a results folder of favano/fig3a.
 from collections.abc import Mapping
 from typing import Any
 
+from experiments import harness
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
 from experiments.favano.fig3a import COLUMN, FEDBUFF, SHOWN
 from experiments.favano.setup import CIFAR10, against_all, as_groups, runs, times_to
-from experiments.harness import (
-    NOT_RUN,
-    Arguments,
-    Outcome,
-    Verdict,
-    begins,
-    reduction,
-    rule,
-    table,
-    unless_unknown,
-)
+from experiments.harness import Arguments, Outcome, Verdict, rule
 
 TARGET = CLAIMS[20].criterion.target
 
@@ -39,7 +30,7 @@ def run(arguments: Arguments) -> Outcome:
         [method, "not reached" if time is None else f"{time:.0f}"]
         for method, time in reached.items()
     ]
-    text = table(["method", f"virtual time to {TARGET:.0%}"], rows)
+    text = harness.table(["method", f"virtual time to {TARGET:.0%}"], rows)
     figures = {"fig6.png": against_all(ran, COLUMN)}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
@@ -53,11 +44,11 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     times, last = inputs["times"], inputs["times"]["FedAvg"]
     measured = {f"virtual time to {TARGET:.0%}": times}
     if inputs["smoke"]:
-        return [verdict(20, measured, NOT_RUN, SMOKE)]
+        return [verdict(20, measured, harness.NOT_RUN, SMOKE)]
     parts = {
         f"{name} before FedAvg": (None if last is None else False)
         if time is None
-        else unless_unknown(last is None or time < last, [time])
+        else harness.unless_unknown(last is None or time < last, [time])
         for name, time in times.items()
         if name in ("FAVANO, stochastic", "QuAFL", FEDBUFF)
     }
@@ -65,6 +56,8 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         f"{name} {'never' if time is None else f'{time:.0f}'}" for name, time in times.items()
     )
     small = inputs["reduced"]
-    ruling = rule(parts, reduction(inputs["seeds"], small), begins("FAVANO"), substitute=small)
+    ruling = rule(
+        parts, harness.reduction(inputs["seeds"], small), harness.begins("FAVANO"), substitute=small
+    )
     why = f"virtual time to {TARGET:.0%}, of T = {inputs['time_budget']:g}: {told}"
     return [verdict(20, measured, ruling, why)]

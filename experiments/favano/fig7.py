@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from experiments import harness
 from experiments.favano.claims import CLAIMS
 from experiments.favano.setup import (
     CIFAR10,
@@ -23,17 +24,7 @@ from experiments.favano.setup import (
     picture,
     runs,
 )
-from experiments.harness import (
-    LEAST_LEAD,
-    Arguments,
-    Outcome,
-    Sample,
-    Verdict,
-    begins,
-    lead,
-    spread_table,
-    unless_collapsed,
-)
+from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
 from fedjax_sim.systems import favano
 
 ON_MNIST = MNIST._replace(
@@ -66,7 +57,7 @@ def run(arguments: Arguments) -> Outcome:
     }
     ran = runs(arguments, images, [COLUMN], methods)
     inputs = inputs_of(ran, COLUMN)
-    text = spread_table(inputs["final"], CHANCE)
+    text = harness.spread_table(inputs["final"], CHANCE)
     title = f"{ran.config['dataset']}, {COLUMN}, {ran.config['model']}"
     figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=title)}
     return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
@@ -83,18 +74,18 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     by_size, by_bits = dict[str, bool | None](), dict[str, bool | None]()
     for bits, (small, large) in itertools.product(BITS, itertools.pairwise(sizes)):
         pair = final[f"{bits}, s = {large}"], final[f"{bits}, s = {small}"]
-        by_size[f"{bits}: s = {large} above {small}"] = unless_collapsed(
-            lead(*pair).above(LEAST_LEAD), pair, CHANCE
+        by_size[f"{bits}: s = {large} above {small}"] = harness.unless_collapsed(
+            lead(*pair).above(harness.LEAST_LEAD), pair, CHANCE
         )
     for s in sizes:
         low, whole = final[f"QNN, s = {s}"], final[f"32 bits, s = {s}"]
         for words, part in (
             (NEAR, lead(low, whole).within(CLOSE)),
-            ("QNN below 32 bits", lead(whole, low).above(LEAST_LEAD)),
+            ("QNN below 32 bits", lead(whole, low).above(harness.LEAST_LEAD)),
         ):
-            by_bits[f"{words} at s = {s}"] = unless_collapsed(part, (low, whole), CHANCE)
+            by_bits[f"{words} at s = {s}"] = harness.unless_collapsed(part, (low, whole), CHANCE)
     measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
     return [
         decided(15, inputs, measured, by_size, final, CHANCE),
-        decided(25, inputs, measured, by_bits, final, CHANCE, begins(NEAR)),
+        decided(25, inputs, measured, by_bits, final, CHANCE, harness.begins(NEAR)),
     ]

@@ -17,21 +17,10 @@ import numpy as np
 from flax import struct
 from matplotlib.figure import Figure
 
+from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    are_fast,
-    by_speed,
-    draw,
-    estimate,
-    unless_unknown,
-    verdict_table,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.reporting.plots import look, styled
 from fedjax_sim.server.versions import Versioned
@@ -148,7 +137,9 @@ def judge_identity(measured: Mapping[str, Any]) -> Verdict:
         f"largest relative error {error:.1e} over {measured['problems']} logistic problems of 25 "
         "server steps, arbitrary weights, float64"
     )
-    return verdict(1, measured, unless_unknown(error < CLAIMS[1].criterion.error, measured), why)
+    return verdict(
+        1, measured, harness.unless_unknown(error < CLAIMS[1].criterion.error, measured), why
+    )
 
 
 def measure_identity(sizes: Sizes) -> dict[str, Any]:
@@ -170,7 +161,9 @@ def judge_reweighting(measured: Mapping[str, Any]) -> Verdict:
         f"means and variances of fast and slow at most {far:.1f} standard errors from the "
         f"stated ones, {measured['contacts']} contacts each"
     )
-    return verdict(2, measured, unless_unknown(far < CLAIMS[2].criterion.far, measured), why)
+    return verdict(
+        2, measured, harness.unless_unknown(far < CLAIMS[2].criterion.far, measured), why
+    )
 
 
 def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> dict[str, Any]:
@@ -198,7 +191,7 @@ def measure_reweighting(sizes: Sizes, *, ticks: int = 400, warm: int = 60) -> di
         noise = deviation * (random.gamma(np.maximum(steps, 1)) - steps) * (steps > 0)
         reweighted = weight * (steps * mean + noise)
         found = [
-            estimate(by_speed(x, clients, are_fast(hyper, sizes.seeds)))
+            harness.estimate(harness.by_speed(x, clients, harness.are_fast(hyper, sizes.seeds)))
             for x in (reweighted, (reweighted - mean) ** 2)
         ]
         stated = formulas.reweighted_variance(
@@ -279,7 +272,7 @@ def judge_contraction(measured: Mapping[str, Any]) -> Verdict:
         f"{measured['instances']} instances, all cohorts, n = 2 to 6"
     )
     holds = error < CLAIMS[3].criterion.error and share <= 1
-    return verdict(3, measured, unless_unknown(holds, measured), why)
+    return verdict(3, measured, harness.unless_unknown(holds, measured), why)
 
 
 @styled()
@@ -364,5 +357,5 @@ def run(arguments: Arguments) -> Outcome:
         judge_contraction(contraction),
     ]
     return Outcome(
-        {}, {"contraction.png": figure}, verdicts, sizes.config(), verdict_table(verdicts)
+        {}, {"contraction.png": figure}, verdicts, sizes.config(), harness.verdict_table(verdicts)
     )

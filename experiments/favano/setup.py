@@ -21,20 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 import fedjax_sim
+from experiments import harness
 from experiments.favano.claims import SMOKE, verdict
-from experiments.harness import (
-    NOT_RUN,
-    Arguments,
-    Sample,
-    Sizes,
-    Study,
-    Verdict,
-    other_data,
-    reduction,
-    rule,
-)
+from experiments.harness import Arguments, Sample, Sizes, Study, Verdict, rule, statistics
 from experiments.harness.images import load
-from experiments.harness.statistics import has_collapsed
 from fedjax_sim import models, partition, problems
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
@@ -292,7 +282,9 @@ def runs(
         "model": type(network).__name__,
         "smoke": arguments.smoke,
         "reduced": ", ".join(
-            filter(None, (sizes.words, other_data(sizes.dataset, images.study.full.dataset)))
+            filter(
+                None, (sizes.words, harness.other_data(sizes.dataset, images.study.full.dataset))
+            )
         ),
     }
     return Runs(curves, facts | {"settings": resolved})
@@ -542,15 +534,15 @@ def decided(
       deciding: Which parts decide; by default all do.
     """
     if inputs["smoke"]:
-        return verdict(number, measured, NOT_RUN, SMOKE)
+        return verdict(number, measured, harness.NOT_RUN, SMOKE)
     seeds = min(each.seeds for each in final.values())
     told = ", ".join(f"{name} {each}" for name, each in final.items())
     level = (
         f"; {', '.join(low)} below twice chance ({chance:g} %)"
-        if (low := [name for name, each in final.items() if has_collapsed(each, chance)])
+        if (low := [name for name, each in final.items() if statistics.has_collapsed(each, chance)])
         else ""
     )
-    words = reduction(seeds, inputs["reduced"])
+    words = harness.reduction(seeds, inputs["reduced"])
     return verdict(
         number,
         {**measured, "parts": parts},

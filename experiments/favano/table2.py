@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from experiments import harness
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
 from experiments.favano.setup import (
     COLUMNS,
@@ -23,23 +24,7 @@ from experiments.favano.setup import (
     runs,
     size_words,
 )
-from experiments.harness import (
-    LEAST_LEAD,
-    NOT_RUN,
-    Arguments,
-    Outcome,
-    Sample,
-    Verdict,
-    all_of,
-    begins,
-    difference,
-    lead,
-    reduction,
-    rule,
-    spread_table,
-    table,
-    unless_collapsed,
-)
+from experiments.harness import Arguments, Outcome, Sample, Verdict, difference, lead, rule
 
 IID, FAST, SLOW = COLUMNS
 
@@ -106,7 +91,7 @@ def run(arguments: Arguments) -> Outcome:
         for method, row in inputs["cells"].items()
         for column, sample in row.items()
     }
-    text = f"{table(header, rows)}\n\n{spread_table(spread, CHANCE)}"
+    text = f"{harness.table(header, rows)}\n\n{harness.spread_table(spread, CHANCE)}"
     return Outcome(as_groups(curves), figures, judge(inputs), ran.config, text, inputs)
 
 
@@ -139,12 +124,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
     cells = read_cells(inputs)
     numbers = (*DECIDING, 24)
     if inputs["smoke"]:
-        return [verdict(number, means(cells), NOT_RUN, SMOKE) for number in numbers]
+        return [verdict(number, means(cells), harness.NOT_RUN, SMOKE) for number in numbers]
     seeds = min(sample.seeds for row in cells.values() for sample in row.values())
     found = parts_of(cells, FRESH)
     first = {
-        f"{name} above FedAvg": unless_collapsed(
-            lead(cells[name][FAST], cells["FedAvg"][FAST]).above(LEAST_LEAD),
+        f"{name} above FedAvg": harness.unless_collapsed(
+            lead(cells[name][FAST], cells["FedAvg"][FAST]).above(harness.LEAST_LEAD),
             [cells[name][FAST]],
             CHANCE,
         )
@@ -155,7 +140,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         verdict(
             24,
             {"final accuracy, %": means(cells), "parts": first},
-            rule(first, reduction(seeds), begins("FAVANO")),
+            rule(first, harness.reduction(seeds), harness.begins("FAVANO")),
             f"{told(24, cells, FRESH)}; {inputs['words']}",
         ),
     ]
@@ -185,7 +170,7 @@ def judged(
         verdict(
             number - 9 + first_claim,
             {**measured, "parts": parts[number]},
-            rule(parts[number], reduction(seeds), begins(first)),
+            rule(parts[number], harness.reduction(seeds), harness.begins(first)),
             f"{told(number, cells, fedbuff)}; {words}",
         )
         for number, first in DECIDING.items()
@@ -224,12 +209,14 @@ def _order(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
         ("FedBuff second", fedbuff, (quafl, fedavg)),
     ):
         for column in (FAST, SLOW):
-            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
-                all_of(lead(best[column], other[column]).above(LEAST_LEAD) for other in others),
+            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = harness.unless_collapsed(
+                harness.all_of(
+                    lead(best[column], other[column]).above(harness.LEAST_LEAD) for other in others
+                ),
                 [each[column] for each in (best, *others)],
                 CHANCE,
             )
-    parts["lead over FedBuff grows"] = unless_collapsed(
+    parts["lead over FedBuff grows"] = harness.unless_collapsed(
         difference((favano[SLOW], fedbuff[SLOW]), (favano[FAST], fedbuff[FAST])).above(),
         [each[column] for each in (favano, fedbuff) for column in (FAST, SLOW)],
         CHANCE,
@@ -242,12 +229,12 @@ def _drops(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
     marks = CLAIMS[10].criterion
     favano, fedbuff = cells[FAVANO], cells[reading]
     return {
-        "FAVANO loses little": unless_collapsed(
+        "FAVANO loses little": harness.unless_collapsed(
             lead(favano[SLOW], favano[FAST]).above(-marks.favano),
             (favano[SLOW], favano[FAST]),
             CHANCE,
         ),
-        "FedBuff loses much": unless_collapsed(
+        "FedBuff loses much": harness.unless_collapsed(
             lead(fedbuff[FAST], fedbuff[SLOW]).above(marks.fedbuff),
             (fedbuff[FAST], fedbuff[SLOW]),
             CHANCE,
@@ -262,20 +249,23 @@ def _on_iid(cells: Mapping[str, Mapping[str, Sample]], reading: str) -> Parts:
         cells[name][IID] for name in (FAVANO, "QuAFL", "FedAvg", reading)
     )
     known = {
-        "FAVANO above FedAvg and QuAFL": all_of(
-            lead(favano, each).above(LEAST_LEAD) for each in (fedavg, quafl)
+        "FAVANO above FedAvg and QuAFL": harness.all_of(
+            lead(favano, each).above(harness.LEAST_LEAD) for each in (fedavg, quafl)
         ),
-        "FedBuff above FedAvg and QuAFL": all_of(
-            lead(fedbuff, each).above(LEAST_LEAD) for each in (fedavg, quafl)
+        "FedBuff above FedAvg and QuAFL": harness.all_of(
+            lead(fedbuff, each).above(harness.LEAST_LEAD) for each in (fedavg, quafl)
         ),
-        f"all above {marks.least} %": all_of(
+        f"all above {marks.least} %": harness.all_of(
             each.interval().above(marks.least) for each in (favano, fedavg, quafl, fedbuff)
         ),
         "FedBuff near FAVANO": lead(fedbuff, favano).within(marks.apart),
     }
     compared = dict.fromkeys(known, (fedavg, quafl, favano, fedbuff))
     compared["FAVANO above FedAvg and QuAFL"] = (fedavg, quafl, favano, favano)
-    return {name: unless_collapsed(value, compared[name], CHANCE) for name, value in known.items()}
+    return {
+        name: harness.unless_collapsed(value, compared[name], CHANCE)
+        for name, value in known.items()
+    }
 
 
 def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
@@ -286,9 +276,9 @@ def _gap(cells: Mapping[str, Mapping[str, Sample]]) -> Parts:
     for column in (FAST, SLOW):
         for words, pair, least in (
             ("FAVANO far above QuAFL", (favano[column], quafl[column]), far),
-            ("alpha = 1 above QuAFL", (adopting[column], quafl[column]), LEAST_LEAD),
+            ("alpha = 1 above QuAFL", (adopting[column], quafl[column]), harness.LEAST_LEAD),
         ):
-            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = unless_collapsed(
+            parts[f"{words} ({column.removeprefix('non-IID, ')})"] = harness.unless_collapsed(
                 lead(*pair).above(least), pair, CHANCE
             )
     return parts

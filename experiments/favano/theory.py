@@ -16,26 +16,14 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments import harness
 from experiments.favano.claims import CLAIMS, verdict
 from experiments.favano.formulas import bounds as formulas
-from experiments.harness import (
-    FAR,
-    Arguments,
-    Interval,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    all_of,
-    are_fast,
-    estimate,
-    unless_unknown,
-    verdict_table,
-)
+from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict
 from fedjax_sim.compression import luq
 from fedjax_sim.models.low_bit import straight_through, uniform
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.systems import favano
 from fedjax_sim.theory import favano as theory
@@ -126,7 +114,7 @@ def judge_long_run_mean(measured: Mapping[str, Any]) -> Verdict:
         f"lanes of {measured['ticks']} ticks"
     )
     holds = far < marks.far and measured["closed_forms_off"] < marks.digits
-    return verdict(6, measured, unless_unknown(holds, measured), why)
+    return verdict(6, measured, harness.unless_unknown(holds, measured), why)
 
 
 def judge_equal_shares(measured: Mapping[str, Any]) -> Verdict:
@@ -137,10 +125,12 @@ def judge_equal_shares(measured: Mapping[str, Any]) -> Verdict:
     told = " and ".join(f"{x:.3f} ({name})" for x, name in zip(means, names, strict=True))
     why = f"{told}, up to {far:.0f} standard errors from 0; slow clients want 1, fast ones -1"
     kept = {key: dict(measured[key]) for key in ("mean", "standard_error")}
-    return verdict(30, kept, unless_unknown(far < CLAIMS[30].criterion.far, [means, errors]), why)
+    return verdict(
+        30, kept, harness.unless_unknown(far < CLAIMS[30].criterion.far, [means, errors]), why
+    )
 
 
-@styled()
+@plots.styled()
 def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Figure]:
     """Measure the long-run mean through the engine, for claim 6.
 
@@ -149,7 +139,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
     """
     hyper = favano.paper(**GROUPS)
     # Fast clients have their optimum at -1, whichever clients are fast in a seed's lane.
-    centers = jnp.where(are_fast(hyper, sizes.lanes), -1.0, 1.0)
+    centers = jnp.where(harness.are_fast(hyper, sizes.lanes), -1.0, 1.0)
     settings: dict[str, list[Any]] = {"reweight": list(STATED), "lr": list(sizes.step_curvatures)}
     options: dict[str, Any] = {
         "budget": fedjax_sim.Ticks(sizes.ticks),
@@ -169,7 +159,7 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
         .mean("eval", skipna=False)
         .transpose("seed", "reweight", "lr")
     )
-    found = estimate(settled.values.astype(float))
+    found = harness.estimate(settled.values.astype(float))
     expected = np.array(
         [[expected_mean(name, lr) for lr in sizes.step_curvatures] for name in STATED]
     )
@@ -193,23 +183,23 @@ def measure_long_run_mean(sizes: Sizes) -> tuple[dict[str, Any], xr.Dataset, Fig
             grid,
             [expected_mean(name, x) for x in grid],
             label=f"{words}, closed form",
-            **look(i, "none"),
+            **plots.look(i, "none"),
         )
         axes.errorbar(
             sizes.step_curvatures,
             found.mean[i],
-            FAR * found.error[i],
+            harness.FAR * found.error[i],
             label=f"{words}, runs",
-            **look(i, "only"),
+            **plots.look(i, "only"),
         )
-    axes.axhline(0, color=GREY, linewidth=0.8, linestyle=":")
+    axes.axhline(0, color=plots.GREY, linewidth=0.8, linestyle=":")
     axes.set(
         xscale="log",
         xlabel="step size times curvature, ηa",
         ylabel="long-run mean of the server's model",
         title="Fast clients want -1, slow ones 1; optimum 0",
     )
-    name_beside(figure, axes, title=f"bars: {FAR:g} standard errors")
+    plots.name_beside(figure, axes, title=f"bars: {harness.FAR:g} standard errors")
     return measured, run.curves.isel(eval=slice(None, None, 10)), figure
 
 
@@ -300,7 +290,7 @@ def judge_bound(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
     """Judge claim 7 from numbers of `measure_bound`, run by run."""
     ratios = [each["ratio"] for each in measured.values()]
     far = CLAIMS[7].criterion.far
-    holds = all_of(
+    holds = harness.all_of(
         Interval(each["bound"] - each["measured"], far * each["standard_error"]).above()
         for each in measured.values()
     )
@@ -312,7 +302,7 @@ def judge_bound(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
     return verdict(7, measured, holds, why)
 
 
-@styled()
+@plots.styled()
 def measure_bound(
     sizes: Sizes,
 ) -> tuple[dict[str, dict[str, float]], dict[str, xr.Dataset], Figure]:
@@ -370,7 +360,7 @@ def measure_bound(
                 keep=fedjax_sim.Keep(client_variance=True),
             )
             squares = run.curves.gradient_square.values[:, :-1]
-            found = estimate(squares.mean(1))
+            found = harness.estimate(squares.mean(1))
             bounds = [formulas.bound(setup, step_size=step_size, num_ticks=t) for t in ticks]
             measured[f"{reweighting}, n={case.n}, s={case.s}, K={case.most_steps}"] = {
                 "measured": float(found.mean),
@@ -381,19 +371,19 @@ def measure_bound(
                 "seeds": sizes.seeds,
             }
             curves[f"theorem {k + 1} {reweighting}"] = run.curves.isel(eval=slice(None, None, 100))
-            bounded = look(i, "none", linewidth=1, label=f"bound, {reweighting}")
+            bounded = plots.look(i, "none", linewidth=1, label=f"bound, {reweighting}")
             axes.loglog(ticks, bounds, **bounded)
             axes.loglog(
                 ticks,
                 squares.mean(0).cumsum() / ticks,
                 label=f"measured, {reweighting}",
-                **look(i),
+                **plots.look(i),
             )
         axes.set(
             xlabel="server steps T", title=f"n = {case.n}, s = {case.s}, K = {case.most_steps}"
         )
     panels[0].set_ylabel("squared gradient at the mean of\nall models, averaged up to T")
-    name_beside(figure, panels[0])
+    plots.name_beside(figure, panels[0])
     return measured, curves, figure
 
 
@@ -433,7 +423,7 @@ def judge_rounding(measured: Mapping[str, Any]) -> Verdict:
         f"LUQ's means at most {far:.1f} standard errors off in 100000 draws; from {bits[0]} to "
         f"{bits[-1]} bits the floor falls by {ratios}"
     )
-    return verdict(16, measured, unless_unknown(holds, measured), why)
+    return verdict(16, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset]]:
@@ -448,7 +438,7 @@ def measure_rounding(sizes: Sizes) -> tuple[dict[str, Any], dict[str, xr.Dataset
     drawn = jax.vmap(lambda key: luq(key, jnp.asarray(values)))(
         jax.random.split(jax.random.key(16), 100_000)
     )
-    found = estimate(np.asarray(drawn, float))
+    found = harness.estimate(np.asarray(drawn, float))
     far = float(np.max(np.abs(found.mean - values) / np.maximum(found.error, 1e-9)))
     optimum = np.random.default_rng(5).permutation(np.linspace(-2, 2, OPTIMA)).astype("float32")
     hyper = favano.paper(
@@ -506,5 +496,5 @@ def run(arguments: Arguments) -> Outcome:
         figures,
         verdicts,
         sizes.config(),
-        verdict_table(verdicts),
+        harness.verdict_table(verdicts),
     )

@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from experiments import harness
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments, variance_reduction
@@ -33,21 +34,7 @@ from experiments.fedem.setup import (
     span,
     vr_fedem_of_fig1,
 )
-from experiments.harness import (
-    Arguments,
-    Interval,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    all_of,
-    begins,
-    interval,
-    rule,
-    table,
-    unless_unknown,
-    verdict_table,
-)
+from experiments.harness import Arguments, Interval, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim import Ticks
 from fedjax_sim.compression import Compressor, parse_compressor
 from fedjax_sim.reporting.plots import look, styled
@@ -190,7 +177,9 @@ def floors(sizes: Sizes) -> Ablation:
                 if spread == 2.0:
                     label = f"{TITLES[way]}, {what}"
                     lines[label] = (data.ticks.values[0, 0], data.mean_field.values[0].mean(axis=0))
-    shown = table(["exact statistics", "‖h‖² at gamma_max, gamma_max / 2", "expected"], text)
+    shown = harness.table(
+        ["exact statistics", "‖h‖² at gamma_max, gamma_max / 2", "expected"], text
+    )
     return Ablation(
         [judge_floors({**rows, ENDS: ends})],
         curves,
@@ -275,7 +264,10 @@ def participation_study(sizes: Sizes) -> Ablation:
             strict=True,
         )
     ]
-    off = [interval(each / level - 1) for each, level in zip(levels["FedEM"], exact, strict=True)]
+    off = [
+        harness.interval(each / level - 1)
+        for each, level in zip(levels["FedEM"], exact, strict=True)
+    ]
     measured = {
         "levels": means,
         "exact": exact,
@@ -286,7 +278,7 @@ def participation_study(sizes: Sizes) -> Ablation:
     return Ablation(
         [judge_participation(measured)],
         curves,
-        table(header, rows),
+        harness.table(header, rows),
         participation_figure(measured),
     )
 
@@ -359,14 +351,14 @@ def judge_participation(found: Found) -> Verdict:
     )
     marks = CLAIMS[15].criterion
     parts = {
-        "at most Theorem 3's factor": unless_unknown(
+        "at most Theorem 3's factor": harness.unless_unknown(
             all(np.array(ratios) <= np.array(factors) * (1 + 1e-9)), factors
         ),
         "linear in 1 / p": bent < marks.linear,
         "proportional to 1 / p": bool(np.ptp(scaled) < marks.same),
     }
-    agree = all_of(each.within(marks.simulated) for each in off)
-    ruling = rule(parts, deciding=begins("at most", "linear"))
+    agree = harness.all_of(each.within(marks.simulated) for each in off)
+    ruling = rule(parts, deciding=harness.begins("at most", "linear"))
     return verdict(15, found, ruling if agree else agree, why)
 
 
@@ -471,7 +463,7 @@ def blocks_study(sizes: Sizes) -> Ablation:
         name: (data.ticks.values[0], data.mean_field.values.mean(axis=0))
         for name, data in curves.items()
     }
-    shown = table(
+    shown = harness.table(
         [
             "block",
             "omega",
@@ -519,7 +511,7 @@ def judge_blocks(found: Found) -> Verdict:
         f"{by_length}; rounds until the last ‖h‖² is a millionth of the first, which is another "
         f"measure than the paper's, times {by_last}"
     )
-    return verdict(16, found, rule(parts, deciding=begins("mean")), why, seeds=2)
+    return verdict(16, found, rule(parts, deciding=harness.begins("mean")), why, seeds=2)
 
 
 def judge_noisy(found: Found) -> Verdict:
@@ -605,7 +597,7 @@ def regimes_study(sizes: Sizes) -> Ablation:
     return Ablation(
         [judge_few(found["FedEM"]), judge_reduced(found["VR-FedEM"])],
         curves,
-        table(["system", "n", "omega", "rounds times epsilon", "over omega = 0"], rows),
+        harness.table(["system", "n", "omega", "rounds times epsilon", "over omega = 0"], rows),
         regimes_figure(found["FedEM"], found["VR-FedEM"]),
     )
 
@@ -673,7 +665,7 @@ def judge_reduced(found: Found) -> Verdict:
     marks = CLAIMS[24].criterion
     parts = {
         "few clients: like omega^(3/2)": is_constant(by_omega.values(), marks.near),
-        "many clients: times 1": unless_unknown(
+        "many clients: times 1": harness.unless_unknown(
             max(growth.values()) < marks.free, [*growth.values()]
         ),
     }
@@ -688,7 +680,7 @@ def judge_reduced(found: Found) -> Verdict:
 def is_constant(values: Iterable[float], near: float) -> bool | None:
     """Return whether values are equal to within a factor; None if one is not known."""
     found = list(values)
-    return unless_unknown(max(found) / min(found) < near, found)
+    return harness.unless_unknown(max(found) / min(found) < near, found)
 
 
 def _shown(values: Mapping[Any, float]) -> str:
@@ -748,7 +740,7 @@ def clients_study(sizes: Sizes) -> Ablation:
             )
         ],
         curves,
-        table(["n", "fewest rounds", "E‖h‖² / sigma², exact", "simulated"], rows),
+        harness.table(["n", "fewest rounds", "E‖h‖² / sigma², exact", "simulated"], rows),
         figure_of(lines, x="number of clients n", y="E‖h‖² / σ²"),
     )
 
@@ -767,17 +759,17 @@ def judge_clients(found: Found) -> Verdict:
         f"to 20, by {fall.mean:.2f} ± {fall.half:.2f} (95 %)"
     )
     parts = {
-        "rounds": unless_unknown(
+        "rounds": harness.unless_unknown(
             all(abs(r - marks.factor) < marks.rounds for r in faster), [*rounds]
         ),
-        "level": all_of(
+        "level": harness.all_of(
             (
                 stays_below([abs(r - marks.factor) for r in ratios], marks.exact),
                 Interval(fall.mean - marks.factor, fall.half).within(marks.simulated),
             )
         ),
     }
-    return verdict(17, found, rule(parts, deciding=begins("rounds")), why)
+    return verdict(17, found, rule(parts, deciding=harness.begins("rounds")), why)
 
 
 def ratio_of_means(first: np.ndarray, second: np.ndarray) -> Interval:
@@ -789,7 +781,7 @@ def ratio_of_means(first: np.ndarray, second: np.ndarray) -> Interval:
     """
     ratio = float(first.mean() / second.mean())
     deviations = ratio * (first / first.mean() - second / second.mean())
-    return Interval(ratio, interval(deviations).half)
+    return Interval(ratio, harness.interval(deviations).half)
 
 
 def alpha_study(sizes: Sizes) -> Ablation:
@@ -824,7 +816,7 @@ def alpha_study(sizes: Sizes) -> Ablation:
         f"alpha = {a:g}": (run.ticks.values[0, 0], run.mean_field.values[i].mean(axis=0))
         for i, a in enumerate(ALPHAS[:4])
     }
-    shown = table(["alpha", "factor of frozen memories", "largest ‖h‖² at the end"], rows)
+    shown = harness.table(["alpha", "factor of frozen memories", "largest ‖h‖² at the end"], rows)
     return Ablation(
         [judge_alphas(measured)],
         {"FedEM by alpha": run},
@@ -892,7 +884,7 @@ def mixture_study(sizes: Sizes) -> Ablation:
     return Ablation(
         [],
         curves,
-        table(header, rows),
+        harness.table(header, rows),
         figure_of(lines, x="epochs", y="‖h‖²", title="The mixture of Fig. 1, seed 0"),
     )
 
@@ -952,11 +944,11 @@ def inner_study(sizes: Sizes) -> Ablation:
         "by examples": {m: float(value.mean()) for m, value in by_examples.items()},
         "by inner steps": {inner: float(value.mean()) for inner, value in by_inner.items()},
         EXCESS: {
-            inner: interval(by_inner[stated] / value - 1)._asdict()
+            inner: harness.interval(by_inner[stated] / value - 1)._asdict()
             for inner, value in by_inner.items()
             if inner != stated
         },
-        "power": interval(powers)._asdict(),
+        "power": harness.interval(powers)._asdict(),
         "seeds": len(powers),
     }
     lines = {
@@ -966,7 +958,7 @@ def inner_study(sizes: Sizes) -> Ablation:
         )
         for name, data in curves.items()
     }
-    shown = table(["m", "k_in", "gamma", "E-steps per client"], rows)
+    shown = harness.table(["m", "k_in", "gamma", "E-steps per client"], rows)
     return Ablation(
         [judge_inner(measured)],
         curves,
@@ -995,7 +987,7 @@ def judge_inner(found: Found) -> Verdict:
     marks = CLAIMS[13].criterion
     parts = {
         "E-steps like sqrt(m)": Interval(power.mean - marks.power, power.half).within(marks.apart),
-        "fewest at the stated k_in": all_of(
+        "fewest at the stated k_in": harness.all_of(
             Interval(-each.mean, each.half).above(-marks.share) for each in excess.values()
         ),
     }
@@ -1026,6 +1018,8 @@ def run(arguments: Arguments) -> Outcome:
         for key, data in study.curves.items()
     }
     figures = {f"{name}.png": study.figure for name, study in studies.items()}
-    text = "\n\n".join([verdict_table(verdicts), *(study.text for study in studies.values())])
+    text = "\n\n".join(
+        [harness.verdict_table(verdicts), *(study.text for study in studies.values())]
+    )
     config = {**sizes.config(), "mixture": sizes.mixture.config()}
     return Outcome(curves, figures, verdicts, config, text)

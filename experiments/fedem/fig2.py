@@ -29,7 +29,7 @@ from experiments.harness import Arguments, Outcome, Sizes, Verdict, rule, table
 from experiments.harness.statistics import has_nan
 from fedjax_sim.compression import BlockQuantization
 from fedjax_sim.problems import latent
-from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.server import Memories
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedem
@@ -143,7 +143,7 @@ def batches(shape: tuple[int, int]) -> dict[str, latent.CellSampling]:
     }
 
 
-@styled()
+@plots.styled()
 def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str) -> Figure:
     """Draw totals over sites at each time, all on one axis, and below the share of missing cells.
 
@@ -156,14 +156,14 @@ def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
     time = np.arange(seen.shape[1])
     for i, (name, total) in enumerate(totals.items()):
-        style = look(i, points=len(time), linewidth=0.9)
+        style = plots.look(i, points=len(time), linewidth=0.9)
         above.plot(time, total, label=name, **style)
         above.plot(time, smoothed(np.asarray(total, float)), color=style["color"], linewidth=2.4)
     above.set(ylabel="total over sites", title=title)
     above.set_ylim(bottom=min(0.0, *(float(np.min(total)) for total in totals.values())))
-    below.plot(time, 100 * (~seen).mean(axis=0), **look(7, "none"))
+    below.plot(time, 100 * (~seen).mean(axis=0), **plots.look(7, "none"))
     below.set(xlabel="time (months)", ylabel="cells missing, %", ylim=(0, 105))
-    name_beside(figure, above)
+    plots.name_beside(figure, above)
     return figure
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import harness
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
 from experiments.fedem.counts import SERVERS, Visits, abundances, seen_at
 from experiments.fedem.fig2 import (
@@ -29,16 +30,7 @@ from experiments.fedem.fig2 import (
     problem_of,
     trend_figure,
 )
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    rule,
-    table,
-    unless_unknown,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 
 SHAPE = Study(
     full=Sizes(sites=9721, months=525, observers=2465, visits=5980, epochs=150, steps=300),
@@ -69,7 +61,7 @@ def judge(found: Found) -> Verdict:
         f"{found['F']:.4g} and the fitted matrix moved by {found['moved']:.1e} of itself; pooled "
         f"EM took {found['steps']} steps"
     )
-    is_met = unless_unknown(trend[FEDMISSEM] > marks.trend, trend[FEDMISSEM])
+    is_met = harness.unless_unknown(trend[FEDMISSEM] > marks.trend, trend[FEDMISSEM])
     return verdict(25, found, rule({"trend": is_met}), why)
 
 
@@ -133,7 +125,7 @@ def run(arguments: Arguments) -> Outcome:
     rows = [
         [name, f"{found['trend'][name]:.4f}", f"{found['RMSE'][name]:.3f}"] for name in matrices
     ]
-    text = table(["", "correlation of the trend", "RMSE to the truth"], rows)
+    text = harness.table(["", "correlation of the trend", "RMSE to the truth"], rows)
     title = f"{sizes.sites} sites by {sizes.months} months, {sizes.visits} counts, made up"
     return Outcome(
         {"FedMissEM, the paper's settings": fitted.curves},

@@ -20,17 +20,15 @@ from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments, variance_reduction
 from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
-from fedjax_sim import Ticks
-from fedjax_sim.compression import parse_compressor
+from fedjax_sim import Ticks, compression, streams
 from fedjax_sim.problems import latent
 from fedjax_sim.server import Memories
-from fedjax_sim.streams import stream
 from fedjax_sim.systems import em, fedem, vr_fedem
 from fedjax_sim.theory import fedem as theory
 from fedjax_sim.types import Event, Plan
 
 N, M, DIM, RIDGE, KAPPA, BATCH = 10, 20, 4, 0.25, 0.5, 5
-SPARSE = parse_compressor("sparsification:keep=0.5")
+SPARSE = compression.parse_compressor("sparsification:keep=0.5")
 """The quantizer by which omega is 1 for every vector."""
 
 
@@ -201,7 +199,7 @@ def measure_quantizers(sizes: Sizes) -> Found:
     """Compare draws of block quantization, and its constant, with Lemma B (claim 4)."""
     random = np.random.default_rng(5)
     norms, x, draws = (1.0, 2.0, np.inf), random.normal(size=11) ** 3, sizes.draws
-    quantizers = [parse_compressor(f"block:norm={norm}:block=4") for norm in norms]
+    quantizers = [compression.parse_compressor(f"block:norm={norm}:block=4") for norm in norms]
     many = np.concatenate([random.normal(size=(20_000, 6)), [[1.0, 1, 1, 1, 0, 0]]])
 
     @jax.jit
@@ -597,7 +595,7 @@ def measure_spider(seed: int = 3, *, loops: int = 3, inner: int = 8, batch: int 
             return jax.lax.scan(step, algorithm.init(key), jax.tree.map(jnp.asarray, events))[1]
 
         found = np.asarray(run())
-        batch_key = jax.random.fold_in(stream(key, "batches"), 0)
+        batch_key = jax.random.fold_in(streams.stream(key, "batches"), 0)
         drawn = [
             np.asarray(jax.random.bits(jax.random.fold_in(batch_key, k), (batch,), "uint32") % 50)
             for k in range(num)

@@ -17,10 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments import harness
 from experiments.fedstaleweight.claims import verdict
 from experiments.harness import (
-    LEAST_LEAD,
-    NOT_RUN,
     Arguments,
     Interval,
     Outcome,
@@ -29,20 +28,12 @@ from experiments.harness import (
     Study,
     Verdict,
     difference,
-    interval,
     lead,
-    other_data,
-    reduction,
     rule,
-    spread_table,
-    table,
-    unless_collapsed,
-    verdict_table,
 )
 from experiments.harness.images import load
-from fedjax_sim import models, problems
+from fedjax_sim import models, partition, problems
 from fedjax_sim.models import DoubleConvNet
-from fedjax_sim.partition import label_groups
 from fedjax_sim.reporting import plots
 from fedjax_sim.systems import fedstaleweight
 
@@ -133,7 +124,7 @@ def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
     """
     data = load(panel.dataset, arguments.data_dir)
     shares = [
-        label_groups(
+        partition.label_groups(
             data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed
         )
         for seed in range(panel.seeds)
@@ -188,11 +179,13 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
         name: {group: final(curves[name], metric) for group, metric in GROUPS.items()}
         for name in (OURS, BASELINE)
     }
-    leads = {group: interval(lasts[OURS][group] - lasts[BASELINE][group]) for group in GROUPS}
+    leads = {
+        group: harness.interval(lasts[OURS][group] - lasts[BASELINE][group]) for group in GROUPS
+    }
     return {
         "dataset": Path(panel.dataset).stem,
         "reduced": ", ".join(
-            filter(None, (panel.words, other_data(panel.dataset, DATA[panel.claim])))
+            filter(None, (panel.words, harness.other_data(panel.dataset, DATA[panel.claim])))
         ),
         "server_steps": panel.num_ticks,
         "seeds": panel.seeds,
@@ -203,13 +196,13 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
             for name, each in lasts.items()
         },
         "leads": leads,
-        "rise over fall": interval(
+        "rise over fall": harness.interval(
             (lasts[OURS]["labels 0-3"] - lasts[BASELINE]["labels 0-3"])
             + (lasts[OURS]["labels 4-9"] - lasts[BASELINE]["labels 4-9"])
         ),
         SOONER: first_reached(curves[OURS], baseline / 100),
         "diverged": {name: int(data.failed.sum()) for name, data in curves.items()},
-        "over Algorithm 1": interval(final(curves[OURS])[: len(alg1)] - alg1),
+        "over Algorithm 1": harness.interval(final(curves[OURS])[: len(alg1)] - alg1),
         "seeds of Algorithm 1": len(alg1),
         "server steps of Algorithm 1": int(curves[ALG1].ticks.isel(seed=0, eval=-1)),
     }
@@ -237,10 +230,10 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         parts: dict[str, bool | None] = {}
         for name, (_, of_panel, _) in panels_judged.items():
             parts |= {f"{words} on {name}": value for words, value in of_panel.items()}
-        small = words if number == 19 else reduction(seeds, words)
+        small = words if number == 19 else harness.reduction(seeds, words)
         ruling = rule(parts, small, substitute=words)
         verdicts.append(
-            verdict(number, None, NOT_RUN, SMOKE)
+            verdict(number, None, harness.NOT_RUN, SMOKE)
             if is_smoke
             else verdict(number, measured, ruling, why)
         )
@@ -279,15 +272,17 @@ def _judge_panel(
     found: dict[int, tuple[Any, dict[str, bool | None], str]] = {
         int(panel["claim"]): (
             {"final accuracy, %": described, "gain": gain._asdict()},
-            {"higher": unless_collapsed(gain.above(LEAST_LEAD), whole, CHANCE)},
+            {"higher": harness.unless_collapsed(gain.above(harness.LEAST_LEAD), whole, CHANCE)},
             f"{whole[0]} against {whole[1]} %, gain {gain} points, the baseline's end reached "
             f"after {panel[SOONER]} server steps; {where}",
         ),
         11: (
             {"final accuracy, %": described},
             {
-                "labels 0-3 gain": unless_collapsed(rise.above(LEAST_LEAD), [*whole, slow], CHANCE),
-                "labels 4-9 lose less": unless_collapsed(outweighs.above(), whole, CHANCE),
+                "labels 0-3 gain": harness.unless_collapsed(
+                    rise.above(harness.LEAST_LEAD), [*whole, slow], CHANCE
+                ),
+                "labels 4-9 lose less": harness.unless_collapsed(outweighs.above(), whole, CHANCE),
             },
             f"labels 0-3 {rise}, labels 4-9 {fall}, their sum {outweighs} points; {where}",
         ),
@@ -343,7 +338,7 @@ def picture(curves: Mapping[str, xr.Dataset], title: str) -> Figure:
 
 def _band(axes: Axes, ticks: np.ndarray, values: np.ndarray, **style: Any) -> None:
     """Draw the mean of `f[seed, eval]` from the second evaluation on, and its interval."""
-    found = [interval(each) for each in values.T[1:]]
+    found = [harness.interval(each) for each in values.T[1:]]
     mean, half = np.array([(each.mean, each.half or np.nan) for each in found], float).T
     axes.plot(ticks[1:], mean, **style)
     if np.isfinite(half).all():
@@ -380,14 +375,14 @@ def run(arguments: Arguments) -> Outcome:
             )
     verdicts = judge(inputs)
     text = (
-        verdict_table(verdicts)
+        harness.verdict_table(verdicts)
         + "\n\n"
-        + table(
+        + harness.table(
             ["data", "method", "server steps", "accuracy, %", "labels 0-3, %", "labels 4-9, %"],
             rows,
         )
         + "\n\n"
-        + spread_table(
+        + harness.spread_table(
             {
                 f"{panel}, {name}, {group}": sample
                 for panel, found in inputs.items()

@@ -18,27 +18,13 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
+from experiments import harness
 from experiments.fedstaleweight import formulas
 from experiments.fedstaleweight.claims import CLAIMS, verdict
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    all_of,
-    begins,
-    draw,
-    estimate,
-    interval_of_error,
-    rule,
-    table,
-    unless_unknown,
-    verdict_table,
-)
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw, rule
 from fedjax_sim.diagnostics.fairness import fairness_report, influence
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.plots import GREY, look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.plots.fairness import ClientShares, influence_figure
 from fedjax_sim.server.staleness import staleness_weights
 from fedjax_sim.settings import check
@@ -176,14 +162,14 @@ def staleness_of(drawn: Timeline) -> np.ndarray:
 def judge_staleness(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 1 from numbers of `measure_influence`."""
     off = measured["largest error"]
-    holds = unless_unknown(off < CLAIMS[1].criterion.error, measured)
+    holds = harness.unless_unknown(off < CLAIMS[1].criterion.error, measured)
     return verdict(1, measured, holds, f"largest error {off:.2%} of 2 %")
 
 
 def judge_estimate(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 2 from numbers of `measure_influence`."""
     missed = measured["largest error"]
-    holds = unless_unknown(missed < CLAIMS[2].criterion.error, measured)
+    holds = harness.unless_unknown(missed < CLAIMS[2].criterion.error, measured)
     return verdict(2, measured, holds, f"largest error {missed:.2%} of 2 %")
 
 
@@ -192,7 +178,7 @@ def judge_mean(measured: Mapping[str, float]) -> Verdict:
     slow, marks = measured["slow influence"], CLAIMS[3].criterion
     holds = abs(slow - marks.slow) < marks.close and measured["influence is the share"]
     why = f"{slow:.4f} +- {measured['standard error']:.4f}"
-    return verdict(3, measured, unless_unknown(holds, measured), why)
+    return verdict(3, measured, harness.unless_unknown(holds, measured), why)
 
 
 def judge_raised(measured: Mapping[str, float]) -> Verdict:
@@ -207,20 +193,20 @@ def judge_raised(measured: Mapping[str, float]) -> Verdict:
         and abs(after - marks.after) < marks.close
     )
     why = f"{slow:.4f} +- {measured['standard error']:.4f}; deviation {before:.3f} and {after:.3f}"
-    return verdict(4, measured, unless_unknown(holds, measured), why)
+    return verdict(4, measured, harness.unless_unknown(holds, measured), why)
 
 
 def judge_unnormalised(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 6 from numbers of `measure_influence`."""
     slow = measured["slow influence"]
-    holds = unless_unknown(abs(slow - FAIR) < CLAIMS[6].criterion.close, measured)
+    holds = harness.unless_unknown(abs(slow - FAIR) < CLAIMS[6].criterion.close, measured)
     return verdict(6, measured, holds, f"{slow:.4f}, deviation {measured['deviation']:.3f}")
 
 
 def judge_averages(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 7 from the influence by kind of average."""
     spread = np.ptp(list(measured.values()))
-    holds = unless_unknown(spread < CLAIMS[7].criterion.spread, measured)
+    holds = harness.unless_unknown(spread < CLAIMS[7].criterion.spread, measured)
     return verdict(7, measured, holds, f"they differ by {spread:.4f}")
 
 
@@ -229,7 +215,7 @@ def judge_weights(measured: Mapping[str, Any]) -> Verdict:
     (least, most), gap, exact = measured["bounds"], measured["U"], CLAIMS[16].criterion.exact
     inside = measured["least"] >= least - exact and measured["most"] <= most + exact
     why = f"weights {measured['least']:.4f} to {measured['most']:.4f}; U within {gap:.0e}"
-    return verdict(16, measured, unless_unknown(inside and gap < exact, measured), why)
+    return verdict(16, measured, harness.unless_unknown(inside and gap < exact, measured), why)
 
 
 def judge_formulas(measured: Mapping[str, float]) -> Verdict:
@@ -239,7 +225,7 @@ def judge_formulas(measured: Mapping[str, float]) -> Verdict:
         abs(eq8 - marks.eq8) < marks.close and abs(alg1 - marks.alg1) < marks.close and alg1 < eq8
     )
     why = f"{eq8:.4f} and {alg1:.4f}; their accuracies are in fedstaleweight/fig2"
-    return verdict(20, measured, unless_unknown(holds, measured), why)
+    return verdict(20, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str, Any]], Figure]:
@@ -259,7 +245,7 @@ def measure_influence(sizes: Sizes, alone: Timeline) -> tuple[dict[int, dict[str
         for name, each in drawn.items()
     }
     slow = {
-        name: estimate(np.array([each.group_influence[SLOW] for each in lanes]))
+        name: harness.estimate(np.array([each.group_influence[SLOW] for each in lanes]))
         for name, lanes in reports.items()
     }
     apart = {
@@ -349,7 +335,7 @@ def judge_buffers(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
         f"cumulative {rising[0]:.3f} at b = 1 to {rising[-1]:.3f} at b = 60; window "
         f"{window['30']:.3f} at 30 and {window['60']:.3f} at 60"
     )
-    return verdict(5, measured, unless_unknown(holds, measured), why)
+    return verdict(5, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_buffers(sizes: Sizes) -> tuple[dict[str, dict[str, float]], Figure]:
@@ -397,7 +383,7 @@ def judge_buffered_staleness(measured: Mapping[str, int]) -> Verdict:
         f"{measured['updates']} updates; largest {measured['largest without']} and "
         f"{measured['largest with a buffer of 5']}"
     )
-    return verdict(15, measured, unless_unknown(measured["outside"] == 0, measured), why)
+    return verdict(15, measured, harness.unless_unknown(measured["outside"] == 0, measured), why)
 
 
 def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int]:
@@ -422,7 +408,7 @@ def measure_buffered_staleness(sizes: Sizes, arrived: Timeline) -> dict[str, int
     }
 
 
-@styled()
+@plots.styled()
 def _lines(
     lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
     x: str,
@@ -433,12 +419,12 @@ def _lines(
     figure = Figure(figsize=(8, 4.8))
     axes = figure.subplots()
     for i, (name, (places, values)) in enumerate(lines.items()):
-        axes.plot(places, values, label=name, **look(i, "all"))
+        axes.plot(places, values, label=name, **plots.look(i, "all"))
     if y.endswith("group"):
         fair = f"every client the same ({FAIR:.2g})"
-        axes.axhline(FAIR, color=GREY, linewidth=0.8, linestyle=":", label=fair)
+        axes.axhline(FAIR, color=plots.GREY, linewidth=0.8, linestyle=":", label=fair)
     axes.set(xlabel=x, ylabel=y, xscale="log" if log else "linear")
-    name_beside(figure, axes)
+    plots.name_beside(figure, axes)
     return figure
 
 
@@ -476,7 +462,7 @@ def judge_throttling(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
         f"{by_share} at 1, 0.7, 0.5, 0.25 and 0.1 of its rate; under reverse exponential weights, "
         f"which grow faster, {by_share_reverse}"
     )
-    return verdict(12, measured, unless_unknown(holds, measured), why)
+    return verdict(12, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_throttling(sizes: Sizes) -> tuple[dict[str, dict[str, float]], str, Figure]:
@@ -520,7 +506,7 @@ def measure_throttling(sizes: Sizes) -> tuple[dict[str, dict[str, float]], str, 
     figure = _lines(
         lines, "share of its rate at which one fast client reports", y="its share of influence"
     )
-    return measured, table(header, rows), figure
+    return measured, harness.table(header, rows), figure
 
 
 def judge_peak(measured: Mapping[str, Any]) -> Verdict:
@@ -530,7 +516,9 @@ def judge_peak(measured: Mapping[str, Any]) -> Verdict:
     right = [each["truthful"] == (k <= CLAIMS[13].criterion.slow) for k, each in enumerate(best)]
     gains = ", ".join(f"{each['gain']:.1%}" for each in best)
     why = f"gain by throttling with 0 to 4 slow ones of 4 others: {gains}"
-    return verdict(13, measured, unless_unknown(before > 0 > behind and all(right), measured), why)
+    return verdict(
+        13, measured, harness.unless_unknown(before > 0 > behind and all(right), measured), why
+    )
 
 
 def judge_equal_rates(measured: Mapping[str, float]) -> Verdict:
@@ -540,7 +528,7 @@ def judge_equal_rates(measured: Mapping[str, float]) -> Verdict:
     why = "slope of utility at the true rate for n = 6: " + ", ".join(
         f"{x:.2g} at {name}" for name, x in measured.items()
     )
-    return verdict(14, measured, unless_unknown(holds, measured), why)
+    return verdict(14, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_utility() -> dict[int, dict[str, Any]]:
@@ -583,8 +571,8 @@ def judge_fixed_points(measured: Mapping[str, Mapping[str, Any]]) -> Verdict:
     """Judge claim 18 from numbers of `measure_fixed_points`."""
     marks = CLAIMS[18].criterion
     expected = {"mean": marks.mean, "eq8": marks.eq8, "raw": FAIR}
-    holds = all_of(
-        interval_of_error(
+    holds = harness.all_of(
+        harness.interval_of_error(
             found["mean"] - expected[name], found["standard error"], found["seeds"]
         ).within(marks.close)
         for name, found in measured.items()
@@ -616,7 +604,7 @@ def measure_fixed_points(
             num_evals=EVALS,
         )
         curves[f"quadratic, {name}"] = run.curves
-        found = estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
+        found = harness.estimate(run.curves.model.values[:, EVALS // 2 :].mean(axis=1))
         late[name] = {
             "mean": float(found.mean),
             "standard error": float(found.error),
@@ -649,7 +637,7 @@ def judge_theorem(measured: Mapping[str, Sequence[float]]) -> Verdict:
     shown = ", ".join(f"{left:.5f} against {right:.5f} at {lr:g}" for lr, left, right in rows)
     why = f"b = 1, uniform draws, left side against the bound: {shown}"
     holds = all(left <= right for _, left, right in rows)
-    return verdict(21, measured, unless_unknown(holds, measured), why)
+    return verdict(21, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_theorem(ticks: int = 100_000) -> dict[str, list[float]]:
@@ -679,10 +667,10 @@ def judge_strategy(measured: Mapping[str, Any]) -> Verdict:
         f"of its rate is, with 0 to 4 slow ones of 4 others, {shares}"
     )
     parts = {
-        "large enough n": enough is not None and unless_unknown(True, measured),
-        "n = 15": unless_unknown(all(each["truthful"] for each in best.values()), best),
+        "large enough n": enough is not None and harness.unless_unknown(True, measured),
+        "n = 15": harness.unless_unknown(all(each["truthful"] for each in best.values()), best),
     }
-    return verdict(22, measured, rule(parts, deciding=begins("large")), why)
+    return verdict(22, measured, rule(parts, deciding=harness.begins("large")), why)
 
 
 def measure_strategy(at_15: Mapping[str, Any]) -> dict[str, Any]:
@@ -723,7 +711,7 @@ def judge_stability(measured: Mapping[str, float | None]) -> Verdict:
         for name, value in measured.items()
     )
     why = f"quadratics; of step sizes up to 1 diverges: {words}"
-    return verdict(19, measured, unless_unknown(stable, known), why)
+    return verdict(19, measured, harness.unless_unknown(stable, known), why)
 
 
 def measure_stability(sizes: Sizes) -> dict[str, float | None]:
@@ -798,7 +786,7 @@ def run(arguments: Arguments) -> Outcome:
         "influence of the slow group by ratio of speeds": {"ratio": list(RATIOS), **ratios},
     }
     text = (
-        f"{verdict_table(verdicts)}\n\nInfluence of one fast client that "
+        f"{harness.verdict_table(verdicts)}\n\nInfluence of one fast client that "
         f"throttles:\n{throttle_table}"
     )
     return Outcome(curves, figures, verdicts, config, text)

@@ -9,72 +9,40 @@ standard by which verdicts are given, `comparison` chooses each method's setting
 into the README and a page (`page`), and `tables` lays out what is printed.
 """
 
-from experiments.harness.claims import Claim, Claims, Criterion, Verdict, verdict_table
-from experiments.harness.command import main, run_experiment
-from experiments.harness.experiment import Arguments, Outcome
-from experiments.harness.schedules import are_fast, by_speed, draw
-from experiments.harness.sizes import Sizes, Study, other_data
-from experiments.harness.statistics import (
-    FAR,
-    LEAST_LEAD,
-    NOT_RUN,
-    Estimate,
-    Interval,
-    Ruling,
-    Sample,
-    all_of,
-    begins,
-    difference,
-    estimate,
-    interval,
-    interval_of_error,
-    lead,
-    mean_and_error,
-    reduction,
-    rule,
-    spread_of,
-    spread_table,
-    unless_collapsed,
-    unless_unknown,
-)
-from experiments.harness.tables import table
-
-__all__ = [
-    "FAR",
-    "LEAST_LEAD",
-    "NOT_RUN",
-    "Arguments",
-    "Claim",
-    "Claims",
-    "Criterion",
-    "Estimate",
-    "Interval",
-    "Outcome",
-    "Ruling",
-    "Sample",
-    "Sizes",
-    "Study",
-    "Verdict",
-    "all_of",
-    "are_fast",
-    "begins",
-    "by_speed",
-    "difference",
-    "draw",
-    "estimate",
-    "interval",
-    "interval_of_error",
-    "lead",
-    "main",
-    "mean_and_error",
-    "other_data",
-    "reduction",
-    "rule",
-    "run_experiment",
-    "spread_of",
-    "spread_table",
-    "table",
-    "unless_collapsed",
-    "unless_unknown",
-    "verdict_table",
-]
+from experiments.harness.claims import Claim as Claim
+from experiments.harness.claims import Claims as Claims
+from experiments.harness.claims import Criterion as Criterion
+from experiments.harness.claims import Verdict as Verdict
+from experiments.harness.claims import verdict_table as verdict_table
+from experiments.harness.command import main as main
+from experiments.harness.command import run_experiment as run_experiment
+from experiments.harness.experiment import Arguments as Arguments
+from experiments.harness.experiment import Outcome as Outcome
+from experiments.harness.schedules import are_fast as are_fast
+from experiments.harness.schedules import by_speed as by_speed
+from experiments.harness.schedules import draw as draw
+from experiments.harness.sizes import Sizes as Sizes
+from experiments.harness.sizes import Study as Study
+from experiments.harness.sizes import other_data as other_data
+from experiments.harness.statistics import FAR as FAR
+from experiments.harness.statistics import LEAST_LEAD as LEAST_LEAD
+from experiments.harness.statistics import NOT_RUN as NOT_RUN
+from experiments.harness.statistics import Estimate as Estimate
+from experiments.harness.statistics import Interval as Interval
+from experiments.harness.statistics import Ruling as Ruling
+from experiments.harness.statistics import Sample as Sample
+from experiments.harness.statistics import all_of as all_of
+from experiments.harness.statistics import begins as begins
+from experiments.harness.statistics import difference as difference
+from experiments.harness.statistics import estimate as estimate
+from experiments.harness.statistics import interval as interval
+from experiments.harness.statistics import interval_of_error as interval_of_error
+from experiments.harness.statistics import lead as lead
+from experiments.harness.statistics import mean_and_error as mean_and_error
+from experiments.harness.statistics import reduction as reduction
+from experiments.harness.statistics import rule as rule
+from experiments.harness.statistics import spread_of as spread_of
+from experiments.harness.statistics import spread_table as spread_table
+from experiments.harness.statistics import unless_collapsed as unless_collapsed
+from experiments.harness.statistics import unless_unknown as unless_unknown
+from experiments.harness.tables import table as table

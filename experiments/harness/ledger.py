@@ -28,9 +28,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness import registry
+from experiments.harness import drawn, registry
 from experiments.harness.claims import Claim, Claims, Verdict, claims_of, verdict_table, worded
-from experiments.harness.drawn import arrays_of
 from experiments.harness.experiment import Arguments, Outcome
 from experiments.harness.statistics import HOLDS, NOT_HERE, NOT_RUN_WORDS, PARTLY, VERDICTS
 from fedjax_sim.lifecycle import read_json
@@ -108,7 +107,7 @@ def complete(
 
 def entry_of(name: str, arguments: Arguments, outcome: Outcome, cost: Cost) -> dict[str, Any]:
     """Make the entry of a run that has just ended."""
-    pictures = {file: arrays_of(figure) for file, figure in outcome.figures.items()}
+    pictures = {file: drawn.arrays_of(figure) for file, figure in outcome.figures.items()}
     entry = {
         "experiment": name,
         **({"panel": outcome.panel} if outcome.panel else {}),

@@ -8,17 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.harness import errata, ledger
 from experiments.harness.claims import ORIGINS, Claim, Verdict
-from experiments.harness.errata import ERRATA
-from experiments.harness.ledger import (
-    Row,
-    all_claims,
-    counts,
-    is_later,
-    is_stated,
-    name_of,
-    picture_of,
-)
+from experiments.harness.ledger import Row, counts
 from experiments.harness.statistics import HOLDS, PARTLY, VERDICTS
 from fedjax_sim.lifecycle import write_whole
 
@@ -112,7 +104,7 @@ def write(out: Path, found: Sequence[Row], figures: Path, names: Mapping[str, st
             [
                 [html.escape(cell) for cell in (names[each.paper], *each[1:-1])]
                 + [f"<code>{html.escape(each.test)}</code>"]
-                for each in ERRATA
+                for each in errata.ERRATA
             ],
         )
         + '\n<h2 id="changed">Verdicts that have changed</h2>\n'
@@ -183,7 +175,7 @@ def pictures_of(row: Row, files: Iterable[str] = ()) -> list[str]:
       files: Names of all pictures.
     """
     number = int(row.claim.id.rpartition("-")[2])
-    shown_with = all_claims()[row.paper].pictures
+    shown_with = ledger.all_claims()[row.paper].pictures
     own = set(re.findall(r"\d+", row.claim.place.partition("Fig")[2]))
     found = []
     for _, entry in row.found:
@@ -191,7 +183,7 @@ def pictures_of(row: Row, files: Iterable[str] = ()) -> list[str]:
             figures = re.findall(r"fig(\d+)", file)
             is_given = number in shown_with.get(file.removesuffix(".png"), (number,))
             if is_given and (not own or not figures or own & set(figures)):
-                found.append(picture_of(name_of(entry), file))
+                found.append(ledger.picture_of(ledger.name_of(entry), file))
     for figure in sorted(own - set(re.findall(r"fig(\d+)", " ".join(found)))):
         found += [each for each in files if re.match(rf"{row.paper}_fig{figure}(?!\d)", each)]
     return list(dict.fromkeys(found))
@@ -206,10 +198,12 @@ def article(row: Row, pictures: Sequence[str]) -> str:
     facts.append(("where", f"{claim.place} ({claim.origin})"))
     facts.append(("paper's value", value_of(claim)))
     decide = [
-        name_of(entry) for _, entry in row.found if name_of(entry) in claim.by or not claim.by
+        ledger.name_of(entry)
+        for _, entry in row.found
+        if ledger.name_of(entry) in claim.by or not claim.by
     ]
     facts += [
-        ("ours" if name_of(entry) in decide else "note", evidence(each, entry))
+        ("ours" if ledger.name_of(entry) in decide else "note", evidence(each, entry))
         for each, entry in row.found
     ] or [("ours", f"not run; {claim.cost}" if claim.cost else "not run")]
     if row.scope:
@@ -243,14 +237,14 @@ def value_of(claim: Claim) -> str:
 
 def number_table(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     """Lay out all that was measured for a verdict, to be opened by the reader."""
-    if is_stated(verdict, entry):
+    if ledger.is_stated(verdict, entry):
         return ""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in _leaves(verdict.measured)
         if name and value
     )
-    summary = f"<summary>numbers of {html.escape(name_of(entry))}</summary>"
+    summary = f"<summary>numbers of {html.escape(ledger.name_of(entry))}</summary>"
     return (
         f'<details>{summary}<div><table class="numbers">{rows}</table></div></details>'
         if rows
@@ -279,14 +273,18 @@ def _told(value: Any) -> str:
 
 def told_criterion(row: Row) -> str:
     """Say for which runs the criterion is later than the run."""
-    late = [entry["date"] for _, entry in row.found if is_later(row.claim, entry)]
+    late = [entry["date"] for _, entry in row.found if ledger.is_later(row.claim, entry)]
     runs = " and ".join(dict.fromkeys(late))
     return f" (Stated {row.claim.since}, later than the run of {runs}.)" if late else ""
 
 
 def evidence(verdict: Verdict, entry: Mapping[str, Any]) -> str:
     """Return the numbers behind a verdict, with a mark if it cannot be recomputed from them."""
-    return f"(stated, not recomputed) {verdict.why}" if is_stated(verdict, entry) else verdict.why
+    return (
+        f"(stated, not recomputed) {verdict.why}"
+        if ledger.is_stated(verdict, entry)
+        else verdict.why
+    )
 
 
 def told_run(verdict: Verdict, entry: Mapping[str, Any]) -> str:

@@ -9,22 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.harness import page
+from experiments.harness import ledger, page, statistics
 from experiments.harness.claims import worded
 from experiments.harness.errata import ERRATA
-from experiments.harness.ledger import (
-    FIGURES,
-    ROOT,
-    Row,
-    all_claims,
-    counts,
-    entries,
-    judged,
-    rounded,
-    rows,
-    write,
-)
-from experiments.harness.statistics import VERDICTS
+from experiments.harness.ledger import FIGURES, ROOT, Row, counts, rows
 from experiments.harness.tables import table
 from fedjax_sim.reporting.results import to_json
 
@@ -54,7 +42,7 @@ def write_report(out: Path) -> dict[str, int]:
       The number of claims by verdict.
     """
     judge_again()
-    found = rows(entries())
+    found = rows(ledger.entries())
     for file, text in texts(found).items():
         file.write_text(text, encoding="utf-8")
     page.write(out, found, FIGURES, NAMES)
@@ -63,15 +51,17 @@ def write_report(out: Path) -> dict[str, int]:
 
 def judge_again() -> None:
     """Judge every entry that keeps its numbers, by today's criteria, and write it."""
-    for entry in entries():
-        claims = rounded(json.loads(to_json([each._asdict() for each in judged(entry)])))
-        write({**entry, "claims": claims})
+    for entry in ledger.entries():
+        claims = ledger.rounded(
+            json.loads(to_json([each._asdict() for each in ledger.judged(entry)]))
+        )
+        ledger.write({**entry, "claims": claims})
 
 
 def texts(found: Sequence[Row]) -> dict[Path, str]:
     """Return what the READMEs should be, by file."""
     made = {ROOT / "README.md": summary(found)}
-    for paper in all_claims():
+    for paper in ledger.all_claims():
         made[ROOT / paper / "README.md"] = ledger_table(
             [row for row in found if row.paper == paper]
         )
@@ -90,11 +80,11 @@ def summary(found: Sequence[Row]) -> str:
     groups = page.by_origin(found)
     by_origin = [[origin, *counts(rows).values(), len(rows)] for origin, rows in groups.items()]
     by_paper = []
-    for paper in all_claims():
+    for paper in ledger.all_claims():
         rows = [row for row in found if row.paper == paper and row.claim.counts]
         name = f"[{NAMES.get(paper, paper)}]({paper}/README.md)"
         by_paper.append([name, *counts(rows).values(), len(rows)])
-    header = [*VERDICTS, "claims"]
+    header = [*statistics.VERDICTS, "claims"]
     errata = [
         (NAMES[each.paper], *each[1:-1], f"`{each.test.removeprefix('tests/')}`") for each in ERRATA
     ]

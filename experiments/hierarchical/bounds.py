@@ -20,15 +20,8 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    unless_unknown,
-    verdict_table,
-)
+from experiments import harness
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import bounds as formulas
 from experiments.hierarchical.setup import fixed_clock
@@ -234,7 +227,9 @@ def judge_centralised(measured: Mapping[str, float]) -> Verdict:
         "losses of 50 rounds with 1, 2 and 3 groups differ from FedAvg of one step of all "
         f"clients by {worst:.0e} at most"
     )
-    return verdict(4, measured, unless_unknown(worst < CLAIMS[4].criterion.same, measured), why)
+    return verdict(
+        4, measured, harness.unless_unknown(worst < CLAIMS[4].criterion.same, measured), why
+    )
 
 
 def measure_centralised(problem: Logistic) -> dict[str, float]:
@@ -266,7 +261,7 @@ def judge_lemma(measured: Mapping[str, float]) -> Verdict:
         f"{measured['over sharp bound']:.3f}; "
         f"opposing gradients {attained:.6f}, expected {expected:.6f}"
     )
-    return verdict(5, measured, unless_unknown(holds, measured), why)
+    return verdict(5, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_lemma(means: Means, lr: float) -> dict[str, float]:
@@ -297,7 +292,7 @@ def judge_global(measured: Mapping[str, Any]) -> Verdict:
         f"left {left:.4f}, bound without the detour {direct:.4f}, (20) {paper:.4f}, "
         f"{measured['rounds']} rounds"
     )
-    return verdict(6, measured, unless_unknown(left <= direct <= paper, measured), why)
+    return verdict(6, measured, harness.unless_unknown(left <= direct <= paper, measured), why)
 
 
 def measure_global(means: Means, lr: float) -> dict[str, Any]:
@@ -332,7 +327,7 @@ def judge_group(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
         f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
         for name, m in measured.items()
     )
-    return verdict(7, measured, unless_unknown(holds, measured), told)
+    return verdict(7, measured, harness.unless_unknown(holds, measured), told)
 
 
 def measure_group(means: Means, alone: Means, lr: float) -> dict[str, dict[str, float]]:
@@ -373,7 +368,7 @@ def judge_corollary(measured: Mapping[str, Sequence[float]]) -> Verdict:
         f"sqrt(U) x left side {told}; it grows by {', '.join(f'{g:.2f}' for g in growth)} as U "
         f"grows fourfold"
     )
-    return verdict(8, measured, unless_unknown(holds, measured), why)
+    return verdict(8, measured, harness.unless_unknown(holds, measured), why)
 
 
 def judge_isolated(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
@@ -384,7 +379,7 @@ def judge_isolated(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
         f"{name}: {m['left']:.4f} against {m['bound']:.4f}, G^2 {m['G^2']:.3f}"
         for name, m in alone.items()
     )
-    return verdict(33, alone, unless_unknown(holds, alone), told)
+    return verdict(33, alone, harness.unless_unknown(holds, alone), told)
 
 
 def judge_remarks() -> list[Verdict]:
@@ -494,5 +489,5 @@ def run(arguments: Arguments) -> Outcome:
         {"corollary.png": figure},
         verdicts,
         {"seeds": seeds, "lr": lr},
-        verdict_table(verdicts),
+        harness.verdict_table(verdicts),
     )

@@ -11,22 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    draw,
-    mean_and_error,
-    table,
-    unless_unknown,
-    verdict_table,
-)
+from experiments import harness
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
-from fedjax_sim.reporting.plots import COLORS, HATCHES, LABELS, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory import hierarchical as theory
 from fedjax_sim.types import Timeline
@@ -128,7 +118,7 @@ def compare(schedule: Timeline, setting: DelaySetup, sync_time: float) -> Found:
     per_run = (schedule.time < SYSTEM_TIME).sum(axis=1) + 1
     return Found(
         float(np.max(deviations)),
-        *mean_and_error(per_run),
+        *harness.mean_and_error(per_run),
         theory.expected_rounds(sync_time, delays, system_time=SYSTEM_TIME),
         steps.min(axis=0).astype(int).tolist(),
         steps.max(axis=0).astype(int).tolist(),
@@ -176,7 +166,7 @@ def judge_rounds(measured: Mapping[str, Any], facts: str = "") -> Verdict:
         f"rounds {'' if near else 'not '}within 0.1, "
         f"rounds for one of S = 0 at most {share_off:.1f} standard errors off; {facts}"
     )
-    return verdict(1, measured, unless_unknown(holds, measured), why)
+    return verdict(1, measured, harness.unless_unknown(holds, measured), why)
 
 
 def judge_iterations(measured: Mapping[str, Sequence[Sequence[int]]], facts: str = "") -> Verdict:
@@ -187,7 +177,7 @@ def judge_iterations(measured: Mapping[str, Sequence[Sequence[int]]], facts: str
         for least, most, allowed in groups
     )
     why = f"{'' if inside else 'not '}every group within its own bounds in every round; {facts}"
-    return verdict(2, measured, unless_unknown(inside, measured), why)
+    return verdict(2, measured, harness.unless_unknown(inside, measured), why)
 
 
 def judge_monotone(measured: Mapping[str, bool], facts: str = "") -> Verdict:
@@ -200,7 +190,7 @@ def judge_monotone(measured: Mapping[str, bool], facts: str = "") -> Verdict:
 def judge_savings(saved: Mapping[str, float]) -> Verdict:
     """Judge claim 17 from the percentage of rounds that S = 20 saves in both panels of Fig. 7."""
     marks = CLAIMS[17].criterion
-    holds = unless_unknown(marks.least <= saved["Fig. 7a"] <= marks.most, saved["Fig. 7a"])
+    holds = harness.unless_unknown(marks.least <= saved["Fig. 7a"] <= marks.most, saved["Fig. 7a"])
     why = (
         f"{saved['Fig. 7b']:.1f} % fewer with c_g = 30, {saved['Fig. 7a']:.1f} % with 10, of "
         "which the paper's text speaks; T = 1000"
@@ -226,7 +216,7 @@ def judge_kept(kept: Mapping[int, Any]) -> list[Verdict]:
     ]
 
 
-@styled()
+@plots.styled()
 def sample_path() -> Figure:
     """Draw the paper's Fig. 2.
 
@@ -245,7 +235,7 @@ def sample_path() -> Figure:
             while at < sync_time:
                 step = delays.shift[i] + random.exponential(delays.mean_exp[i])
                 axes.barh(
-                    i, step, 0.5, begin + at, label="local iteration", color=COLORS[0], **edge
+                    i, step, 0.5, begin + at, label="local iteration", color=plots.COLORS[0], **edge
                 )
                 at += step
             ends.append(at)
@@ -255,19 +245,19 @@ def sample_path() -> Figure:
         at = begin + sync_time
         axes.plot([at, at], [-0.5, 1.5], "k:", label="S after the beginning")
         exchange = delays.global_shift + random.exponential(delays.global_mean_exp)
-        style = {"color": COLORS[1], "hatch": HATCHES[1], "label": "exchange"} | edge
+        style = {"color": plots.COLORS[1], "hatch": plots.HATCHES[1], "label": "exchange"} | edge
         axes.barh([0, 1], exchange, 0.5, begin + longest, **style)
         begin += longest + exchange
     axes.set(
         yticks=[0, 1],
         yticklabels=["group 1", "group 2"],
-        xlabel=LABELS["time"],
+        xlabel=plots.LABELS["time"],
         xlim=(0, begin),
         title="Three rounds",
     )
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    name_beside(figure, axes, handles=[*once.values()], labels=[*once])
+    plots.name_beside(figure, axes, handles=[*once.values()], labels=[*once])
     return figure
 
 
@@ -349,5 +339,5 @@ def run(arguments: Arguments) -> Outcome:
         "idle time",
     )
     header = ["setting", "S", *words]
-    text = table(header, rows) + "\n\n" + verdict_table(verdicts)
+    text = harness.table(header, rows) + "\n\n" + harness.verdict_table(verdicts)
     return Outcome({}, {"sample_path.png": sample_path()}, verdicts, {"lanes": lanes}, text)

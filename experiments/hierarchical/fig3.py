@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.harness import Arguments, Interval, Outcome, Verdict, interval
 from experiments.hierarchical import setup
-from fedjax_sim.reporting.plots import LABELS, look, name_beside, styled
+from fedjax_sim.reporting import plots
 
 STUDY = setup.study(
     setup.CIFAR10.replace(standardised=True), setup.MNIST.replace(standardised=True)
@@ -49,7 +49,7 @@ def fluctuation(data: xr.Dataset, first: float, last: float) -> np.ndarray:
     return np.mean(found, axis=0)
 
 
-@styled()
+@plots.styled()
 def picture(data: xr.Dataset, title: str) -> Figure:
     """Draw the accuracies of one seed, over the whole time and over its beginning.
 
@@ -67,13 +67,13 @@ def picture(data: xr.Dataset, title: str) -> Figure:
                 first[f"accuracy_group_{i}"].values[shown],
                 drawstyle="steps-post",
                 label=f"group {i + 1}",
-                **look(i, linewidth=0.9),
+                **plots.look(i, linewidth=0.9),
             )
-        whole = look(4, "none", linestyle="-")
+        whole = plots.look(4, "none", linestyle="-")
         axes.step(time[shown], first.accuracy.values[shown], where="post", label="global", **whole)
-        axes.set(xlabel=LABELS["time"], ylabel=LABELS["accuracy"])
+        axes.set(xlabel=plots.LABELS["time"], ylabel=plots.LABELS["accuracy"])
     panels[1].set_title("the beginning")
-    name_beside(figure, panels[0])
+    plots.name_beside(figure, panels[0])
     figure.suptitle(title)
     return figure
 

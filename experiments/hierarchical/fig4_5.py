@@ -12,19 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fedjax_sim
-from experiments.harness import (
-    LEAST_LEAD,
-    Arguments,
-    Interval,
-    Outcome,
-    Sample,
-    Sizes,
-    Study,
-    Verdict,
-    all_of,
-    begins,
-    unless_collapsed,
-)
+from experiments import harness
+from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Study, Verdict
 from experiments.hierarchical import setup, tuning
 from experiments.hierarchical.claims import CLAIMS
 from experiments.hierarchical.formulas.delays import linear_delays
@@ -156,12 +145,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         gains[name] = [Interval.read(each) for each in panel["gains"]]
         samples[name] = [Sample.read(each) for each in (panel["together"], *panel["alone"])]
         together, *apart = samples[name]
-        judgements = [each.above(LEAST_LEAD) for each in gains[name]]
+        judgements = [each.above(harness.LEAST_LEAD) for each in gains[name]]
         if name == "fig4":
             judgements[1] = loses_little(gains[name][1])
         parts[name] = {
             FIG4[i] if name == "fig4" else f"{tuning.title_of(name)}, group {i + 1}": (
-                unless_collapsed(each, [together, apart[i]], setup.CHANCE)
+                harness.unless_collapsed(each, [together, apart[i]], setup.CHANCE)
             )
             for i, each in enumerate(judgements)
         }
@@ -185,7 +174,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             for name in names
         }
         why = f"{told}: points at T, each model at its own learning rate"
-        deciding = begins(FIG4[0] if number == 12 else "")
+        deciding = harness.begins(FIG4[0] if number == 12 else "")
         verdicts.append(setup.settle(inputs, number, measured, judged, why, deciding=deciding))
     return verdicts
 
@@ -193,4 +182,4 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 def loses_little(gain: Interval) -> bool | None:
     """Return whether the large group of Fig. 4 loses something, but little, by cooperating."""
     lost = Interval(-gain.mean, gain.half)
-    return all_of([lost.above(), gain.above(-CLAIMS[12].criterion.little)])
+    return harness.all_of([lost.above(), gain.above(-CLAIMS[12].criterion.little)])

@@ -18,21 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.harness import (
-    LEAST_LEAD,
-    Arguments,
-    Interval,
-    Outcome,
-    Sample,
-    Sizes,
-    Study,
-    Verdict,
-    all_of,
-    begins,
-    lead,
-    unless_collapsed,
-    unless_unknown,
-)
+from experiments import harness
+from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Study, Verdict, lead
 from experiments.hierarchical import setup, tuning
 from experiments.hierarchical.claims import CLAIMS
 from experiments.hierarchical.tuning import Measured
@@ -74,10 +61,10 @@ class Panel(NamedTuple):
     times_seeds: int = 1
 
 
-def ahead(ends: Ends, first: str, other: str, least: float = LEAST_LEAD) -> bool | None:
+def ahead(ends: Ends, first: str, other: str, least: float = harness.LEAST_LEAD) -> bool | None:
     """Return whether one run is ahead of another at T by the least lead that counts."""
     pair = ends[first], ends[other]
-    return unless_collapsed(lead(*pair).above(least), pair, setup.CHANCE)
+    return harness.unless_collapsed(lead(*pair).above(least), pair, setup.CHANCE)
 
 
 def told(ends: Ends, pairs: Sequence[tuple[str, str]]) -> str:
@@ -87,7 +74,7 @@ def told(ends: Ends, pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def compared(
-    ends: Ends, pairs: Sequence[tuple[str, str]], least: float = LEAST_LEAD
+    ends: Ends, pairs: Sequence[tuple[str, str]], least: float = harness.LEAST_LEAD
 ) -> tuple[Parts, str]:
     """Judge that the first run of each pair is ahead."""
     parts = {f"{first} over {other}": ahead(ends, first, other, least) for first, other in pairs}
@@ -101,7 +88,7 @@ def judge_fig6(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, 
     _, why = compared(ends, pairs := [("S = 5", "S = 0")])
     parts = {
         "not behind at T": ahead(ends, *pairs[0], -marks.equal),
-        "fewer rounds": unless_unknown(marks.least <= fewer <= marks.most, fewer),
+        "fewer rounds": harness.unless_unknown(marks.least <= fewer <= marks.most, fewer),
     }
     return {14: (parts, f"{why}; {fewer:.1f} % fewer rounds")}
 
@@ -112,7 +99,7 @@ def judge_fig7(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, 
     places, marks = inputs["crossings"]["c_g = 30, S = 0 and 20"], CLAIMS[35].criterion
     pair = ends[far[0]], ends[far[20]]
     once = {
-        words: unless_collapsed(each, pair, setup.CHANCE)
+        words: harness.unless_collapsed(each, pair, setup.CHANCE)
         for words, each in setup.passes_once(places, pair).items()
     }
     _, approaches = compared(ends, [(near[20], near[0])])
@@ -137,7 +124,7 @@ def judge_fig8(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, 
         if places is not None:
             time, led = setup.Crossing(*places[0]) if places else (np.inf, False)
             passed = led and marks.first <= time <= marks.last
-        at_all = all_of(each.above(LEAST_LEAD) for each in leads.values())
+        at_all = harness.all_of(each.above(harness.LEAST_LEAD) for each in leads.values())
         parts[f"S = 0 leads S = {s} early"] = (
             True if True in (at_all, passed) else None if None in (at_all, passed) else False
         )
@@ -354,7 +341,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
                     measured,
                     parts,
                     f"{why}, lr {rates}",
-                    deciding=begins("S = 12 over" if number == 18 else ""),
+                    deciding=harness.begins("S = 12 over" if number == 18 else ""),
                 )._replace(seeds=found["seeds"])
             )
     return verdicts

@@ -17,22 +17,14 @@ from flax import struct
 from matplotlib.figure import Figure
 
 import fedjax_sim
-from experiments.harness import (
-    Arguments,
-    Outcome,
-    Sizes,
-    Study,
-    Verdict,
-    estimate,
-    unless_unknown,
-    verdict_table,
-)
+from experiments import harness
+from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas import quadratics as formulas
 from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.setup import FIG7, at, clock, fixed_clock
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.reporting.plots import look, name_beside, styled
+from fedjax_sim.reporting import plots
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.types import Array, Key
 
@@ -132,7 +124,7 @@ def judge_fixed_points(measured: Mapping[str, Any]) -> Verdict:
         f"at alpha = {', '.join(measured['average'])}: {told}; off by {off:.0e} at most from the "
         "closed form"
     )
-    return verdict(9, measured, unless_unknown(holds, measured), why)
+    return verdict(9, measured, harness.unless_unknown(holds, measured), why)
 
 
 def measure_fixed_points() -> dict[str, Any]:
@@ -187,7 +179,7 @@ def judge_rates(measured: Mapping[str, Mapping[str, float]]) -> Verdict:
         f"{far:.1f} standard errors at most"
     )
     holds = off < CLAIMS[10].criterion.close and far < CLAIMS[10].criterion.far
-    return verdict(10, measured, unless_unknown(holds, [far, measured]), why)
+    return verdict(10, measured, harness.unless_unknown(holds, [far, measured]), why)
 
 
 def measure_rates(seeds: int) -> dict[str, dict[str, float]]:
@@ -211,7 +203,7 @@ def measure_rates(seeds: int) -> dict[str, dict[str, float]]:
         settled = np.square(data.model.isel(eval=slice(100, None)).values.astype(float)).mean(
             axis=1
         )
-        each = estimate(settled / (0.5**2 / 4))
+        each = harness.estimate(settled / (0.5**2 / 4))
         measured[f"t = {iterations}"] = {
             "rho": rho,
             "contraction error": float(off),
@@ -299,7 +291,7 @@ def judge_quiet(measured: Mapping[str, Any]) -> Verdict:
         f"{measured['delay paths']} delay paths, alpha = {' and '.join(map(str, QUIET_RATES))}"
     )
     holds = worst >= -CLAIMS[24].criterion.slack
-    return verdict(24, measured, unless_unknown(holds, measured), why)
+    return verdict(24, measured, harness.unless_unknown(holds, measured), why)
 
 
 def judge_lead_times(measured: Mapping[str, Any]) -> Verdict:
@@ -324,7 +316,7 @@ def judge_lead_times(measured: Mapping[str, Any]) -> Verdict:
     return verdict(
         25,
         measured,
-        unless_unknown(
+        harness.unless_unknown(
             later and grows and never,
             [worst, *(x for x in (*times.values(), *expected.values()) if x != np.inf)],
         ),
@@ -345,7 +337,7 @@ def judge_average(measured: Mapping[str, Any]) -> Verdict:
     return verdict(
         26,
         measured,
-        unless_unknown(holds, measured),
+        harness.unless_unknown(holds, measured),
         f"no division, no noise, time 200: {numbers}; with noise late loss of S = 5 over that of "
         f"S = 0 {floors['average']:.2f}, "
         f"divided by the iterations {floors['divide_by_steps']:.2f}",
@@ -424,11 +416,11 @@ def mirror_difference(num_ticks: int = 12) -> float:
 def judge_mirror(measured: Mapping[str, float]) -> Verdict:
     """Judge claim 28 from the difference of mirrored runs."""
     apart = measured["models apart"]
-    is_same = unless_unknown(apart <= CLAIMS[28].criterion.same, apart)
+    is_same = harness.unless_unknown(apart <= CLAIMS[28].criterion.same, apart)
     return verdict(28, measured, is_same, f"models differ by {apart:.0e} of their norm")
 
 
-@styled()
+@plots.styled()
 def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]]:
     """Draw the time to a target loss against the sync time, by theory and by runs.
 
@@ -450,9 +442,9 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
         )
         reached = (means <= target).transpose("sync_time", "at").values
         times = np.where(reached.any(axis=1), grid[reached.argmax(axis=1)], np.nan)
-        axes.plot(fine, np.where(smooth <= sizes.time, smooth, np.nan), **look(i, "none"))
-        axes.plot(CANDIDATES, times, **look(i, "only"))
-        axes.plot([], [], label=f"loss {target:g}", **look(i, "all"))
+        axes.plot(fine, np.where(smooth <= sizes.time, smooth, np.nan), **plots.look(i, "none"))
+        axes.plot(CANDIDATES, times, **plots.look(i, "only"))
+        axes.plot([], [], label=f"loss {target:g}", **plots.look(i, "all"))
         measured = float(CANDIDATES[int(np.nanargmin(times))]) if np.isfinite(times).any() else None
         found[f"{target:g}"] = {"best in theory": best, "best in runs": measured}
     axes.set(
@@ -460,7 +452,7 @@ def best_sync_time(curves: Curves, sizes: Sizes) -> tuple[Figure, dict[str, Any]
         ylabel="virtual time to the loss (units)",
         title=f"Delays of Fig. 7b, alpha = 1, noisy quadratic, mean of {sizes.seeds} seeds",
     )
-    name_beside(figure, axes, title="lines: theory\nmarks: runs")
+    plots.name_beside(figure, axes, title="lines: theory\nmarks: runs")
     return figure, found
 
 
@@ -491,7 +483,7 @@ def run(arguments: Arguments) -> Outcome:
         "mean loss with noise, alpha = 1\n"
         + "\n".join(rows)
         + f"\nbest S by target: {best}\n\n"
-        + verdict_table(verdicts)
+        + harness.verdict_table(verdicts)
     )
     return Outcome(
         curves._asdict(),

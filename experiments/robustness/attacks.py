@@ -28,24 +28,8 @@ from experiments.robustness.verdicts import SHARES, judged, told
 from fedjax_sim import datasets, models
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
-from fedjax_sim.server.attacks import (
-    ALittleIsEnough,
-    Attack,
-    Gaussian,
-    InnerProduct,
-    MinMax,
-    SignFlip,
-    attacks_of_one_program,
-)
-from fedjax_sim.server.rules import (
-    CentredClipping,
-    Krum,
-    Mean,
-    Median,
-    Rule,
-    TrimmedMean,
-    rules_of_one_program,
-)
+from fedjax_sim.server import attacks, rules
+from fedjax_sim.server.rules import CentredClipping, Krum, Mean, Median, Rule, TrimmedMean
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.types import System
 
@@ -63,12 +47,12 @@ SERVER_RATES = (0.1, 0.3, 1.0)
 """The grid of FedBuff's server learning rate. FedAvg's is 1."""
 SHARED: dict[str, Any] = {"local_steps": 10, "batch_size": 32, "rate_spread": 0.0}
 """Settings of both systems. Running times are exponential, of the same mean for all clients."""
-ATTACKS: dict[str, Attack] = {
-    "sign flip": SignFlip(scale=3.0),
-    "noise": Gaussian(deviation=10.0),
-    "ALIE": ALittleIsEnough(),
-    "inner product": InnerProduct(strength=0.5),
-    "min-max": MinMax(),
+ATTACKS: dict[str, attacks.Attack] = {
+    "sign flip": attacks.SignFlip(scale=3.0),
+    "noise": attacks.Gaussian(deviation=10.0),
+    "ALIE": attacks.ALittleIsEnough(),
+    "inner product": attacks.InnerProduct(strength=0.5),
+    "min-max": attacks.MinMax(),
 }
 """Two attacks of clients that know their own message only, and three of those that know all.
 
@@ -166,7 +150,7 @@ def rules_of(sizes: Any) -> dict[str, Rule]:
         "centred clipping": CentredClipping(),
     }
     chosen = dict(list(found.items())[: sizes.rules])
-    return dict(zip(chosen, rules_of_one_program(list(chosen.values())), strict=True))
+    return dict(zip(chosen, rules.rules_of_one_program(list(chosen.values())), strict=True))
 
 
 def contests(sizes: Any) -> list[Contest]:
@@ -258,7 +242,7 @@ class _Runs:
         self._of_tuning, self._of_test = of_tuning, of_test
         self._rules = rules_of(sizes)
         names = sizes.attacks
-        made = attacks_of_one_program([ATTACKS[name] for name in names])
+        made = attacks.attacks_of_one_program([ATTACKS[name] for name in names])
         self._attacks = dict(zip(names, made, strict=True))
         self._tuned: dict[str, Tuned] = {}
         self.curves: dict[str, xr.Dataset] = {}

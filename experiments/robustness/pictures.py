@@ -7,9 +7,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from experiments.harness import comparison, lead
+from experiments.harness import comparison, heatmaps, lead
 from experiments.harness.comparison import Tuned
-from experiments.harness.heatmaps import heat_maps
 from experiments.robustness.verdicts import BUFFERED, WAITING, Ends, shares_of
 from fedjax_sim.reporting import plots
 
@@ -55,14 +54,14 @@ def pictures(
     changes = panels(change, "")
     most = max(5.0, *(float(np.abs(each).max()) for each in changes.values()))
     return {
-        "heat_map.png": heat_maps(
+        "heat_map.png": heatmaps.heat_maps(
             panels(accuracy, *ends.systems),
             title=f"Test accuracy, {title}",
             label="mean accuracy (%)",
             limits=(0.0, np.ceil(best / 5) * 5),
             **settled,
         ),
-        "staleness.png": heat_maps(
+        "staleness.png": heatmaps.heat_maps(
             changes,
             title=f"FedBuff against FedAvg, {title}",
             label="difference (points)",

@@ -5,19 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import (
-    NOT_RUN,
-    Interval,
-    Sample,
-    Verdict,
-    difference,
-    lead,
-    reduction,
-    rule,
-    table,
-    unless_collapsed,
-    verdict_table,
-)
+from experiments import harness
+from experiments.harness import Interval, Sample, Verdict, difference, lead, rule
 from experiments.robustness.claims import CLAIMS, SHARE
 
 SHARES = (0.1, 0.2, 0.3)
@@ -73,7 +62,7 @@ def _mean(samples: Sequence[Sample]) -> Sample:
 def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
     """Judge all claims; see `experiments.robustness.attacks.judge`."""
     if inputs["smoke"]:
-        return [CLAIMS.verdict(number, None, NOT_RUN, SMOKE) for number in CLAIMS]
+        return [CLAIMS.verdict(number, None, harness.NOT_RUN, SMOKE) for number in CLAIMS]
     ends = Ends(inputs)
     found = {
         1: _noise(ends),
@@ -85,7 +74,7 @@ def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
         7: _rates(ends),
     }
     seeds = ends.clean(WAITING, "mean").seeds
-    words = reduction(seeds, inputs["reduced"])
+    words = harness.reduction(seeds, inputs["reduced"])
     where = f"; {inputs['dataset']}, {seeds} seeds"
     return [
         CLAIMS.verdict(number, {**measured, "parts": parts}, rule(parts, words), why + where)
@@ -136,7 +125,7 @@ def _price_of_krum(ends: Ends) -> Judged:
     for system in ends.systems:
         pair = ends.clean(system, "mean"), ends.clean(system, "Krum")
         leads[system] = lead(*pair)
-        parts[system] = unless_collapsed(leads[system].above(mark.lead), pair, ends.chance)
+        parts[system] = harness.unless_collapsed(leads[system].above(mark.lead), pair, ends.chance)
     return {"lead of the mean": leads}, parts, f"lead of the mean over Krum: {_words(leads)}"
 
 
@@ -192,7 +181,7 @@ def _staleness(ends: Ends) -> Judged:
     mark = CLAIMS[6].criterion
     added = {name: ends.added(name, mark.share) for name in ends.rules}
     parts = {
-        name: unless_collapsed(
+        name: harness.unless_collapsed(
             each.above(), [ends.clean(system, name) for system in ends.systems], ends.chance
         )
         for name, each in added.items()
@@ -230,7 +219,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any], verdicts: Sequenc
             for share in shares_of(inputs)
         ]
         header = ["rule", "rates", "malicious", "no attack", *ends.attacks]
-        blocks.append(f"{system}, accuracy in %, 95 % intervals\n\n{table(header, rows)}")
+        blocks.append(f"{system}, accuracy in %, 95 % intervals\n\n{harness.table(header, rows)}")
 
     def cell(system: str, name: str, attack: str) -> str:
         rates = _rates_of(chosen[system][name][attack])
@@ -243,9 +232,9 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Any], verdicts: Sequenc
     ]
     header = ["system", "rule", *ends.attacks]
     words = f"{SHARE:.0%} malicious, rates chosen under the attack"
-    blocks.append(f"{words}\n\n{table(header, rows)}")
+    blocks.append(f"{words}\n\n{harness.table(header, rows)}")
     blocks.append("\n".join(staleness_sentences(ends)))
-    return "\n\n".join([*blocks, verdict_table(verdicts)])
+    return "\n\n".join([*blocks, harness.verdict_table(verdicts)])
 
 
 def shares_of(inputs: Mapping[str, Any]) -> list[float]:

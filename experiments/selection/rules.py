@@ -31,10 +31,9 @@ from experiments.harness.comparison import Tuned
 from experiments.selection.claims import OF_TARGET, ON_SPEAKERS
 from experiments.selection.tasks import Window, of_images, of_speakers
 from experiments.selection.verdicts import judged, told
-from fedjax_sim import datasets, models
+from fedjax_sim import datasets, models, streams
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.targets import first_reach
-from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
 from fedjax_sim.timelines.live import (
     Asked,
@@ -161,7 +160,7 @@ class Method(NamedTuple):
 def at_random(key: Key, now: Choosing) -> Asked:
     """Choose a uniform cohort."""
     hyper: Any = now.devices.hyper
-    round_key = jax.random.fold_in(stream(key, "choice"), now.round.number)
+    round_key = jax.random.fold_in(streams.stream(key, "choice"), now.round.number)
     order = jax.random.permutation(round_key, hyper.num_clients).astype("int32")
     return Asked(order[: hyper.num_selected])
 

@@ -5,19 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness import (
-    NOT_RUN,
-    Interval,
-    Sample,
-    Verdict,
-    lead,
-    reduction,
-    rule,
-    table,
-    unless_collapsed,
-    verdict_table,
-)
-from experiments.harness.statistics import interval
+from experiments import harness
+from experiments.harness import Interval, Sample, Verdict, lead, rule, statistics
 from experiments.selection.claims import CLAIMS, OF_IMAGES
 
 RANDOM = {
@@ -47,7 +36,7 @@ class Measured:
 
     def ratio(self, base: str, other: str, of: str = "times") -> Interval:
         """Return the logarithm of how many times as much the first one needs."""
-        return interval(self.logarithms(base, other, of))
+        return statistics.interval(self.logarithms(base, other, of))
 
     def logarithms(self, base: str, other: str, of: str) -> np.ndarray:
         """Return the same of each seed."""
@@ -83,7 +72,7 @@ def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
     first = inputs.get("first claim", 1)
     if inputs["smoke"]:
         numbers = range(first, first + len(OF_IMAGES))
-        return [CLAIMS.verdict(number, None, NOT_RUN, SMOKE) for number in numbers]
+        return [CLAIMS.verdict(number, None, harness.NOT_RUN, SMOKE) for number in numbers]
     found = Measured(inputs)
     choosing = "FedAvg", "Power-of-Choice"
     made: dict[int, Judged] = {
@@ -102,7 +91,7 @@ def judged(inputs: Mapping[str, Any]) -> list[Verdict]:
     if "FedAT" in found.times:
         made[10] = _faster(found, ("FedAvg", "FedAT"))
     seeds = found.ends["FedAvg"].seeds
-    words = reduction(seeds, inputs["reduced"])
+    words = harness.reduction(seeds, inputs["reduced"])
     where = f"; {inputs['dataset']}, {seeds} seeds"
     return [
         CLAIMS.verdict(
@@ -152,7 +141,7 @@ def _gains_less(found: Measured, more: tuple[str, str, str], less: tuple[str, st
     As in `Measured.more`, nothing is found true if a run that would make the gap smaller has not
     reached the target, and nothing false if one has not that would make it larger.
     """
-    gap = interval(found.logarithms(*more) - found.logarithms(*less))
+    gap = statistics.interval(found.logarithms(*more) - found.logarithms(*less))
     larger = gap.above()
     against = (more[1], less[0]) if larger else (more[0], less[1])
     is_open = larger is not None and any(found.missed[name] for name in against)
@@ -167,7 +156,7 @@ def _gains_less(found: Measured, more: tuple[str, str, str], less: tuple[str, st
 def _end(found: Measured) -> Judged:
     pair = found.ends["FedAvg"], found.ends["FedCS"]
     ahead = lead(*pair)
-    part = unless_collapsed(ahead.above(CLAIMS[7].criterion.lead), pair, found.chance)
+    part = harness.unless_collapsed(ahead.above(CLAIMS[7].criterion.lead), pair, found.chance)
     return {"lead": ahead}, {"FedAvg above FedCS": part}, f"lead of FedAvg over FedCS: {ahead}"
 
 
@@ -209,7 +198,7 @@ def told(inputs: Mapping[str, Any], chosen: Mapping[str, Mapping[str, float]]) -
         f"Target {inputs['target']:.1f} %, budget {inputs['budget']:g}; means over seeds with 95 % "
         "intervals; points, difference and ratio are against the same clock with random clients"
     )
-    return f"{words}\n\n{table(header, rows)}\n\n{verdict_table(judged(inputs))}"
+    return f"{words}\n\n{harness.table(header, rows)}\n\n{harness.verdict_table(judged(inputs))}"
 
 
 def _cell(sample: Sample, digits: int) -> str:

@@ -15,41 +15,20 @@ JAX rebuilds pytrees from leaves of any kind, so of those only static fields are
 are made. This room loads neither JAX nor NumPy before a call is checked.
 """
 
-from fedjax_sim.checking.calls import checked, unchecked
-from fedjax_sim.checking.kinds import (
-    Above0,
-    AtLeast0,
-    Count,
-    Finite,
-    FloatType,
-    Fraction,
-    LaneSeed,
-    Limit,
-    OneOf,
-    Probability,
-    Seed,
-    Shape,
-    Share,
-    Whole,
-    shape,
-)
-
-__all__ = [
-    "Above0",
-    "AtLeast0",
-    "Count",
-    "Finite",
-    "FloatType",
-    "Fraction",
-    "LaneSeed",
-    "Limit",
-    "OneOf",
-    "Probability",
-    "Seed",
-    "Shape",
-    "Share",
-    "Whole",
-    "checked",
-    "shape",
-    "unchecked",
-]
+from fedjax_sim.checking.calls import checked as checked
+from fedjax_sim.checking.calls import unchecked as unchecked
+from fedjax_sim.checking.kinds import Above0 as Above0
+from fedjax_sim.checking.kinds import AtLeast0 as AtLeast0
+from fedjax_sim.checking.kinds import Count as Count
+from fedjax_sim.checking.kinds import Finite as Finite
+from fedjax_sim.checking.kinds import FloatType as FloatType
+from fedjax_sim.checking.kinds import Fraction as Fraction
+from fedjax_sim.checking.kinds import LaneSeed as LaneSeed
+from fedjax_sim.checking.kinds import Limit as Limit
+from fedjax_sim.checking.kinds import OneOf as OneOf
+from fedjax_sim.checking.kinds import Probability as Probability
+from fedjax_sim.checking.kinds import Seed as Seed
+from fedjax_sim.checking.kinds import Shape as Shape
+from fedjax_sim.checking.kinds import Share as Share
+from fedjax_sim.checking.kinds import Whole as Whole
+from fedjax_sim.checking.kinds import shape as shape

@@ -8,6 +8,4 @@ values of what the user leaves out. `schedule_report` measures and draws schedul
 results.
 """
 
-from fedjax_sim.cli.commands import main
-
-__all__ = ["main"]
+from fedjax_sim.cli.commands import main as main

@@ -8,9 +8,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from fedjax_sim import __version__
+from fedjax_sim import __version__, lifecycle
 from fedjax_sim.cli.parser import COMMANDS, NAMES, UsageError, make_parser
-from fedjax_sim.lifecycle import EXIT_CODES, exit_code_of, nearest
 
 MODULES = {
     "list": "listing",
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code, see `fedjax_sim.lifecycle.EXIT_CODES`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_code_of("fedjax-sim", lambda: _run(words))
+    return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words))
 
 
 def _run(words: list[str]) -> None:
@@ -43,7 +42,7 @@ def _run(words: list[str]) -> None:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] not in COMMANDS:
-        commands = ", ".join(COMMANDS) + nearest(words[0], COMMANDS)
+        commands = ", ".join(COMMANDS) + lifecycle.nearest(words[0], COMMANDS)
         raise UsageError(f"command is {words[0]!r}, but must be one of {commands}.")
     elif HELP & {*words}:
         _print_help_of(words[0], [word for word in words[1:] if word not in HELP])
@@ -76,5 +75,5 @@ def _print_help() -> None:
         "\nfedjax-sim COMMAND --help lists the flags of a command; with the name of a SYSTEM,"
         "\nalso the settings of that system.\n\nExit codes:\n"
     )
-    for code, meaning in EXIT_CODES.items():
+    for code, meaning in lifecycle.EXIT_CODES.items():
         print(f"  {code:3}  {meaning}")

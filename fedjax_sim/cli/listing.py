@@ -9,15 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
-from fedjax_sim import datasets, partition
+from fedjax_sim import compression, datasets, partition
 from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.cli.tables import make_console, print_json
-from fedjax_sim.compression import COMPRESSORS
 from fedjax_sim.models import MODELS
 from fedjax_sim.privacy import LOCAL_PRIVACY, PRIVACY
 from fedjax_sim.problems import latent
-from fedjax_sim.server.attacks import ATTACKS
-from fedjax_sim.server.rules import RULES
+from fedjax_sim.server import attacks, rules
 from fedjax_sim.settings import default_text, fields, groups, idle_of
 from fedjax_sim.systems import SYSTEMS
 
@@ -135,9 +133,9 @@ def _everything() -> dict[str, dict[str, str]]:
         "models": {name: entry.summary for name, entry in MODELS.items()},
         "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
         "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
-        "rules (aggregator)": _kinds(RULES),
-        "attacks (attack)": _kinds(ATTACKS),
-        "compressors (compression, downlink)": _kinds(COMPRESSORS),
+        "rules (aggregator)": _kinds(rules.RULES),
+        "attacks (attack)": _kinds(attacks.ATTACKS),
+        "compressors (compression, downlink)": _kinds(compression.COMPRESSORS),
         "privacy": _kinds(PRIVACY),
         "local privacy": _kinds(LOCAL_PRIVACY),
         "experiments": _experiments(),

@@ -2,8 +2,7 @@
 
 import argparse
 
-from fedjax_sim.cli import comparison
-from fedjax_sim.cli.training import show_results
+from fedjax_sim.cli import comparison, training
 from fedjax_sim.launch.merge import read_parts
 from fedjax_sim.reporting import results
 
@@ -27,4 +26,4 @@ def run(arguments: argparse.Namespace) -> None:
     from fedjax_sim.reporting import plots  # Slow to import.
 
     content = results.save(folder, curves, config, plots.metric_figures(curves), runs=runs)
-    show_results(folder, curves, config, content, as_json=arguments.json)
+    training.show_results(folder, curves, config, content, as_json=arguments.json)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import xarray as xr
 
-from fedjax_sim.cli import comparison, samples
+from fedjax_sim.cli import comparison, launching, samples
 from fedjax_sim.cli.arguments import (
     check_name,
     read_axes,
@@ -23,7 +23,6 @@ from fedjax_sim.cli.arguments import (
 )
 from fedjax_sim.cli.data import load_data, read_metrics
 from fedjax_sim.cli.defaults import Defaults, defaults_of
-from fedjax_sim.cli.launching import launch_parts, read_launcher
 from fedjax_sim.cli.tables import make_console, print_json, print_results, print_sentence
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.machine.processes import join_processes, on_first
@@ -68,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     precision = arguments.precision or "float32"
     check_precision(precision)
     axes = read_axes(arguments.against)
-    part, launcher = read_part(arguments.part), read_launcher(arguments)
+    part, launcher = read_part(arguments.part), launching.read_launcher(arguments)
     if arguments.any_jax and not arguments.resume and part is None:
         raise ConfigError("any_jax", True, "given together with --resume")
     tracker_names = _read_trackers(arguments)
@@ -109,7 +108,7 @@ def run(arguments: argparse.Namespace) -> None:
     # Run: in processes of a launcher, or here.
     problems: dict[int, list[Any]] = {}
     if launcher is not None and folder is not None:
-        runs, config = launch_parts(launcher, arguments, folder, identity)
+        runs, config = launching.launch_parts(launcher, arguments, folder, identity)
         if arguments.keep_samples:
             problems = {num: data.problems(num) for num in data.partitions}
     else:

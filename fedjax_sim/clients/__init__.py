@@ -11,81 +11,40 @@ steps, with momentum or a preconditioner. All of it runs inside the compiled pro
 of a tick.
 """
 
-from fedjax_sim.clients.base_optimizers import BaseOptimizer, frozen_training
-from fedjax_sim.clients.e_steps import Expectation, check_batch_size, local_expectation
-from fedjax_sim.clients.gradient_steps import (
-    Direction,
-    Total,
-    Train,
-    Training,
-    local_steps,
-    local_training,
-)
-from fedjax_sim.clients.langevin_noise import (
-    add_langevin_noise,
-    add_momentum,
-    of_pair,
-    precondition,
-    without_gradients,
-)
-from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
-from fedjax_sim.clients.mini_batches import (
-    BatchGradient,
-    LossGradient,
-    batch_gradient,
-    batch_loss,
-)
-from fedjax_sim.clients.optimizer_states import (
-    LastingTraining,
-    first_optimizers,
-    lasting_training,
-)
-from fedjax_sim.clients.personal import PersonalLeaves, personal_metrics
-from fedjax_sim.clients.rows import read_clients, read_rows, write_clients
-from fedjax_sim.clients.seen_losses import losses_of, seeing_losses
-from fedjax_sim.clients.whole_gradients import (
-    WholeGradients,
-    check_exact,
-    gradients_at,
-    whole_gradient,
-)
-
-__all__ = [
-    "ABOUT_TRAINING",
-    "BaseOptimizer",
-    "BatchGradient",
-    "ClientTraining",
-    "Direction",
-    "Expectation",
-    "LastingTraining",
-    "LocalTraining",
-    "LossGradient",
-    "PersonalLeaves",
-    "Total",
-    "Train",
-    "Training",
-    "WholeGradients",
-    "add_langevin_noise",
-    "add_momentum",
-    "batch_gradient",
-    "batch_loss",
-    "check_batch_size",
-    "check_exact",
-    "first_optimizers",
-    "frozen_training",
-    "gradients_at",
-    "lasting_training",
-    "local_expectation",
-    "local_steps",
-    "local_training",
-    "losses_of",
-    "of_pair",
-    "personal_metrics",
-    "precondition",
-    "read_clients",
-    "read_rows",
-    "seeing_losses",
-    "whole_gradient",
-    "without_gradients",
-    "write_clients",
-]
+from fedjax_sim.clients.base_optimizers import BaseOptimizer as BaseOptimizer
+from fedjax_sim.clients.base_optimizers import frozen_training as frozen_training
+from fedjax_sim.clients.e_steps import Expectation as Expectation
+from fedjax_sim.clients.e_steps import check_batch_size as check_batch_size
+from fedjax_sim.clients.e_steps import local_expectation as local_expectation
+from fedjax_sim.clients.gradient_steps import Direction as Direction
+from fedjax_sim.clients.gradient_steps import Total as Total
+from fedjax_sim.clients.gradient_steps import Train as Train
+from fedjax_sim.clients.gradient_steps import Training as Training
+from fedjax_sim.clients.gradient_steps import local_steps as local_steps
+from fedjax_sim.clients.gradient_steps import local_training as local_training
+from fedjax_sim.clients.langevin_noise import add_langevin_noise as add_langevin_noise
+from fedjax_sim.clients.langevin_noise import add_momentum as add_momentum
+from fedjax_sim.clients.langevin_noise import of_pair as of_pair
+from fedjax_sim.clients.langevin_noise import precondition as precondition
+from fedjax_sim.clients.langevin_noise import without_gradients as without_gradients
+from fedjax_sim.clients.local_settings import ABOUT_TRAINING as ABOUT_TRAINING
+from fedjax_sim.clients.local_settings import ClientTraining as ClientTraining
+from fedjax_sim.clients.local_settings import LocalTraining as LocalTraining
+from fedjax_sim.clients.mini_batches import BatchGradient as BatchGradient
+from fedjax_sim.clients.mini_batches import LossGradient as LossGradient
+from fedjax_sim.clients.mini_batches import batch_gradient as batch_gradient
+from fedjax_sim.clients.mini_batches import batch_loss as batch_loss
+from fedjax_sim.clients.optimizer_states import LastingTraining as LastingTraining
+from fedjax_sim.clients.optimizer_states import first_optimizers as first_optimizers
+from fedjax_sim.clients.optimizer_states import lasting_training as lasting_training
+from fedjax_sim.clients.personal import PersonalLeaves as PersonalLeaves
+from fedjax_sim.clients.personal import personal_metrics as personal_metrics
+from fedjax_sim.clients.rows import read_clients as read_clients
+from fedjax_sim.clients.rows import read_rows as read_rows
+from fedjax_sim.clients.rows import write_clients as write_clients
+from fedjax_sim.clients.seen_losses import losses_of as losses_of
+from fedjax_sim.clients.seen_losses import seeing_losses as seeing_losses
+from fedjax_sim.clients.whole_gradients import WholeGradients as WholeGradients
+from fedjax_sim.clients.whole_gradients import check_exact as check_exact
+from fedjax_sim.clients.whole_gradients import gradients_at as gradients_at
+from fedjax_sim.clients.whole_gradients import whole_gradient as whole_gradient

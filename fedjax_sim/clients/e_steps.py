@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import map_slots
-from fedjax_sim.checking import checked
+from fedjax_sim import batching, checking, streams
 from fedjax_sim.settings import ConfigError, choice, count, struct
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
 
 
@@ -41,7 +39,7 @@ class Expectation:
 ExpectationT = TypeVar("ExpectationT", bound=Expectation)
 
 
-@checked
+@checking.checked
 def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> ExpectationT:
     """Return the settings unchanged, if they fit the problem.
 
@@ -92,7 +90,7 @@ class Expect(Protocol):
         """
 
 
-@checked
+@checking.checked
 def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
     """Bind the clients' E-steps.
 
@@ -147,7 +145,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         is_per_slot = subtracted is not None and subtracted.ndim == 2
 
         def slot(trips: Array, works: Array, client: Array, offset: Array, row: Any) -> Array:
-            client_key = jax.random.fold_in(lane_stream(key, "batches"), client)
+            client_key = jax.random.fold_in(streams.lane_stream(key, "batches"), client)
             weight = jnp.full(size, works / size, natural.dtype)
             reference = row if is_per_slot else subtracted
 
@@ -172,7 +170,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
         trips = works.astype("int32") if skips else jnp.ones_like(clients)
         # Whoever does not work has weight 0 in its one batch.
         known = 1 if plan.static_trips else None
-        return map_slots(slot, plan, trips, *inputs, trips=known)
+        return batching.map_slots(slot, plan, trips, *inputs, trips=known)
 
     def over_all(clients: Array, natural: Array, works: Array) -> tuple[Array, Array]:
         """Compute the means over all examples, and the number of batches evaluated."""
@@ -191,7 +189,7 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
             return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))
 
         steps = jnp.where(works, -(-problem.counts[clients] // size), 0)
-        return map_slots(slot, plan, steps, works, clients)
+        return batching.map_slots(slot, plan, steps, works, clients)
 
     return expect
 
@@ -201,6 +199,6 @@ def _mini_batch(hyper: Expectation, key: Key, number: Array, count: Array) -> Ar
     batch_key = jax.random.fold_in(key, number)
     if hyper.batches == "without_replacement":
         places = jnp.arange(hyper.batch_size) % count
-        return shuffled_index(shuffle_bits(batch_key), places, count)
+        return streams.shuffled_index(streams.shuffle_bits(batch_key), places, count)
     bits = jax.random.bits(batch_key, (hyper.batch_size,), "uint32")
     return jax.lax.rem(bits, count.astype("uint32")).astype("int32")

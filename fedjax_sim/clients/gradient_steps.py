@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.batching import map_slots, replicate, split_over_devices, weighted_sum
+from fedjax_sim import batching
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
@@ -292,7 +292,7 @@ def lasting_steps(
         event = event.within(facts=facts, steps=steps)
     # Slots that run one after another read the common start where it is.
     if starts is None and (plan.slots_at_once > 1 or facts.packed):
-        starts = replicate(start, num_slots)
+        starts = batching.replicate(start, num_slots)
     chex.assert_tree_shape_prefix((starts, extras, states), (num_slots,))
     common = start
 
@@ -390,10 +390,10 @@ def lasting_steps(
         ends, executed = _in_rows(begin, plan, facts.packed, facts.most_steps, event.steps, *slots)
         if total is not None:
             each = summand(ends.model, turn(starts, ends.are_turned))
-            ends = dataclasses.replace(ends, model=weighted_sum(total.weights, each))
+            ends = dataclasses.replace(ends, model=batching.weighted_sum(total.weights, each))
     else:
         weights = None if total is None else total.weights
-        found, executed = map_slots(
+        found, executed = batching.map_slots(
             slot, plan, event.steps, event.steps, *slots, trips=plan.trips(facts), weights=weights
         )
         ends = found if total is None else dataclasses.replace(found[1], model=found[0])
@@ -431,7 +431,7 @@ def _in_rows(
     """Run the steps of all slots laid end to end. Results are those of `map_slots`."""
     if plan.client_devices > 1:
         alone = plan._replace(client_devices=1)
-        return split_over_devices(
+        return batching.split_over_devices(
             lambda _, *here: _in_rows(begin, alone, rows, most_steps, *here), plan, steps, *slots
         )
     if most_steps is None:

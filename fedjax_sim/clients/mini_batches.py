@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import look_ahead
+from fedjax_sim import batching, trees
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.trees import has, is_narrow, programs_within
 from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
@@ -48,7 +47,7 @@ class LossGradient:
         """
         traced = jax.make_jaxpr(self.loss)(model, q)
         kinds = [leaf.dtype for leaf in (*traced.out_avals, *jax.tree.leaves(model))]
-        if any(map(is_narrow, kinds)) or _minds_scale(traced.jaxpr):
+        if any(map(trees.is_narrow, kinds)) or _minds_scale(traced.jaxpr):
             return jax.tree.map(lambda leaf: -(rate * leaf), self(model, q))
         value, pull_back = jax.vjp(lambda model: -self.loss(model, q), model)
         return pull_back(jnp.asarray(rate, value.dtype))[0]
@@ -67,7 +66,7 @@ def _minds_scale(program: Any) -> bool:
         kinds = (var.aval.dtype for var in equation.outvars if hasattr(var.aval, "dtype"))
         if any(jnp.issubdtype(k, jnp.floating) and jnp.finfo(k).minexp > least for k in kinds):
             return True
-        if any(map(_minds_scale, programs_within(equation))):
+        if any(map(_minds_scale, trees.programs_within(equation))):
             return True
     return False
 
@@ -207,8 +206,8 @@ def _draw_batches(
             examples = shuffled_examples(bits, step, count, hyper.batch_size)
         return examples, jax.random.fold_in(noises, step)
 
-    drawn = look_ahead(draw, most_steps)
-    losses = problem.alone(client) if is_alone and has(problem, "alone") else problem
+    drawn = batching.look_ahead(draw, most_steps)
+    losses = problem.alone(client) if is_alone and trees.has(problem, "alone") else problem
     return losses, drawn
 
 

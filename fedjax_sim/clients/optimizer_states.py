@@ -7,16 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import checked, unchecked
-from fedjax_sim.clients.gradient_steps import (
-    Direction,
-    Total,
-    lasting_steps,
-    training_of,
-)
+from fedjax_sim import batching, checking
+from fedjax_sim.clients import gradient_steps, rows
+from fedjax_sim.clients.gradient_steps import Direction, Total
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
-from fedjax_sim.clients.rows import read_clients, write_clients
 from fedjax_sim.settings import group, struct
 from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
 
@@ -34,7 +28,7 @@ class LastingTraining(LocalTraining):
     training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING)
 
 
-@checked
+@checking.checked
 def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Any:
     """Make the initial states of all clients' optimizers.
 
@@ -50,10 +44,10 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
     """
     if hyper.training.optimizer_state == "fresh":
         return ()
-    return replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
+    return batching.replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
 
 
-@checked
+@checking.checked
 def lasting_training(
     problem: Losses,
     hyper: LastingTraining,
@@ -80,7 +74,9 @@ def lasting_training(
       ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
       spent. The model of an empty slot is its start.
     """
-    training = unchecked(training_of)(problem, hyper, plan, direction=direction, proximal=proximal)
+    training = checking.unchecked(gradient_steps.training_of)(
+        problem, hyper, plan, direction=direction, proximal=proximal
+    )
 
     def train(
         key: Key,
@@ -92,15 +88,15 @@ def lasting_training(
         total: Total | None = None,
     ) -> tuple[Params, Any, Work]:
         is_kept = hyper.training.optimizer_state == "kept"
-        ends, states, work = lasting_steps(
+        ends, states, work = gradient_steps.lasting_steps(
             plan,
             event,
             partial(training, key, event.facts),
             start=start,
             extras=extras,
-            states=read_clients(optimizers, event.clients) if is_kept else None,
+            states=rows.read_clients(optimizers, event.clients) if is_kept else None,
             total=total,
         )
-        return ends, write_clients(optimizers, event.clients, states) if is_kept else (), work
+        return ends, rows.write_clients(optimizers, event.clients, states) if is_kept else (), work
 
     return train

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import trees
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, trees
 from fedjax_sim.settings import Checked, ConfigError, static, struct
 from fedjax_sim.types import Array, Params
 
@@ -90,7 +89,7 @@ def _last_dense(paths: Sequence[str]) -> str:
     return "{}Dense_{}".format(*max(outermost)) if outermost else ""
 
 
-@checked
+@checking.checked
 def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[str, Array]:
     """Report the problem's metrics of each client's own model.
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import map_slots
-from fedjax_sim.checking import checked
+from fedjax_sim import batching, checking
 from fedjax_sim.clients.mini_batches import example_losses
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Settings
 
@@ -27,7 +26,7 @@ class SeenLosses(NamedTuple):
     root_mean_square: Array
 
 
-@checked
+@checking.checked
 def losses_of(
     problem: Any,
     hyper: Settings,
@@ -66,13 +65,13 @@ def losses_of(
         return SeenLosses(found.mean(), jnp.sqrt((found**2).mean()))
 
     given = jnp.maximum(clients, 0), offset, models
-    losses, _ = map_slots(of_slot, plan, is_there.astype("int32"), *given, trips=1)
+    losses, _ = batching.map_slots(of_slot, plan, is_there.astype("int32"), *given, trips=1)
     # A tick without anybody counts nothing, as in local training.
     executed = jnp.where(is_there.any(), len(clients), 0).astype("int32")
     return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), executed
 
 
-@checked
+@checking.checked
 def seeing_losses(
     algorithm: Callable[[Any, Any, Plan], Algorithm],
     starts: Callable[[Any, Event], Params] | None = None,

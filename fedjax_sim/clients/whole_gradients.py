@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import streams, trees
 from fedjax_sim.batching import look_ahead, map_slots
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
-from fedjax_sim.streams import lane_stream
-from fedjax_sim.trees import has
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
 
 
@@ -68,7 +67,7 @@ def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
     Raises:
       ConfigError: If it cannot.
     """
-    if problem is not None and not has(problem, "client_loss"):
+    if problem is not None and not trees.has(problem, "client_loss"):
         reason = f"{allowed}, because {type(problem).__name__} has no client_loss"
         raise ConfigError(field, value, reason)
 
@@ -89,7 +88,7 @@ def whole_gradient(
       first: `i32[]`, number of the first of the steps.
       most_steps: As in `batch_gradient`.
     """
-    losses = problem.alone(client) if has(problem, "alone") else problem
+    losses = problem.alone(client) if trees.has(problem, "alone") else problem
     keys = look_ahead(lambda q: jax.random.fold_in(key, first + q), most_steps)
     return LossGradient(lambda model, q: losses.client_loss(model, client, keys(q)))
 
@@ -122,7 +121,7 @@ def gradients_at(
             def gradient(_: Array | int, before: Params) -> Params:
                 if not is_exact:
                     return batch_gradient(problem, hyper, key, client, offset)(model, jnp.int32(0))
-                noise = jax.random.fold_in(lane_stream(key, "whole gradients"), client)
+                noise = jax.random.fold_in(streams.lane_stream(key, "whole gradients"), client)
                 noise = jax.random.fold_in(noise, event.tick)
                 return jax.grad(problem.client_loss)(model, client, noise)
 

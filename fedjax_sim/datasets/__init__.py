@@ -34,20 +34,13 @@ Their own clients, for the partition "natural", come with `federated_emnist` (34
 by Dirichlet shares use the partition "dirichlet", for CIFAR-100 by Pachinko allocation "pachinko".
 """
 
-from fedjax_sim.datasets.arrays import Dataset, from_arrays
-from fedjax_sim.datasets.catalogue import is_text, load, load_text, names, what_to_fetch
-from fedjax_sim.datasets.synthetic import make_synthetic
-from fedjax_sim.datasets.text import Text, from_text
-
-__all__ = [
-    "Dataset",
-    "Text",
-    "from_arrays",
-    "from_text",
-    "is_text",
-    "load",
-    "load_text",
-    "make_synthetic",
-    "names",
-    "what_to_fetch",
-]
+from fedjax_sim.datasets.arrays import Dataset as Dataset
+from fedjax_sim.datasets.arrays import from_arrays as from_arrays
+from fedjax_sim.datasets.catalogue import is_text as is_text
+from fedjax_sim.datasets.catalogue import load as load
+from fedjax_sim.datasets.catalogue import load_text as load_text
+from fedjax_sim.datasets.catalogue import names as names
+from fedjax_sim.datasets.catalogue import what_to_fetch as what_to_fetch
+from fedjax_sim.datasets.synthetic import make_synthetic as make_synthetic
+from fedjax_sim.datasets.text import Text as Text
+from fedjax_sim.datasets.text import from_text as from_text

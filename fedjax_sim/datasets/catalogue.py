@@ -4,17 +4,15 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, lifecycle
+from fedjax_sim.datasets import bundled, synthetic
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_npz
-from fedjax_sim.datasets.bundled import load_breast_cancer, load_digits
 from fedjax_sim.datasets.fetched import CLIENT_TEXTS, SOURCES, TEXTS, fetch, fetch_text
-from fedjax_sim.datasets.synthetic import from_name
 from fedjax_sim.datasets.text import Text, from_file
-from fedjax_sim.lifecycle import cache_folder
 from fedjax_sim.settings import ConfigError
 
 
-@checked
+@checking.checked
 def names() -> dict[str, str]:
     """List the names that `load` and `load_text` accept.
 
@@ -38,7 +36,7 @@ def names() -> dict[str, str]:
     }
 
 
-@checked
+@checking.checked
 def what_to_fetch() -> list[dict[str, str]]:
     """List how to fetch or download the sets that are not bundled.
 
@@ -58,7 +56,7 @@ def what_to_fetch() -> list[dict[str, str]]:
     ]
 
 
-@checked
+@checking.checked
 def is_text(name: str) -> bool:
     """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images.
 
@@ -73,7 +71,7 @@ def is_text(name: str) -> bool:
     return name in TEXTS | CLIENT_TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
-@checked
+@checking.checked
 def load(
     name: str,
     *,
@@ -109,21 +107,21 @@ def load(
         cannot be written to; or if `from_arrays` refuses the arrays.
     """
     if name == "digits":
-        return load_digits()
+        return bundled.load_digits()
     if name == "breast_cancer":
-        return load_breast_cancer()
+        return bundled.load_breast_cancer()
     if is_text(name):
         raise ConfigError("dataset", name, "a set of images, not a text")
     if name in SOURCES:
         return fetch(name, *_resolve_folders(data_dir, cache_dir))
     if name.startswith("synthetic_"):
-        return from_name(name)
+        return synthetic.from_name(name)
     if name.startswith("npz:") or name.endswith(".npz"):
         return from_npz(_expanded(name.removeprefix("npz:")))
     raise ConfigError("dataset", name, "one of " + ", ".join(names()))
 
 
-@checked
+@checking.checked
 def load_text(
     name: str,
     *,
@@ -160,7 +158,7 @@ def _resolve_folders(
     data_dir: str | os.PathLike | None, cache_dir: str | os.PathLike | None
 ) -> tuple[Path | None, Path]:
     """Return the folders of raw files and of the cache as paths, with the cache's default."""
-    cache = cache_folder(cache_dir)
+    cache = lifecycle.cache_folder(cache_dir)
     if cache is None:
         allowed = "a folder, or FEDJAX_SIM_CACHE set to one: this process has no home folder"
         raise ConfigError("cache_dir", cache_dir, allowed)

@@ -7,71 +7,37 @@
 - `fairness`: how equally clients take part in a schedule.
 """
 
-from fedjax_sim.diagnostics.fairness import (
-    FairnessReport,
-    client_staleness,
-    deviation,
-    entropy,
-    evenness,
-    fairness_report,
-    group_accuracy,
-    group_sums,
-    influence,
-    influence_per_time,
-    jain_index,
-    share_without,
-    time_to_first,
-    update_share,
-)
-from fedjax_sim.diagnostics.gaussians import Gaussian, fit_gaussian, wasserstein2
-from fedjax_sim.diagnostics.posterior import (
-    Predictive,
-    Predictor,
-    average_predictions,
-    thin_samples,
-)
+from fedjax_sim.diagnostics.fairness import FairnessReport as FairnessReport
+from fedjax_sim.diagnostics.fairness import client_staleness as client_staleness
+from fedjax_sim.diagnostics.fairness import deviation as deviation
+from fedjax_sim.diagnostics.fairness import entropy as entropy
+from fedjax_sim.diagnostics.fairness import evenness as evenness
+from fedjax_sim.diagnostics.fairness import fairness_report as fairness_report
+from fedjax_sim.diagnostics.fairness import group_accuracy as group_accuracy
+from fedjax_sim.diagnostics.fairness import group_sums as group_sums
+from fedjax_sim.diagnostics.fairness import influence as influence
+from fedjax_sim.diagnostics.fairness import influence_per_time as influence_per_time
+from fedjax_sim.diagnostics.fairness import jain_index as jain_index
+from fedjax_sim.diagnostics.fairness import share_without as share_without
+from fedjax_sim.diagnostics.fairness import time_to_first as time_to_first
+from fedjax_sim.diagnostics.fairness import update_share as update_share
+from fedjax_sim.diagnostics.gaussians import Gaussian as Gaussian
+from fedjax_sim.diagnostics.gaussians import fit_gaussian as fit_gaussian
+from fedjax_sim.diagnostics.gaussians import wasserstein2 as wasserstein2
+from fedjax_sim.diagnostics.posterior import Predictive as Predictive
+from fedjax_sim.diagnostics.posterior import Predictor as Predictor
+from fedjax_sim.diagnostics.posterior import average_predictions as average_predictions
+from fedjax_sim.diagnostics.posterior import thin_samples as thin_samples
+from fedjax_sim.diagnostics.predictions import Reliability as Reliability
+from fedjax_sim.diagnostics.predictions import accuracy as accuracy
+from fedjax_sim.diagnostics.predictions import brier_score as brier_score
 from fedjax_sim.diagnostics.predictions import (
-    Reliability,
-    accuracy,
-    brier_score,
-    expected_calibration_error,
-    negative_log_likelihood,
-    reliability,
-    score_predictions,
+    expected_calibration_error as expected_calibration_error,
 )
-from fedjax_sim.diagnostics.samples import averaged_predictions, calibration, predictive, to_arviz
-
-__all__ = [
-    "FairnessReport",
-    "Gaussian",
-    "Predictive",
-    "Predictor",
-    "Reliability",
-    "accuracy",
-    "average_predictions",
-    "averaged_predictions",
-    "brier_score",
-    "calibration",
-    "client_staleness",
-    "deviation",
-    "entropy",
-    "evenness",
-    "expected_calibration_error",
-    "fairness_report",
-    "fit_gaussian",
-    "group_accuracy",
-    "group_sums",
-    "influence",
-    "influence_per_time",
-    "jain_index",
-    "negative_log_likelihood",
-    "predictive",
-    "reliability",
-    "score_predictions",
-    "share_without",
-    "thin_samples",
-    "time_to_first",
-    "to_arviz",
-    "update_share",
-    "wasserstein2",
-]
+from fedjax_sim.diagnostics.predictions import negative_log_likelihood as negative_log_likelihood
+from fedjax_sim.diagnostics.predictions import reliability as reliability
+from fedjax_sim.diagnostics.predictions import score_predictions as score_predictions
+from fedjax_sim.diagnostics.samples import averaged_predictions as averaged_predictions
+from fedjax_sim.diagnostics.samples import calibration as calibration
+from fedjax_sim.diagnostics.samples import predictive as predictive
+from fedjax_sim.diagnostics.samples import to_arviz as to_arviz

@@ -25,30 +25,20 @@ Random numbers are those of JAX's implementation `jax_default_prng_impl`, which 
 records.
 """
 
-from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
-from fedjax_sim.engine.request import Checkpoints
-from fedjax_sim.engine.shares import Part
-from fedjax_sim.engine.sweeps import simulate, sweep
-from fedjax_sim.engine.watching import Progress, Watch
-from fedjax_sim.results.runs import CollapsedWarning, DivergedWarning, LaneWarning, Run, load
-from fedjax_sim.types import Keep, Layout, Ticks, Time
-
-__all__ = [
-    "Checkpoints",
-    "CollapsedWarning",
-    "DivergedWarning",
-    "Keep",
-    "LaneWarning",
-    "Layout",
-    "Part",
-    "Progress",
-    "Run",
-    "Ticks",
-    "Time",
-    "Watch",
-    "keep_compiled",
-    "load",
-    "simulate",
-    "sweep",
-    "use_cores",
-]
+from fedjax_sim.engine.machine.compiling import keep_compiled as keep_compiled
+from fedjax_sim.engine.machine.compiling import use_cores as use_cores
+from fedjax_sim.engine.request import Checkpoints as Checkpoints
+from fedjax_sim.engine.shares import Part as Part
+from fedjax_sim.engine.sweeps import simulate as simulate
+from fedjax_sim.engine.sweeps import sweep as sweep
+from fedjax_sim.engine.watching import Progress as Progress
+from fedjax_sim.engine.watching import Watch as Watch
+from fedjax_sim.results.runs import CollapsedWarning as CollapsedWarning
+from fedjax_sim.results.runs import DivergedWarning as DivergedWarning
+from fedjax_sim.results.runs import LaneWarning as LaneWarning
+from fedjax_sim.results.runs import Run as Run
+from fedjax_sim.results.runs import load as load
+from fedjax_sim.types import Keep as Keep
+from fedjax_sim.types import Layout as Layout
+from fedjax_sim.types import Ticks as Ticks
+from fedjax_sim.types import Time as Time

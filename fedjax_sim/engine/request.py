@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import types
 from fedjax_sim.checking import AtLeast0, Count, OneOf, checked
-from fedjax_sim.engine.contract import check_known, check_problem, fit_start
+from fedjax_sim.engine import contract
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects
 from fedjax_sim.engine.planning.placement import check_layout
 from fedjax_sim.engine.watching import Watch, check_file
@@ -37,19 +38,9 @@ from fedjax_sim.settings import (
     value_of,
 )
 from fedjax_sim.trees import has, shapes_of_model, typed_structure
-from fedjax_sim.types import (
-    PRECISIONS,
-    AnyProblem,
-    Budget,
-    HyperT,
-    Keep,
-    LatentProblem,
-    Layout,
-    Params,
-    System,
-)
+from fedjax_sim.types import AnyProblem, Budget, HyperT, Keep, LatentProblem, Layout, Params, System
 
-Precision = Annotated[str, OneOf(PRECISIONS)]
+Precision = Annotated[str, OneOf(types.PRECISIONS)]
 """How exact matrix products are on accelerators."""
 
 
@@ -136,7 +127,7 @@ class Options:
 
 def grid_of(seeds: int | Sequence[int], settings: Mapping[str, Sequence[Any]] | None) -> Grid:
     """List seeds and the values of settings, with numbers as Python has them."""
-    check_known("settings", dict(settings or {}))
+    contract.check_known("settings", dict(settings or {}))
     seeds = plain(seeds)
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(map(plain, seeds))
     values = {name: list(map(plain, each)) for name, each in (settings or {}).items()}
@@ -191,7 +182,7 @@ def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProb
         problems = list(problem)
     distinct, number = distinct_objects(problems)
     for each in distinct:
-        check_problem(system, each)
+        contract.check_problem(system, each)
     whole = list(map(_without_numbers, distinct))
     return [whole[i] for i in number]
 
@@ -287,7 +278,8 @@ def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> 
 def _with_client_names(hyper: HyperT, problem: AnyProblem) -> HyperT:
     """Match the names in a table of clients, or a trace, with those of the problem's clients."""
     this: Any = hyper
-    names = problem.client_ids if has(problem, "client_ids") else None
+    known: Any = problem
+    names = known.client_ids if has(problem, "client_ids") else None
     return hyper if names is None or not hasattr(hyper, "delays") else this.with_client_names(names)
 
 
@@ -342,7 +334,7 @@ def check_call(
         # Long arrays have a shortened repr, and functions of one name have the same text.
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
-    check_known("hyper", hyper)
+    contract.check_known("hyper", hyper)
     names = [field.name for field in dataclasses.fields(system.Hyper)]
     hyper = system.Hyper() if hyper is None else hyper
     if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
@@ -399,7 +391,7 @@ def give_starts(lanes: Sequence[Lane], start: Run | Params | None) -> list[Lane]
     fitted: dict[tuple[int, int], Params] = {}
     for lane, model in zip(lanes, found, strict=True):
         if (id(model), id(lane.problem)) not in fitted:
-            start = fit_start(model, lane.problem)
+            start = contract.fit_start(model, lane.problem)
             fitted[id(model), id(lane.problem)] = jax.tree.map(np.asarray, start)
     return [
         lane._replace(start=fitted[id(model), id(lane.problem)])

@@ -31,9 +31,8 @@ from fedjax_sim.engine.running.pieces import locked, run_in_pieces
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
 from fedjax_sim.lifecycle import say
+from fedjax_sim.results import metric_names, records
 from fedjax_sim.results.curves import Grid, label_curves, label_lanes
-from fedjax_sim.results.metric_names import describe_metrics
-from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 from fedjax_sim.settings import ConfigError, fields, is_traced, names_of, value_of
 from fedjax_sim.types import (
@@ -204,7 +203,7 @@ def _run(
         curves = label_curves(parts, grid, system.name)
     else:
         curves = label_lanes(parts, grid, system.name, places)
-    curves = describe_metrics(curves, [lane.problem for lane in whole])
+    curves = metric_names.describe_metrics(curves, [lane.problem for lane in whole])
     curves.attrs |= {
         "seconds_compile": meter.seconds,
         "seconds_run": time.perf_counter() - began - meter.seconds,
@@ -227,6 +226,6 @@ def _say_what_compiles(system: System, grid: Grid, hypers: Sequence[Any]) -> Non
         # Of a group those of its settings that are static.
         names = [known[name]] if name in known else [n for n in held if n.startswith(f"{name}.")]
         static = [each for each in names if not is_traced(held[each])]
-        num = len({tuple(text_of(value_of(hyper, n)) for n in static) for hyper in hypers})
+        num = len({tuple(records.text_of(value_of(hyper, n)) for n in static) for hyper in hypers})
         if num > 1:
             say(f"each of the {num} values of {name} compiles a program of {system.name}.")

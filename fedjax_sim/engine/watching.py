@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from fedjax_sim import lifecycle
 from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.engine.planning.lanes import Lane
-from fedjax_sim.lifecycle import is_terminal, say, tell, write_whole
 from fedjax_sim.results.curves import NEVER
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Tracker
@@ -54,7 +54,7 @@ class Display:
         self._ticks, self._times, self._num_evals = ticks, time, ticks.shape[1] - 1
         may_show = shown is None or shown is True
         self._is_notebook = may_show and in_notebook()
-        has_bar = may_show and is_terminal(sys.stderr)
+        has_bar = may_show and lifecycle.is_terminal(sys.stderr)
         self._has_lines = shown is True and not self._is_notebook and not has_bar
         self._cell: Any = None
         self._said = self._began = -np.inf
@@ -104,10 +104,10 @@ class Display:
         is_last = facts.startswith(f"{self._num_evals} of")
         if self._has_lines and (is_last or time.perf_counter() - self._said >= PAUSE):
             self._said = time.perf_counter()
-            tell(line)
+            lifecycle.tell(line)
         if self._file is not None:
             with contextlib.suppress(OSError):
-                write_whole(
+                lifecycle.write_whole(
                     self._file,
                     lambda path: path.write_text(f"{line}\n", encoding="utf-8"),
                     lasts=False,
@@ -158,7 +158,7 @@ def check_file(path: Path) -> None:
 
 def is_shown(shown: Shown) -> bool:
     """Tell whether anything is shown to anybody."""
-    return bool(shown) or (shown is None and (is_terminal(sys.stderr) or in_notebook()))
+    return bool(shown) or (shown is None and (lifecycle.is_terminal(sys.stderr) or in_notebook()))
 
 
 def in_notebook() -> bool:
@@ -327,7 +327,7 @@ class Watcher:
         asked &= stopped_at == NEVER
         if self._is_batched and asked.any() and not (asked | (stopped_at != NEVER)).all():
             self._is_batched = False
-            say(
+            lifecycle.say(
                 f"lanes of {self._system} are computed together here, so a stopped one saves time "
                 "only once all have stopped; with layout=Layout(lanes_at_once=False) it costs "
                 "nothing more."

@@ -4,30 +4,14 @@
 - `clocks`: the contract of live clocks, which make events from what was learnt.
 """
 
-from fedjax_sim.events.event import (
-    DRAWN,
-    EMPTY,
-    HAPPENED,
-    Event,
-    Facts,
-    Leaf,
-    PackedRows,
-    check_fixed,
-    fixing_loops,
-    next_trace,
-    noting_changes,
-)
-
-__all__ = [
-    "DRAWN",
-    "EMPTY",
-    "HAPPENED",
-    "Event",
-    "Facts",
-    "Leaf",
-    "PackedRows",
-    "check_fixed",
-    "fixing_loops",
-    "next_trace",
-    "noting_changes",
-]
+from fedjax_sim.events.event import DRAWN as DRAWN
+from fedjax_sim.events.event import EMPTY as EMPTY
+from fedjax_sim.events.event import HAPPENED as HAPPENED
+from fedjax_sim.events.event import Event as Event
+from fedjax_sim.events.event import Facts as Facts
+from fedjax_sim.events.event import Leaf as Leaf
+from fedjax_sim.events.event import PackedRows as PackedRows
+from fedjax_sim.events.event import check_fixed as check_fixed
+from fedjax_sim.events.event import fixing_loops as fixing_loops
+from fedjax_sim.events.event import next_trace as next_trace
+from fedjax_sim.events.event import noting_changes as noting_changes

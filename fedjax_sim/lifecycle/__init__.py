@@ -7,79 +7,37 @@ and lets one process at a time write to a folder. `seals` lets files carry their
 everything that starts processes share them. This room loads neither JAX nor NumPy.
 """
 
-from fedjax_sim.lifecycle.endings import (
-    BAD_INPUT,
-    EXIT_CODES,
-    FAULT,
-    INTERRUPTED,
-    PARENT,
-    STOPPED,
-    STORAGE,
-    InputError,
-    PartError,
-    Stopped,
-    StorageError,
-    asked_to_stop,
-    deferring_stops,
-    exit_code_of,
-    is_terminal,
-    nearest,
-    say,
-    tell,
-)
-from fedjax_sim.lifecycle.folders import (
-    LOCK,
-    FolderLock,
-    cache_folder,
-    open_own,
-    remove_scratch,
-    write_npz,
-    write_whole,
-)
-from fedjax_sim.lifecycle.free_memory import free_on_host, write_bytes
-from fedjax_sim.lifecycle.seals import (
-    check_seal,
-    digest_of,
-    read_json,
-    read_record,
-    seal_json,
-    write_record,
-    write_sealed,
-)
-
-__all__ = [
-    "BAD_INPUT",
-    "EXIT_CODES",
-    "FAULT",
-    "INTERRUPTED",
-    "LOCK",
-    "PARENT",
-    "STOPPED",
-    "STORAGE",
-    "FolderLock",
-    "InputError",
-    "PartError",
-    "Stopped",
-    "StorageError",
-    "asked_to_stop",
-    "cache_folder",
-    "check_seal",
-    "deferring_stops",
-    "digest_of",
-    "exit_code_of",
-    "free_on_host",
-    "is_terminal",
-    "nearest",
-    "open_own",
-    "read_json",
-    "read_record",
-    "remove_scratch",
-    "say",
-    "seal_json",
-    "tell",
-    "write_bytes",
-    "write_npz",
-    "write_record",
-    "write_sealed",
-    "write_whole",
-]
+from fedjax_sim.lifecycle.endings import BAD_INPUT as BAD_INPUT
+from fedjax_sim.lifecycle.endings import EXIT_CODES as EXIT_CODES
+from fedjax_sim.lifecycle.endings import FAULT as FAULT
+from fedjax_sim.lifecycle.endings import INTERRUPTED as INTERRUPTED
+from fedjax_sim.lifecycle.endings import PARENT as PARENT
+from fedjax_sim.lifecycle.endings import STOPPED as STOPPED
+from fedjax_sim.lifecycle.endings import STORAGE as STORAGE
+from fedjax_sim.lifecycle.endings import InputError as InputError
+from fedjax_sim.lifecycle.endings import PartError as PartError
+from fedjax_sim.lifecycle.endings import Stopped as Stopped
+from fedjax_sim.lifecycle.endings import StorageError as StorageError
+from fedjax_sim.lifecycle.endings import asked_to_stop as asked_to_stop
+from fedjax_sim.lifecycle.endings import deferring_stops as deferring_stops
+from fedjax_sim.lifecycle.endings import exit_code_of as exit_code_of
+from fedjax_sim.lifecycle.endings import is_terminal as is_terminal
+from fedjax_sim.lifecycle.endings import nearest as nearest
+from fedjax_sim.lifecycle.endings import say as say
+from fedjax_sim.lifecycle.endings import tell as tell
+from fedjax_sim.lifecycle.folders import LOCK as LOCK
+from fedjax_sim.lifecycle.folders import FolderLock as FolderLock
+from fedjax_sim.lifecycle.folders import cache_folder as cache_folder
+from fedjax_sim.lifecycle.folders import open_own as open_own
+from fedjax_sim.lifecycle.folders import remove_scratch as remove_scratch
+from fedjax_sim.lifecycle.folders import write_npz as write_npz
+from fedjax_sim.lifecycle.folders import write_whole as write_whole
+from fedjax_sim.lifecycle.free_memory import free_on_host as free_on_host
+from fedjax_sim.lifecycle.free_memory import write_bytes as write_bytes
+from fedjax_sim.lifecycle.seals import check_seal as check_seal
+from fedjax_sim.lifecycle.seals import digest_of as digest_of
+from fedjax_sim.lifecycle.seals import read_json as read_json
+from fedjax_sim.lifecycle.seals import read_record as read_record
+from fedjax_sim.lifecycle.seals import seal_json as seal_json
+from fedjax_sim.lifecycle.seals import write_record as write_record
+from fedjax_sim.lifecycle.seals import write_sealed as write_sealed

@@ -12,30 +12,19 @@ linen modules have these. Where to look:
 - `calls`: how a model is called in training.
 """
 
-from fedjax_sim.models.adapters import from_equinox, from_haiku, from_nnx
-from fedjax_sim.models.catalogue import MODELS, Entry
-from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN
-from fedjax_sim.models.convolution import CONVOLUTIONS
-from fedjax_sim.models.mlp import MLP, LogisticRegression
-from fedjax_sim.models.recurrent import CharacterRNN
-from fedjax_sim.models.resnet import ResNet, resnet18, resnet20
-from fedjax_sim.models.transformer import CharacterTransformer
-
-__all__ = [
-    "CONVOLUTIONS",
-    "MLP",
-    "MODELS",
-    "CharacterRNN",
-    "CharacterTransformer",
-    "DoubleConvNet",
-    "Entry",
-    "LeNet",
-    "LogisticRegression",
-    "ResNet",
-    "SmallCNN",
-    "from_equinox",
-    "from_haiku",
-    "from_nnx",
-    "resnet18",
-    "resnet20",
-]
+from fedjax_sim.models.adapters import from_equinox as from_equinox
+from fedjax_sim.models.adapters import from_haiku as from_haiku
+from fedjax_sim.models.adapters import from_nnx as from_nnx
+from fedjax_sim.models.catalogue import MODELS as MODELS
+from fedjax_sim.models.catalogue import Entry as Entry
+from fedjax_sim.models.cnn import DoubleConvNet as DoubleConvNet
+from fedjax_sim.models.cnn import LeNet as LeNet
+from fedjax_sim.models.cnn import SmallCNN as SmallCNN
+from fedjax_sim.models.convolution import CONVOLUTIONS as CONVOLUTIONS
+from fedjax_sim.models.mlp import MLP as MLP
+from fedjax_sim.models.mlp import LogisticRegression as LogisticRegression
+from fedjax_sim.models.recurrent import CharacterRNN as CharacterRNN
+from fedjax_sim.models.resnet import ResNet as ResNet
+from fedjax_sim.models.resnet import resnet18 as resnet18
+from fedjax_sim.models.resnet import resnet20 as resnet20
+from fedjax_sim.models.transformer import CharacterTransformer as CharacterTransformer

@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_sim.linear import bilinear_jvp
-from fedjax_sim.models.blocks import backward_in_blocks, largest_block, map_blocks
+from fedjax_sim.models import blocks
 from fedjax_sim.types import Array
 
 TILE, STEP = 6, 4
@@ -85,7 +85,7 @@ def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
         products = _multiply(_tiles_of(x), places, (4, 1), precision)
         return _lay(_transform(_OF_OUTPUTS, products))[:, : x.shape[1] - 2, : x.shape[2] - 2]
 
-    return map_blocks(outputs, x, _images_at_once(x, kernel))
+    return blocks.map_blocks(outputs, x, _images_at_once(x, kernel))
 
 
 @convolve.defjvp
@@ -114,7 +114,7 @@ def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple
         return of_x[:, : x.shape[1], : x.shape[2]], of_places
 
     few = _images_at_once(x, kernel)
-    of_x, of_places = backward_in_blocks(of_both, x, slope, few, like=places)
+    of_x, of_places = blocks.backward_in_blocks(of_both, x, slope, few, like=places)
     return of_x, _transform(_OF_KERNEL.T, of_places).reshape(kernel.shape)
 
 
@@ -125,7 +125,7 @@ def _images_at_once(x: Array, kernel: Array) -> int:
     each = TILE**2 * tiles * sum(kernel.shape[2:]) * x.dtype.itemsize
     if num * each <= SPLIT_ABOVE:
         return num
-    return largest_block(num, each, BLOCK_BYTES)
+    return blocks.largest_block(num, each, BLOCK_BYTES)
 
 
 def _tiles_of(x: Array) -> Array:

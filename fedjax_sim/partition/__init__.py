@@ -13,29 +13,16 @@ from the same seed. Where to look:
 `fedjax_sim.reporting.plots.holdings_figure` draws who holds what.
 """
 
-from fedjax_sim.partition.by_label import (
-    classes_per_client,
-    dirichlet_groups,
-    disjoint_groups,
-    label_groups,
-    pachinko,
-)
-from fedjax_sim.partition.catalogue import PARTITIONS, make
-from fedjax_sim.partition.parts import Partition, label_histogram
-from fedjax_sim.partition.schemes import dirichlet, iid, natural, shards
-
-__all__ = [
-    "PARTITIONS",
-    "Partition",
-    "classes_per_client",
-    "dirichlet",
-    "dirichlet_groups",
-    "disjoint_groups",
-    "iid",
-    "label_groups",
-    "label_histogram",
-    "make",
-    "natural",
-    "pachinko",
-    "shards",
-]
+from fedjax_sim.partition.by_label import classes_per_client as classes_per_client
+from fedjax_sim.partition.by_label import dirichlet_groups as dirichlet_groups
+from fedjax_sim.partition.by_label import disjoint_groups as disjoint_groups
+from fedjax_sim.partition.by_label import label_groups as label_groups
+from fedjax_sim.partition.by_label import pachinko as pachinko
+from fedjax_sim.partition.catalogue import PARTITIONS as PARTITIONS
+from fedjax_sim.partition.catalogue import make as make
+from fedjax_sim.partition.parts import Partition as Partition
+from fedjax_sim.partition.parts import label_histogram as label_histogram
+from fedjax_sim.partition.schemes import dirichlet as dirichlet
+from fedjax_sim.partition.schemes import iid as iid
+from fedjax_sim.partition.schemes import natural as natural
+from fedjax_sim.partition.schemes import shards as shards

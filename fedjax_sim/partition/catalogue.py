@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.checking import Count, Seed, checked
-from fedjax_sim.partition.by_label import (
-    classes_per_client,
-    dirichlet_groups,
-    disjoint_groups,
-    label_groups,
-    pachinko,
-)
+from fedjax_sim.partition import by_label, schemes
 from fedjax_sim.partition.parts import Partition
-from fedjax_sim.partition.schemes import dirichlet, iid, natural, shards
+from fedjax_sim.partition.schemes import iid
 from fedjax_sim.settings import ConfigError, Named
 
 PARTITIONS: Named[tuple[Callable[..., Partition], str]] = Named(
@@ -23,39 +17,39 @@ PARTITIONS: Named[tuple[Callable[..., Partition], str]] = Named(
     {
         "iid": (iid, "random equal parts"),
         "classes": (
-            classes_per_client,
+            by_label.classes_per_client,
             "equal parts of a few distinct classes each (option classes, 2 by default)",
         ),
         "dirichlet": (
-            dirichlet,
+            schemes.dirichlet,
             "each class in Dirichlet proportions over clients (options alpha, min_examples)",
         ),
         "shards": (
-            shards,
+            schemes.shards,
             "equal shards of the data sorted by label (option shards_per_client, 2 by default)",
         ),
         "label_groups": (
-            label_groups,
+            by_label.label_groups,
             "the first few labels for the last clients, all other labels for the first clients "
             "(options slow_fraction, slow_labels, held_out)",
         ),
         "dirichlet_groups": (
-            dirichlet_groups,
+            by_label.dirichlet_groups,
             "each class in Dirichlet proportions over groups of clients, evenly within a group "
             "(options group_sizes, alpha, min_examples)",
         ),
         "disjoint_groups": (
-            disjoint_groups,
+            by_label.disjoint_groups,
             "groups of clients that share no label, a few labels per client "
             "(options group_sizes, classes)",
         ),
         "pachinko": (
-            pachinko,
+            by_label.pachinko,
             "a superclass, then a class in it, in Dirichlet proportions of each client, for "
             "CIFAR-100 (options alpha, 0.1 by default, and in Python beta and superclasses)",
         ),
         "natural": (
-            natural,
+            schemes.natural,
             "the clients that the data came with, if any (in Python: option client_ids, an array)",
         ),
     },

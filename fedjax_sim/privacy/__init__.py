@@ -36,77 +36,38 @@ Numbers are floats. A clipped norm may exceed C by rounding, and Gaussian noise 
 exactly Gaussian (Mironov 2012): this is for studying learning under privacy, not for release.
 """
 
-from fedjax_sim.privacy.accounting import NoisySteps, epsilon_after, find_noise
-from fedjax_sim.privacy.auditing import Audit, audit_canaries, one_run_bound
-from fedjax_sim.privacy.clipping import clip_sums, clip_updates, gaussian_like, next_bound
-from fedjax_sim.privacy.correlated import (
-    gaussian_epsilon,
-    sensitivities,
-    separated_sensitivity,
-    square_root_bands,
-)
-from fedjax_sim.privacy.kinds import (
-    PRIVACY,
-    AdaptiveClipping,
-    Clipping,
-    CorrelatedNoise,
-    ExampleClipping,
-    FixedClipping,
-    NoPrivacy,
-    parse_privacy,
-)
-from fedjax_sim.privacy.local import (
-    LOCAL_PRIVACY,
-    LocalGaussian,
-    LocalLaplace,
-    LocalPrivacy,
-    NoLocalPrivacy,
-    OwnNoise,
-    local_epsilon,
-    parse_local_privacy,
-    privatise,
-)
-from fedjax_sim.privacy.participation import (
-    Participations,
-    most_participations,
-    most_sent,
-    participations_of,
-)
-
-__all__ = [
-    "LOCAL_PRIVACY",
-    "PRIVACY",
-    "AdaptiveClipping",
-    "Audit",
-    "Clipping",
-    "CorrelatedNoise",
-    "ExampleClipping",
-    "FixedClipping",
-    "LocalGaussian",
-    "LocalLaplace",
-    "LocalPrivacy",
-    "NoLocalPrivacy",
-    "NoPrivacy",
-    "NoisySteps",
-    "OwnNoise",
-    "Participations",
-    "audit_canaries",
-    "clip_sums",
-    "clip_updates",
-    "epsilon_after",
-    "find_noise",
-    "gaussian_epsilon",
-    "gaussian_like",
-    "local_epsilon",
-    "most_participations",
-    "most_sent",
-    "next_bound",
-    "one_run_bound",
-    "parse_local_privacy",
-    "parse_privacy",
-    "participations_of",
-    "privatise",
-    "sensitivities",
-    "separated_sensitivity",
-    "square_root_bands",
-]
+from fedjax_sim.privacy.accounting import NoisySteps as NoisySteps
+from fedjax_sim.privacy.accounting import epsilon_after as epsilon_after
+from fedjax_sim.privacy.accounting import find_noise as find_noise
+from fedjax_sim.privacy.auditing import Audit as Audit
+from fedjax_sim.privacy.auditing import audit_canaries as audit_canaries
+from fedjax_sim.privacy.auditing import one_run_bound as one_run_bound
+from fedjax_sim.privacy.clipping import clip_sums as clip_sums
+from fedjax_sim.privacy.clipping import clip_updates as clip_updates
+from fedjax_sim.privacy.clipping import gaussian_like as gaussian_like
+from fedjax_sim.privacy.clipping import next_bound as next_bound
+from fedjax_sim.privacy.correlated import gaussian_epsilon as gaussian_epsilon
+from fedjax_sim.privacy.correlated import sensitivities as sensitivities
+from fedjax_sim.privacy.correlated import separated_sensitivity as separated_sensitivity
+from fedjax_sim.privacy.correlated import square_root_bands as square_root_bands
+from fedjax_sim.privacy.kinds import PRIVACY as PRIVACY
+from fedjax_sim.privacy.kinds import AdaptiveClipping as AdaptiveClipping
+from fedjax_sim.privacy.kinds import Clipping as Clipping
+from fedjax_sim.privacy.kinds import CorrelatedNoise as CorrelatedNoise
+from fedjax_sim.privacy.kinds import ExampleClipping as ExampleClipping
+from fedjax_sim.privacy.kinds import FixedClipping as FixedClipping
+from fedjax_sim.privacy.kinds import NoPrivacy as NoPrivacy
+from fedjax_sim.privacy.kinds import parse_privacy as parse_privacy
+from fedjax_sim.privacy.local import LOCAL_PRIVACY as LOCAL_PRIVACY
+from fedjax_sim.privacy.local import LocalGaussian as LocalGaussian
+from fedjax_sim.privacy.local import LocalLaplace as LocalLaplace
+from fedjax_sim.privacy.local import LocalPrivacy as LocalPrivacy
+from fedjax_sim.privacy.local import NoLocalPrivacy as NoLocalPrivacy
+from fedjax_sim.privacy.local import OwnNoise as OwnNoise
+from fedjax_sim.privacy.local import local_epsilon as local_epsilon
+from fedjax_sim.privacy.local import parse_local_privacy as parse_local_privacy
+from fedjax_sim.privacy.local import privatise as privatise
+from fedjax_sim.privacy.participation import Participations as Participations
+from fedjax_sim.privacy.participation import most_participations as most_participations
+from fedjax_sim.privacy.participation import most_sent as most_sent
+from fedjax_sim.privacy.participation import participations_of as participations_of

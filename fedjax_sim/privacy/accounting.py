@@ -18,14 +18,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import (
-    Above0,
-    AtLeast0,
-    Count,
-    Fraction,
-    Limit,
-    checked,
-)
+from fedjax_sim import checking
+from fedjax_sim.checking import Above0, AtLeast0, Count, Fraction, Limit
 from fedjax_sim.settings import ConfigError
 
 SELECTIONS = ("uniform", "poisson")
@@ -34,7 +28,7 @@ ACCOUNTANTS = ("rdp", "pld")
 """Accountants of dp-accounting: of Renyi divergences, and of privacy loss distributions."""
 
 
-@checked
+@checking.checked
 class NoisySteps(NamedTuple):
     """Steps along noisy gradients of mini-batches; neighbours differ in one of the examples.
 
@@ -188,7 +182,7 @@ def check_package(name: str) -> None:
         raise ConfigError("privacy with noise", name, allowed) from None
 
 
-@checked
+@checking.checked
 def epsilon_after(
     rounds: Annotated[npt.ArrayLike, Limit(least=0, is_whole=True)],
     mechanism: Accounted,
@@ -226,7 +220,7 @@ def once_each(function: Callable[[Any], float], numbers: np.ndarray) -> npt.NDAr
     return found[places].reshape(numbers.shape)
 
 
-@checked
+@checking.checked
 def find_noise(
     epsilon: Above0, rounds: Count, mechanism: Accounted, *, tolerance: Above0 = 1e-5
 ) -> float:

@@ -11,82 +11,39 @@ examples of malicious clients. `latent` has latent-variable models for expectati
 by one where they have no test examples.
 """
 
-from fedjax_sim.problems.augmentation import AUGMENTATIONS, Augmentation
-from fedjax_sim.problems.building import supervised
-from fedjax_sim.problems.classification import (
-    Classification,
-    make_classification,
-    make_classifications,
-)
-from fedjax_sim.problems.client_data import (
-    check_partition,
-    hold_out,
-    pad_partitions,
-    partition_by_ids,
-)
-from fedjax_sim.problems.examples import Examples, from_dataframe
-from fedjax_sim.problems.gaussian import (
-    GaussianClients,
-    OneGaussian,
-    make_gaussian_clients,
-)
-from fedjax_sim.problems.log_density import LogDensity, from_logdensity, log_density_of
-from fedjax_sim.problems.logistic import Logistic, make_logistic
-from fedjax_sim.problems.losses import (
-    Metric,
-    absolute_error,
-    accuracy_of_classes,
-    binary_cross_entropy,
-    cross_entropy,
-    is_right,
-    squared_error,
-)
-from fedjax_sim.problems.next_character import NextCharacter, make_next_characters
-from fedjax_sim.problems.poisoning import (
-    Backdoor,
-    Backdoored,
-    BackdooredClassification,
-    LabelFlip,
-    poison,
-)
-from fedjax_sim.problems.quadratic import Quadratic
-from fedjax_sim.problems.supervision import Supervised
-
-__all__ = [
-    "AUGMENTATIONS",
-    "Augmentation",
-    "Backdoor",
-    "Backdoored",
-    "BackdooredClassification",
-    "Classification",
-    "Examples",
-    "GaussianClients",
-    "LabelFlip",
-    "LogDensity",
-    "Logistic",
-    "Metric",
-    "NextCharacter",
-    "OneGaussian",
-    "Quadratic",
-    "Supervised",
-    "absolute_error",
-    "accuracy_of_classes",
-    "binary_cross_entropy",
-    "check_partition",
-    "cross_entropy",
-    "from_dataframe",
-    "from_logdensity",
-    "hold_out",
-    "is_right",
-    "log_density_of",
-    "make_classification",
-    "make_classifications",
-    "make_gaussian_clients",
-    "make_logistic",
-    "make_next_characters",
-    "pad_partitions",
-    "partition_by_ids",
-    "poison",
-    "squared_error",
-    "supervised",
-]
+from fedjax_sim.problems.augmentation import AUGMENTATIONS as AUGMENTATIONS
+from fedjax_sim.problems.augmentation import Augmentation as Augmentation
+from fedjax_sim.problems.building import supervised as supervised
+from fedjax_sim.problems.classification import Classification as Classification
+from fedjax_sim.problems.classification import make_classification as make_classification
+from fedjax_sim.problems.classification import make_classifications as make_classifications
+from fedjax_sim.problems.client_data import check_partition as check_partition
+from fedjax_sim.problems.client_data import hold_out as hold_out
+from fedjax_sim.problems.client_data import pad_partitions as pad_partitions
+from fedjax_sim.problems.client_data import partition_by_ids as partition_by_ids
+from fedjax_sim.problems.examples import Examples as Examples
+from fedjax_sim.problems.examples import from_dataframe as from_dataframe
+from fedjax_sim.problems.gaussian import GaussianClients as GaussianClients
+from fedjax_sim.problems.gaussian import OneGaussian as OneGaussian
+from fedjax_sim.problems.gaussian import make_gaussian_clients as make_gaussian_clients
+from fedjax_sim.problems.log_density import LogDensity as LogDensity
+from fedjax_sim.problems.log_density import from_logdensity as from_logdensity
+from fedjax_sim.problems.log_density import log_density_of as log_density_of
+from fedjax_sim.problems.logistic import Logistic as Logistic
+from fedjax_sim.problems.logistic import make_logistic as make_logistic
+from fedjax_sim.problems.losses import Metric as Metric
+from fedjax_sim.problems.losses import absolute_error as absolute_error
+from fedjax_sim.problems.losses import accuracy_of_classes as accuracy_of_classes
+from fedjax_sim.problems.losses import binary_cross_entropy as binary_cross_entropy
+from fedjax_sim.problems.losses import cross_entropy as cross_entropy
+from fedjax_sim.problems.losses import is_right as is_right
+from fedjax_sim.problems.losses import squared_error as squared_error
+from fedjax_sim.problems.next_character import NextCharacter as NextCharacter
+from fedjax_sim.problems.next_character import make_next_characters as make_next_characters
+from fedjax_sim.problems.poisoning import Backdoor as Backdoor
+from fedjax_sim.problems.poisoning import Backdoored as Backdoored
+from fedjax_sim.problems.poisoning import BackdooredClassification as BackdooredClassification
+from fedjax_sim.problems.poisoning import LabelFlip as LabelFlip
+from fedjax_sim.problems.poisoning import poison as poison
+from fedjax_sim.problems.quadratic import Quadratic as Quadratic
+from fedjax_sim.problems.supervision import Supervised as Supervised

@@ -13,8 +13,8 @@ import numpy as np
 from fedjax_sim import trees
 from fedjax_sim.checking import AtLeast0, Count, Seed, checked
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems import client_data
 from fedjax_sim.problems.checking import check_shapes
-from fedjax_sim.problems.client_data import check_tests, hold_out, pad_partitions
 from fedjax_sim.problems.examples import Examples, owners_of_tests, read_arrays, read_owners
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
@@ -143,7 +143,7 @@ def supervised(
     partitions, names = read_owners(split, clients, num)
     owned: list[Partition] | None = None
     if isinstance(test, float | int):
-        pairs = [hold_out(partition, test, seed) for partition in partitions]
+        pairs = [client_data.hold_out(partition, test, seed) for partition in partitions]
         partitions, owned = [train for train, _ in pairs], [test for _, test in pairs]
         test_data = data
     else:
@@ -199,14 +199,14 @@ def assign_examples(
     )
     made = [
         problem.replace(index=index, counts=counts)
-        for index, counts in pad_partitions(partitions, num)
+        for index, counts in client_data.pad_partitions(partitions, num)
     ]
     if tests is None:
         if problem.per_client and not problem.has_tests_of_clients:
             allowed = "False, unless test examples are held out or have clients"
             raise ConfigError("per_client", True, allowed)
         return made
-    check_tests(partitions, tests)
+    client_data.check_tests(partitions, tests)
     poorest = min(tests, key=lambda each: int(each.counts.min())).counts
     if poorest.min() == 0:
         if problem.per_client:
@@ -215,7 +215,7 @@ def assign_examples(
             allowed = "at least 1 with per_client; a client with two examples can keep one"
             raise ConfigError(f"number of test examples of client {name!r}", 0, allowed)
         return made
-    own = pad_partitions(list(tests), num_tests) * (len(made) if len(tests) == 1 else 1)
+    own = client_data.pad_partitions(list(tests), num_tests) * (len(made) if len(tests) == 1 else 1)
     return [
         each.replace(test_index=index, test_counts=counts)
         for each, (index, counts) in zip(made, own, strict=True)

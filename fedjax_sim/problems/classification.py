@@ -17,8 +17,8 @@ from fedjax_sim.checking import Above0, AtLeast0, Finite, checked
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
+from fedjax_sim.problems import building
 from fedjax_sim.problems.augmentation import Augmentation
-from fedjax_sim.problems.building import assign_examples, check_classes, with_start
 from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
@@ -250,10 +250,10 @@ def make_classifications(
         per_client=per_client,
     )
     tests = None if test_partition is None else [test_partition]
-    problem = with_start(problem, start, frozen)
-    made = assign_examples(problem, partitions, tests)
+    problem = building.with_start(problem, start, frozen)
+    made = building.assign_examples(problem, partitions, tests)
     for name in ("train_labels", "test_labels"):
-        check_classes(problem, name, np.asarray(getattr(dataset, name)))
+        building.check_classes(problem, name, np.asarray(getattr(dataset, name)))
     return made
 
 

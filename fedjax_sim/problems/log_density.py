@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, trees
 from fedjax_sim.models.calls import outputs_of
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems.classification import Classification
@@ -37,7 +37,6 @@ from fedjax_sim.problems.client_losses import ClientLosses
 from fedjax_sim.problems.examples import read_arrays, read_owners
 from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key, Params
 
 LogLikelihood = Callable[[Params, Any], Array]
@@ -46,7 +45,7 @@ LogPrior = Callable[[Params], Array]
 """From parameters to `f[]`."""
 
 
-@checked
+@checking.checked
 @struct.dataclass
 class LogDensity(ClientLosses):
     """A posterior whose examples are spread over clients; see the module for its conventions.
@@ -124,7 +123,7 @@ class LogDensity(ClientLosses):
           `f[m]`, in nats.
         """
         examples = self.data if examples is None else examples
-        return in_32_bits(jax.vmap(self.log_likelihood, (None, 0))(params, examples))
+        return trees.in_32_bits(jax.vmap(self.log_likelihood, (None, 0))(params, examples))
 
     def log_density(self, params: Params) -> Array:
         """Compute the logarithm of the posterior's density, up to a constant: `f[]`, in nats."""
@@ -156,7 +155,7 @@ class LogDensity(ClientLosses):
         return -self.log_prior(params) / self.counts.sum()
 
 
-@checked
+@checking.checked
 def from_logdensity(
     log_likelihood: LogLikelihood,
     log_prior: LogPrior,
@@ -229,7 +228,7 @@ def from_logdensity(
     )
 
 
-@checked
+@checking.checked
 def log_density_of(problem: Classification | Logistic) -> LogDensity:
     """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
 
@@ -254,7 +253,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
         data = (problem.inputs, problem.labels.astype("int32"))
 
         def logits(params: Params, inputs: Array) -> Array:
-            return in_32_bits(jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params]))
+            return trees.in_32_bits(jnp.stack([jnp.zeros((), inputs.dtype), inputs @ params]))
 
     elif isinstance(problem, Classification):
         data = problem.data
@@ -273,7 +272,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
         return jax.nn.log_softmax(logits(params, inputs))[label]
 
     def log_prior(params: Params) -> Array:
-        return -precision / 2 * optax.tree.norm(in_32_bits(params), squared=True)
+        return -precision / 2 * optax.tree.norm(trees.in_32_bits(params), squared=True)
 
     return LogDensity(
         data,

@@ -14,8 +14,7 @@ from flax import struct
 from fedjax_sim.checking import checked
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems import losses
-from fedjax_sim.problems.building import assign_examples, with_start
+from fedjax_sim.problems import building, losses
 from fedjax_sim.problems.checking import check_shapes
 from fedjax_sim.problems.client_data import check_partition, on_device
 from fedjax_sim.problems.losses import Metric, cross_entropy
@@ -122,10 +121,10 @@ def make_next_characters(
         per_client=per_client,
         test_block=EVALUATED_AT_ONCE,
     )
-    problem = with_start(problem, start, frozen)
+    problem = building.with_start(problem, start, frozen)
     found = check_shapes(problem)
     if found[1:] != (length, dataset.num_classes):
         allowed = f"one with {dataset.num_classes} logits for each character, as many as codes"
         raise ConfigError("model", type(model).__name__, allowed)
     tests = [test_partition] if isinstance(test_partition, Partition) else test_partition
-    return assign_examples(problem, partitions, tests)
+    return building.assign_examples(problem, partitions, tests)

@@ -4,7 +4,8 @@
 because matplotlib is slow to load.
 """
 
-from fedjax_sim.reporting.results import Folder, Results, load, save
-from fedjax_sim.results.summaries import summary
-
-__all__ = ["Folder", "Results", "load", "save", "summary"]
+from fedjax_sim.reporting.results import Folder as Folder
+from fedjax_sim.reporting.results import Results as Results
+from fedjax_sim.reporting.results import load as load
+from fedjax_sim.reporting.results import save as save
+from fedjax_sim.results.summaries import summary as summary

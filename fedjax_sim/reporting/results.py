@@ -26,19 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
 
-from fedjax_sim.checking import checked
-from fedjax_sim.lifecycle import (
-    LOCK,
-    FolderLock,
-    digest_of,
-    read_json,
-    read_record,
-    remove_scratch,
-    say,
-    seal_json,
-    write_record,
-    write_whole,
-)
+from fedjax_sim import checking, lifecycle
+from fedjax_sim.lifecycle import FolderLock
 from fedjax_sim.results import run_files
 from fedjax_sim.results.records import environment, to_json
 from fedjax_sim.results.summaries import summary
@@ -76,7 +65,7 @@ class Results(NamedTuple):
     config: dict[str, Any]
 
 
-@checked
+@checking.checked
 class Folder:
     """A results folder to write to.
 
@@ -108,7 +97,7 @@ class Folder:
             raise ConfigError("resume together with overwrite", True, allowed)
         try:
             is_folder = self.path.is_dir()
-            in_use = is_folder and any(path.name != LOCK for path in self.path.iterdir())
+            in_use = is_folder and any(path.name != lifecycle.LOCK for path in self.path.iterdir())
             self._resumes = resume and self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
             if self.path.exists() and not is_folder:
                 raise ConfigError(FIELD, str(path), "a folder, not a file")
@@ -150,12 +139,12 @@ class Folder:
           ConfigError: If something differs.
         """
         if not self._resumes:
-            say(f"{self.path} has no run to resume: starting from the beginning.")
+            lifecycle.say(f"{self.path} has no run to resume: starting from the beginning.")
             return False
         ours = json.loads(to_json(identity))
         saved = self.recorded()
         if saved is None:
-            say(f"{self.path / UNFINISHED} is damaged or missing and is written again.")
+            lifecycle.say(f"{self.path / UNFINISHED} is damaged or missing and is written again.")
             return False
         for name in sorted(saved.keys() | ours.keys()):
             theirs, mine = saved.get(name), ours.get(name)
@@ -167,7 +156,7 @@ class Folder:
 
     def recorded(self) -> dict[str, Any] | None:
         """Read the identity that the folder's run gave to `open`; None if missing or damaged."""
-        found = (read_record(self.path / name) for name in (UNFINISHED, ENDED))
+        found = (lifecycle.read_record(self.path / name) for name in (UNFINISHED, ENDED))
         return next((known for known in found if known is not None), None)
 
     def open(self, identity: Mapping[str, Any] | None = None) -> None:
@@ -190,7 +179,7 @@ class Folder:
             if free < LEAST_FREE_BYTES:
                 allowed = f"on a disk with at least {LEAST_FREE_BYTES} bytes free (it has {free})"
                 raise ConfigError(FIELD, str(self.path), allowed)
-            remove_scratch(self.path)
+            lifecycle.remove_scratch(self.path)
             if identity is None:
                 with tempfile.TemporaryFile(dir=self.path) as probe:
                     probe.write(bytes(4096))
@@ -255,7 +244,7 @@ class Folder:
 
     def _write_identity(self, identity: Mapping[str, Any]) -> None:
         """Record to which run the checkpoints belong."""
-        write_record(self.path / UNFINISHED, json.loads(to_json(identity)))
+        lifecycle.write_record(self.path / UNFINISHED, json.loads(to_json(identity)))
 
     def write_json(self, name: str, content: Any) -> None:
         """Write a JSON file.
@@ -268,7 +257,7 @@ class Folder:
           StorageError: If the disk refuses. An older file is then kept. This holds for all files.
         """
         is_sealed = isinstance(content, Mapping) and Path(name).name == name
-        text = seal_json(content, to_json) if is_sealed else to_json(content).encode()
+        text = lifecycle.seal_json(content, to_json) if is_sealed else to_json(content).encode()
         self._put(name, lambda path: path.write_bytes(text))
 
     def write_arrays(self, name: str, groups: Mapping[str, xr.Dataset]) -> None:
@@ -326,12 +315,12 @@ class Folder:
 
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
         """Write a file, complete or not at all."""
-        target = write_whole(self.path / name, write)
+        target = lifecycle.write_whole(self.path / name, write)
         if target.parent == self.path and not name.startswith("."):
-            self._written[name] = digest_of(target)
+            self._written[name] = lifecycle.digest_of(target)
 
 
-@checked
+@checking.checked
 def save(
     folder: Folder,
     curves: Mapping[str, xr.Dataset],
@@ -370,7 +359,7 @@ def save(
     return content
 
 
-@checked
+@checking.checked
 def load(path: str | Path, *, trust: bool = False) -> Results:
     """Read the results folder of a finished run.
 
@@ -390,7 +379,7 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
     try:
         config = run_files.check_files(path, "summary.json", run_files.CURVES, trust=trust)
         curves = run_files.read_arrays(path / run_files.CURVES)
-        return Results(curves, read_json(path / "summary.json", trust=trust), config)
+        return Results(curves, lifecycle.read_json(path / "summary.json", trust=trust), config)
     except OSError:
         allowed = "one of a finished run, with results.nc, summary.json and config.json"
         raise ConfigError(FIELD, str(path), allowed) from None

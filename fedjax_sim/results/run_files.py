@@ -27,15 +27,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import numpy as np
 
+from fedjax_sim import lifecycle
 from fedjax_sim.diagnostics.samples import named_leaves
-from fedjax_sim.lifecycle import (
-    InputError,
-    check_seal,
-    read_json,
-    seal_json,
-    write_sealed,
-    write_whole,
-)
+from fedjax_sim.lifecycle import InputError
 from fedjax_sim.results.curves import label_of_value
 from fedjax_sim.results.plain_values import Reader, UnreadableError, Writer
 from fedjax_sim.results.records import environment, storable, to_json
@@ -98,7 +92,7 @@ def files_in(folder: Path) -> set[str]:
       The names in the list of its config.json; none if that is missing or of another program.
     """
     try:
-        listed = read_json(folder / "config.json", trust=True).get("files")
+        listed = lifecycle.read_json(folder / "config.json", trust=True).get("files")
     except (InputError, OSError):
         return set()
     listed = listed if isinstance(listed, dict) else {}
@@ -121,11 +115,11 @@ def write_tables(
     Raises:
       StorageError: If the disk refuses. Older files are then kept.
     """
-    last = seal_json(summary, to_json)
+    last = lifecycle.seal_json(summary, to_json)
     listed = {**files, "config.json": None, "summary.json": hashlib.sha256(last).hexdigest()}
-    first = seal_json({**config, "files": listed}, to_json)
+    first = lifecycle.seal_json({**config, "files": listed}, to_json)
     for name, content in (("config.json", first), ("summary.json", last)):
-        write_whole(folder / name, partial(Path.write_bytes, data=content))
+        lifecycle.write_whole(folder / name, partial(Path.write_bytes, data=content))
 
 
 def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
@@ -164,7 +158,7 @@ def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
     import xarray as xr
 
     tree = xr.DataTree.from_dict(dict(groups))
-    return write_sealed(path, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+    return lifecycle.write_sealed(path, lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
 
 def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
@@ -220,12 +214,12 @@ def check_files(folder: Path, *names: str, trust: bool) -> dict[str, Any]:
       InputError: If one is damaged, or of another run.
       OSError: If one cannot be read.
     """
-    config = read_json(folder / "config.json", trust=trust)
+    config = lifecycle.read_json(folder / "config.json", trust=trust)
     listed = config.get("files")
     if not isinstance(listed, dict):
         raise InputError(f"{folder / 'config.json'} lists no files with their SHA-256.")
     for name in names:
-        if check_seal(folder / name, trust=trust) != listed.get(name):
+        if lifecycle.check_seal(folder / name, trust=trust) != listed.get(name):
             raise InputError(
                 f"{folder / name} is not the file that config.json in its folder lists: it is of "
                 "another run, or its writer was killed. Write all files again, or use another "
@@ -291,15 +285,15 @@ def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:
         }
         for name, run in runs.items()
     }
-    content = seal_json({"systems": systems, "tables": writer.tables})
-    write_whole(path, lambda path: path.write_bytes(content))
+    content = lifecycle.seal_json({"systems": systems, "tables": writer.tables})
+    lifecycle.write_whole(path, lambda path: path.write_bytes(content))
     return hashlib.sha256(content).hexdigest()
 
 
 def _read_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
     """Read settings.json: settings and the names of the model's arrays, by system."""
     path = folder / SETTINGS
-    content = read_json(path, trust=trust)
+    content = lifecycle.read_json(path, trust=trust)
     try:
         reader = Reader(content["tables"], trust=trust)
         return {

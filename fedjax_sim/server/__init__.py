@@ -11,101 +11,49 @@ All of it runs inside the compiled program, except for the weights, which depend
 alone and are part of the timeline.
 """
 
-from fedjax_sim.server.aggregation import (
-    expand,
-    keep_if_empty,
-    mean_of,
-    scaled_progress,
-    weighted_sum,
-)
-from fedjax_sim.server.approximation import Approximation, broadcast_bits, keep_random
-from fedjax_sim.server.buffer import (
-    WeightedArrivals,
-    schedule_stale_arrivals,
-    weigh_arrivals,
-)
-from fedjax_sim.server.edges import (
-    EdgeMessages,
-    EdgeTraining,
-    EdgeWork,
-    count_client_bits,
-    edge_training,
-    edge_wire,
-    first_memo,
-    iteration_examples,
-    member_bits,
-)
-from fedjax_sim.server.memories import (
-    Memories,
-    Memory,
-    exchange,
-    first_memory,
-    memory_messages,
-)
-from fedjax_sim.server.report_counts import count_downlink, report_messages
-from fedjax_sim.server.report_settings import (
-    ClientMessages,
-    PrivateReports,
-    Reports,
-    ScheduledReports,
-)
-from fedjax_sim.server.reports import Memo, RoundState, Wire
-from fedjax_sim.server.robustness import (
-    COMBINED,
-    Robust,
-    check_edges,
-    check_numbers,
-    combination_of,
-)
-from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
-from fedjax_sim.server.steps import ServerStep
-from fedjax_sim.server.versions import Versioned, first_version, next_version, stale_models
-
-__all__ = [
-    "COMBINED",
-    "Approximation",
-    "ClientMessages",
-    "EdgeMessages",
-    "EdgeTraining",
-    "EdgeWork",
-    "Memo",
-    "Memories",
-    "Memory",
-    "PrivateReports",
-    "Reports",
-    "Robust",
-    "RoundState",
-    "ScheduledReports",
-    "ServerStep",
-    "StalenessWeights",
-    "Versioned",
-    "WeightedArrivals",
-    "Wire",
-    "broadcast_bits",
-    "check_edges",
-    "check_numbers",
-    "combination_of",
-    "count_client_bits",
-    "count_downlink",
-    "edge_training",
-    "edge_wire",
-    "exchange",
-    "expand",
-    "first_memo",
-    "first_memory",
-    "first_version",
-    "iteration_examples",
-    "keep_if_empty",
-    "keep_random",
-    "mean_of",
-    "member_bits",
-    "memory_messages",
-    "next_version",
-    "report_messages",
-    "scaled_progress",
-    "schedule_stale_arrivals",
-    "stale_models",
-    "staleness_weights",
-    "weigh_arrivals",
-    "weighted_sum",
-]
+from fedjax_sim.server.aggregation import expand as expand
+from fedjax_sim.server.aggregation import keep_if_empty as keep_if_empty
+from fedjax_sim.server.aggregation import mean_of as mean_of
+from fedjax_sim.server.aggregation import scaled_progress as scaled_progress
+from fedjax_sim.server.aggregation import weighted_sum as weighted_sum
+from fedjax_sim.server.approximation import Approximation as Approximation
+from fedjax_sim.server.approximation import broadcast_bits as broadcast_bits
+from fedjax_sim.server.approximation import keep_random as keep_random
+from fedjax_sim.server.buffer import WeightedArrivals as WeightedArrivals
+from fedjax_sim.server.buffer import schedule_stale_arrivals as schedule_stale_arrivals
+from fedjax_sim.server.buffer import weigh_arrivals as weigh_arrivals
+from fedjax_sim.server.edges import EdgeMessages as EdgeMessages
+from fedjax_sim.server.edges import EdgeTraining as EdgeTraining
+from fedjax_sim.server.edges import EdgeWork as EdgeWork
+from fedjax_sim.server.edges import count_client_bits as count_client_bits
+from fedjax_sim.server.edges import edge_training as edge_training
+from fedjax_sim.server.edges import edge_wire as edge_wire
+from fedjax_sim.server.edges import first_memo as first_memo
+from fedjax_sim.server.edges import iteration_examples as iteration_examples
+from fedjax_sim.server.edges import member_bits as member_bits
+from fedjax_sim.server.memories import Memories as Memories
+from fedjax_sim.server.memories import Memory as Memory
+from fedjax_sim.server.memories import exchange as exchange
+from fedjax_sim.server.memories import first_memory as first_memory
+from fedjax_sim.server.memories import memory_messages as memory_messages
+from fedjax_sim.server.report_counts import count_downlink as count_downlink
+from fedjax_sim.server.report_counts import report_messages as report_messages
+from fedjax_sim.server.report_settings import ClientMessages as ClientMessages
+from fedjax_sim.server.report_settings import PrivateReports as PrivateReports
+from fedjax_sim.server.report_settings import Reports as Reports
+from fedjax_sim.server.report_settings import ScheduledReports as ScheduledReports
+from fedjax_sim.server.reports import Memo as Memo
+from fedjax_sim.server.reports import RoundState as RoundState
+from fedjax_sim.server.reports import Wire as Wire
+from fedjax_sim.server.robustness import COMBINED as COMBINED
+from fedjax_sim.server.robustness import Robust as Robust
+from fedjax_sim.server.robustness import check_edges as check_edges
+from fedjax_sim.server.robustness import check_numbers as check_numbers
+from fedjax_sim.server.robustness import combination_of as combination_of
+from fedjax_sim.server.staleness import StalenessWeights as StalenessWeights
+from fedjax_sim.server.staleness import staleness_weights as staleness_weights
+from fedjax_sim.server.steps import ServerStep as ServerStep
+from fedjax_sim.server.versions import Versioned as Versioned
+from fedjax_sim.server.versions import first_version as first_version
+from fedjax_sim.server.versions import next_version as next_version
+from fedjax_sim.server.versions import stale_models as stale_models

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, streams
 from fedjax_sim.settings import choice, real, static, struct
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
 
 
@@ -83,7 +82,7 @@ class Approximation:
         return state.random if self.output == "random" else state.server
 
 
-@checked
+@checking.checked
 def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     """Count the bits sent down at each tick: `i64[T]`.
 
@@ -106,7 +105,7 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits
 
 
-@checked
+@checking.checked
 def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     """Keep S_K, with K uniform on the ticks 0..k.
 
@@ -121,7 +120,7 @@ def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     Returns:
       `f[q]`.
     """
-    output_key = jax.random.fold_in(lane_stream(key, "output"), event.tick)
+    output_key = jax.random.fold_in(streams.lane_stream(key, "output"), event.tick)
     lot = jax.random.uniform(output_key, dtype=before.dtype)
     is_taken = (lot * (event.tick + 1) < 1) & jnp.any(event.clients >= 0)
     return jnp.where(is_taken, now, before)

@@ -38,8 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import checked
+from fedjax_sim import batching, checking, trees, types
 from fedjax_sim.clients import (
     ABOUT_TRAINING,
     BatchGradient,
@@ -74,9 +73,7 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
-from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
-    EMPTY,
     Array,
     Event,
     Facts,
@@ -88,7 +85,6 @@ from fedjax_sim.types import (
     Problem,
     Timeline,
     Work,
-    full_precision_bits,
 )
 
 
@@ -219,7 +215,7 @@ class EdgeTrain(Protocol):
         """
 
 
-@checked
+@checking.checked
 def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
@@ -270,14 +266,14 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         )
         if states is None:
             return groups, memo, work
-        senders = jnp.where((weight > 0) & (event.steps > 0)[:, None], clients, EMPTY).ravel()
+        senders = jnp.where((weight > 0) & (event.steps > 0)[:, None], clients, types.EMPTY).ravel()
         sent = jax.tree.map(lambda d: d.reshape(-1, *d.shape[2:]), states[1])
         return groups, memo._replace(members=write_clients(memo.members, senders, sent)), work
 
     return train
 
 
-@checked
+@checking.checked
 def edge_wire(
     problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
 ) -> Wire:
@@ -304,7 +300,7 @@ def edge_wire(
     )
 
 
-@checked
+@checking.checked
 def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
     """Begin with the initial model, for messages of clients and of local servers.
 
@@ -346,7 +342,7 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             steps = jnp.where(weight > 0, of_epochs[clients], 0)
 
         def first(edge: Params) -> Any:
-            zeros = replicate(jax.tree.map(jnp.zeros_like, edge), clients.shape[0])
+            zeros = batching.replicate(jax.tree.map(jnp.zeros_like, edge), clients.shape[0])
             return jnp.int32(0), zeros if wire.has_estimates else ()
 
         def iterate(edge: Params, state: Any, _: Params) -> tuple[Params, Any]:
@@ -359,10 +355,10 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             # The members' local steps from the group's model, and what the local
             # server decodes of them.
             reached, _ = train_clients(key, of_clients, start=edge)
-            from_edge = replicate(edge, clients.shape[0])
+            from_edge = batching.replicate(edge, clients.shape[0])
             of_group = jax.random.fold_in(lane_stream(key, "members"), clients[0])
             rule_key = jax.random.fold_in(of_group, offset + iteration)
-            is_there = jnp.where(weight > 0, clients, EMPTY)
+            is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
             reached = wire.combination.attacked(
                 key, members, from_edge, reached, draws=lane_stream(rule_key, "attack")
@@ -373,7 +369,7 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             # Their mean, over those heard; if nobody is heard the group keeps its
             # model.
             if wire.has_estimates and not wire.combination.is_honest:
-                believed = wire.combination.believed(members, estimates) != EMPTY
+                believed = wire.combination.believed(members, estimates) != types.EMPTY
                 estimates = jax.tree.map(
                     lambda d, new: jnp.where(expand(believed, d) > 0, new, d), known, estimates
                 )
@@ -383,7 +379,7 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
                 total = heard.sum()
                 members = members.within(
                     facts=members.facts,
-                    clients=jnp.where(is_lost, EMPTY, is_there),
+                    clients=jnp.where(is_lost, types.EMPTY, is_there),
                     weight=heard / jnp.where(total > 0, total, 1),
                 )
                 # Both sides know of a loss, and keep their estimate.
@@ -469,7 +465,7 @@ def present_clients(
     return clients, weight / weight.sum()
 
 
-@checked
+@checking.checked
 def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
@@ -483,7 +479,7 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     return hyper.batch_size * clients * hyper.client_steps
 
 
-@checked
+@checking.checked
 def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline) -> dict[str, Leaf]:
     """Count the bits sent between clients and their local servers at each tick, `i64[T]` each.
 
@@ -501,12 +497,12 @@ def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline)
     """
     clients = np.asarray(delay_sizes(hyper), np.int64)
     each = np.where(timeline.clients >= 0, timeline.steps * clients[timeline.clients], 0)
-    up, down = member_bits(shapes_of_model(problem), hyper)
+    up, down = member_bits(trees.shapes_of_model(problem), hyper)
     messages = each.sum(axis=1)
     return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
 
 
-@checked
+@checking.checked
 def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     """Count the bits of a client's message to its local server, and of the one that it gets.
 
@@ -520,4 +516,4 @@ def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
       Bits up and bits down.
     """
     bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, params)
-    return bits_up, full_precision_bits(params)
+    return bits_up, types.full_precision_bits(params)

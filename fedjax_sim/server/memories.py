@@ -13,26 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, streams, trees, types
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import Compression
-from fedjax_sim.server.aggregation import weighted_sum
-from fedjax_sim.server.approximation import broadcast_bits
+from fedjax_sim.server import aggregation, approximation
 from fedjax_sim.settings import choice, real, struct
-from fedjax_sim.streams import lane_stream
-from fedjax_sim.trees import shapes_of_model
-from fedjax_sim.types import (
-    Array,
-    Event,
-    Key,
-    LatentProblem,
-    Leaf,
-    Messages,
-    Settings,
-    Timeline,
-    full_precision_bits,
-)
+from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Messages, Settings, Timeline
 
 WITH_MEMORIES = ("fedem", "local_memory")
 """Fields for which clients have memories."""
@@ -88,7 +75,7 @@ class Memory(NamedTuple):
     server: Array
 
 
-@checked
+@checking.checked
 def first_memory(hyper: Memories, fields: Array) -> Memory:
     """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`.
 
@@ -106,7 +93,7 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
     return Memory(clients, clients.mean(axis=0))
 
 
-@checked
+@checking.checked
 def exchange(
     hyper: Settings, key: Key, event: Event, memory: Memory, target: Array, active: Array
 ) -> tuple[Array, Memory]:
@@ -132,20 +119,20 @@ def exchange(
     """
     num_clients, size = memory.clients.shape
     clients = jnp.maximum(event.clients, 0)
-    tick_key = jax.random.fold_in(lane_stream(key, "compression"), event.tick)
+    tick_key = jax.random.fold_in(streams.lane_stream(key, "compression"), event.tick)
     known = read_rows(memory.clients, clients)
 
     def compress(client: Array, difference: Array) -> Array:
         return hyper.memories.compression.apply(jax.random.fold_in(tick_key, client), difference)
 
     messages = jnp.where(active[:, None], jax.vmap(compress)(clients, target - known), 0)
-    mean = weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
+    mean = aggregation.weighted_sum(jnp.full(clients.shape, 1 / num_clients), messages)
     field = memory.server + mean / hyper.participation
     if hyper.memories.field_rule == "naive":
         return field, memory
     if hyper.memories.field_rule == "local_memory":
         senders = jnp.where(active, 1 / (num_clients * hyper.participation), 0)
-        field = weighted_sum(senders, known) + mean / hyper.participation
+        field = aggregation.weighted_sum(senders, known) + mean / hyper.participation
     alpha = jnp.where(
         hyper.memories.alpha > 0,
         hyper.memories.alpha,
@@ -155,7 +142,7 @@ def exchange(
     return field, Memory(clients_after, memory.server + alpha * mean)
 
 
-@checked
+@checking.checked
 def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each.
 
@@ -165,13 +152,15 @@ def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[
     Args:
       timeline: One lane's schedule.
     """
-    statistics = shapes_of_model(problem)
+    statistics = trees.shapes_of_model(problem)
     senders = ((timeline.clients >= 0) & (timeline.weight > 0)).sum(axis=1, dtype=np.int64)
     up = senders * hyper.memories.compression.bits(
         statistics.size, word=8 * statistics.dtype.itemsize
     )
-    up[:1] += full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
-    return up, broadcast_bits(problem, timeline)
+    up[:1] += (
+        types.full_precision_bits(statistics) * hyper.num_clients * hyper.memories.starts_known
+    )
+    return up, approximation.broadcast_bits(problem, timeline)
 
 
 memory_messages = Messages(

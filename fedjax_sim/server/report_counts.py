@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.checking import checked, unchecked
-from fedjax_sim.compression import Identity
-from fedjax_sim.compression.messages import count_message_bits
-from fedjax_sim.server.report_settings import RELIED_ON
-from fedjax_sim.server.robustness import check_numbers, check_reports
+from fedjax_sim.compression import Identity, messages
+from fedjax_sim.server import report_settings, robustness
 from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Settings, Timeline, full_precision_bits
 
@@ -63,9 +61,9 @@ def report_messages(
         bits,
         per_tick,
         facts=lambda hyper, ticks: hyper.facts(ticks),
-        relies_on=RELIED_ON,
+        relies_on=report_settings.RELIED_ON,
         # Settings were checked before the noise of a target epsilon was found.
-        check=unchecked(check_reports if has_weights else check_numbers),
+        check=unchecked(robustness.check_reports if has_weights else robustness.check_numbers),
         facts_of_schedule=lambda hyper, timeline, ticks: hyper.facts_of_schedule(timeline, ticks),
     )
 
@@ -97,7 +95,7 @@ def downlink_of_slots(
     whole, received = full_precision_bits(sent), timeline if received is None else received
     if isinstance(hyper.messages.downlink, Identity):
         return (received.clients != EMPTY).astype(np.int64) * whole
-    change = count_message_bits(hyper.messages.downlink, sent)
+    change = messages.count_message_bits(hyper.messages.downlink, sent)
     is_there = received.clients != EMPTY
     # A tick without a report changes nothing, and nothing is sent of it.
     number = np.append(0, np.cumsum((timeline.clients != EMPTY).any(axis=1)))

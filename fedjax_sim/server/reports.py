@@ -42,11 +42,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.checking import checked
+from fedjax_sim import batching, checking, streams
 from fedjax_sim.clients import Total, read_clients, write_clients
-from fedjax_sim.compression import Compressor, Identity
-from fedjax_sim.compression.base import wide_of
+from fedjax_sim.compression import Compressor, Identity, base
 from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
 from fedjax_sim.privacy import (
     AdaptiveClipping,
@@ -61,19 +59,14 @@ from fedjax_sim.privacy import (
     square_root_bands,
 )
 from fedjax_sim.privacy.clipping import finite
+from fedjax_sim.server import report_settings
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
 from fedjax_sim.server.own_updates import Training, own_update
-from fedjax_sim.server.report_settings import (
-    RELIED_ON,
-    Reports,
-    ScheduledReports,
-    has_poisson_cohorts,
-)
+from fedjax_sim.server.report_settings import Reports, ScheduledReports
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
 from fedjax_sim.server.steps import step_server
 from fedjax_sim.server.versions import Memo, Versioned, first_version, next_version
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
 
@@ -94,7 +87,7 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
-@checked
+@checking.checked
 class Wire:
     """The messages between clients and server, bound to a problem, settings and a plan.
 
@@ -107,7 +100,7 @@ class Wire:
       obeys: Full names of the settings that it obeys, for `Algorithm.obeys`.
     """
 
-    obeys = tuple(name for name, _ in RELIED_ON if (name, _) not in COMBINED)
+    obeys = tuple(name for name, _ in report_settings.RELIED_ON if (name, _) not in COMBINED)
 
     def __init__(
         self,
@@ -148,7 +141,7 @@ class Wire:
         self.combination = combination or combination_of(hyper, self.num_senders, has_own=has_own)
         self._done: set[str] = set()
         # A plain mean of models needs weights that sum to 1.
-        has_mean = self.combination.is_plain and not has_poisson_cohorts(hyper)
+        has_mean = self.combination.is_plain and not report_settings.has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
 
     def algorithm(
@@ -244,11 +237,11 @@ class Wire:
         is_adaptive = isinstance(self.privacy, AdaptiveClipping)
         precision = jnp.result_type(jnp.float32, *jax.tree.leaves(sent))
         return Memo(
-            replicate(zeros, self.num_senders) if self.has_estimates else (),
+            batching.replicate(zeros, self.num_senders) if self.has_estimates else (),
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
             noises=(
-                replicate(jax.tree.map(wide_of, zeros), self.privacy.bands - 1)
+                batching.replicate(jax.tree.map(base.wide_of, zeros), self.privacy.bands - 1)
                 if self.has_memory_of_noise
                 else ()
             ),
@@ -344,15 +337,15 @@ class Wire:
             allowed = "none where a step changes who takes part or with how many steps"
             reason = "epsilon is the schedule's"
             raise ConfigError("messages.local_privacy", self.own_noise.name, f"{allowed}: {reason}")
-        tick_key = jax.random.fold_in(lane_stream(key, "local privacy"), event.tick)
+        tick_key = jax.random.fold_in(streams.lane_stream(key, "local privacy"), event.tick)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(tick_key, jnp.maximum(event.clients, 0))
         if self.can_repeat:
             _, earlier = previous_visits(event.clients[None])
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
-        progress = jax.tree.map(lambda y, x: wide_of(y) - wide_of(x), local, starts)
+        progress = jax.tree.map(lambda y, x: base.wide_of(y) - base.wide_of(x), local, starts)
         noisy = privatise(keys, self.own_noise, progress)
-        claimed = jax.tree.map(lambda x, d: (wide_of(x) + d).astype(x.dtype), starts, noisy)
+        claimed = jax.tree.map(lambda x, d: (base.wide_of(x) + d).astype(x.dtype), starts, noisy)
         is_attacker = self.combination.attackers(key, event)
         return claimed if is_attacker is None else where_slots(is_attacker, local, claimed)
 
@@ -500,7 +493,7 @@ class Wire:
             return mean, self.publish(key, event, memo, mean)
         memo = state.memo
         if total is None:
-            starts = replicate(state.server, event.clients.shape[0])
+            starts = batching.replicate(state.server, event.clients.shape[0])
             reports, memo = self.receive(key, event, memo, starts, local)
             local = weighted_sum(event.weight, reports)
         return keep_if_empty(event, local, state.server), memo
@@ -532,7 +525,7 @@ class Wire:
         """
         if total is not None:
             return local, state.memo
-        starts = replicate(self.received(state), event.clients.shape[0])
+        starts = batching.replicate(self.received(state), event.clients.shape[0])
         reports, memo = self.receive(key, event, state.memo, starts, local)
         updates = jax.tree.map(jnp.subtract, reports, starts)
         if not self.is_private:
@@ -549,10 +542,10 @@ class Wire:
         exact = weighted_sum(event.weight, clipped)
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.privacy.update_noise(cohort) * bound / cohort
-        noise_key = jax.random.fold_in(lane_stream(key, "privacy noise"), event.tick)
+        noise_key = jax.random.fold_in(streams.lane_stream(key, "privacy noise"), event.tick)
         noisy = jax.tree.map(jnp.add, exact, gaussian_like(noise_key, exact, deviation))
         if is_adaptive:
-            count_key = jax.random.fold_in(lane_stream(key, "privacy count"), event.tick)
+            count_key = jax.random.fold_in(streams.lane_stream(key, "privacy count"), event.tick)
             is_present = event.weight > 0
             moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
@@ -574,7 +567,7 @@ class Wire:
             return self.sum(key, event, updates), memo
         exact = weighted_sum(event.weight, self._clipped(event, updates, self.privacy.clip)[0])
         deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
-        noise_key = jax.random.fold_in(lane_stream(key, "privacy noise"), event.tick)
+        noise_key = jax.random.fold_in(streams.lane_stream(key, "privacy noise"), event.tick)
         noise = gaussian_like(noise_key, exact, deviation)
         noises = memo.noises
         if self.has_memory_of_noise:
@@ -599,7 +592,7 @@ class Wire:
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         self._done |= {"privacy"}
-        known, _ = finite(jax.tree.map(wide_of, updates), event.clients != EMPTY)
+        known, _ = finite(jax.tree.map(base.wide_of, updates), event.clients != EMPTY)
         return clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
@@ -618,7 +611,7 @@ class Wire:
             return memo
         compressor = self.hyper.messages.downlink
         change = jax.tree.map(jnp.subtract, sent, memo.known)
-        down_key = jax.random.fold_in(lane_stream(key, "compression down"), event.tick)
+        down_key = jax.random.fold_in(streams.lane_stream(key, "compression down"), event.tick)
         heard = compress(compressor, down_key, change)
         pace = compressor.pace(count_parameters(sent))
         known = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, memo.known, heard)

@@ -32,23 +32,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import checked, unchecked
+from fedjax_sim import batching, checking, streams, timelines
 from fedjax_sim.compression import Identity
 from fedjax_sim.privacy.clipping import finite
+from fedjax_sim.server import attacks
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
-from fedjax_sim.server.attacks import (
-    Adversary,
-    Honest,
-    attacked,
-    malicious_slots,
-    remembering,
-)
-from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, parse_rule
-from fedjax_sim.server.rules.base import checked_centre
+from fedjax_sim.server.attacks import Adversary, Honest, attacked, remembering
+from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, base, parse_rule
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
-from fedjax_sim.streams import lane_stream
-from fedjax_sim.timelines import list_members, loss_shares
 from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 
 COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
@@ -109,7 +100,7 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
         raise ConfigError(compression, str(value_of(hyper, compression)), allowed)
 
 
-@checked
+@checking.checked
 class Combination:
     """A rule and an adversary, bound to a system whose slots are filled by clients.
 
@@ -187,7 +178,9 @@ class Combination:
         if self.is_honest:
             return None
         clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-        return malicious_slots(self.adversary, key, self.num_clients, event.tick, clients, weight)
+        return attacks.malicious_slots(
+            self.adversary, key, self.num_clients, event.tick, clients, weight
+        )
 
     def believed(self, event: Event, messages: Params) -> Array:
         """Return the clients of a tick whose messages are finite: `i32[S]`, `EMPTY` for others.
@@ -222,18 +215,18 @@ class Combination:
         """
         weight = event.weight if weight is None else weight
         if self.is_plain:
-            return weighted_sum(weight if scale is None else scale * weight, updates)
+            return batching.weighted_sum(weight if scale is None else scale * weight, updates)
         if scale is not None:
             updates = jax.tree.map(lambda leaf: leaf * expand(scale, leaf), updates)
         messages, is_heard = finite(updates, event.clients != EMPTY)
         used = jnp.where(is_heard, weight, 0)
         share = used / jnp.where(used.sum() > 0, used.sum(), 1)
-        rule_key = jax.random.fold_in(lane_stream(key, "rule"), event.tick)
+        rule_key = jax.random.fold_in(streams.lane_stream(key, "rule"), event.tick)
         # Who sends nan is known to be malicious, and so fewer of the others are. If these are too
         # few for the rule, there is no progress.
         dropped = (event.clients != EMPTY).sum() - is_heard.sum()
         rule = self.rule.knowing(dropped)
-        centre = checked_centre(rule, rule_key, messages, share, is_heard)
+        centre = base.checked_centre(rule, rule_key, messages, share, is_heard)
         is_enough = (dropped == 0) | (is_heard.sum() >= rule.least())
         moves = is_heard.any() & is_enough & (used.sum() > 0)
 
@@ -280,7 +273,7 @@ class Combination:
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
 
 
-@checked
+@checking.checked
 def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
@@ -300,7 +293,7 @@ def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Co
     return Combination(Mean(), Adversary(), num_clients)
 
 
-@checked
+@checking.checked
 def check_reports(hyper: Any, timeline: Timeline) -> None:
     """Check that the rule of settings can be used for all ticks of a schedule, for `Messages`.
 
@@ -312,11 +305,11 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
       ConfigError: If a tick has too few messages, or unequal weights for a rule that does not
         weigh.
     """
-    unchecked(check_numbers)(hyper, timeline)
+    checking.unchecked(check_numbers)(hyper, timeline)
     _check_weights(hyper, "aggregator", timeline)
 
 
-@checked
+@checking.checked
 def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = None) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
 
@@ -335,7 +328,7 @@ def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = Non
     _check_numbers("aggregator", hyper.aggregator, np.minimum(heard, most) if most else heard)
 
 
-@checked
+@checking.checked
 def check_edges(hyper: Any, timeline: Timeline) -> None:
     """Check the rules of local servers and of the global one.
 
@@ -351,14 +344,14 @@ def check_edges(hyper: Any, timeline: Timeline) -> None:
     )
     _check_weights(hyper, "edge_aggregator", timeline)
     rule, active = hyper.aggregator.chosen, hyper.grouping.active_per_group
-    sizes = np.asarray(list_members(hyper).size)
+    sizes = np.asarray(timelines.list_members(hyper).size)
     _check_numbers("aggregator", rule, np.minimum(sizes, active) if active else sizes)
     if rule.weighs:
         return
     if hyper.work.weighting != "equal":
         allowed = f"equal with {rule}, which does not weigh messages"
         raise ConfigError("work.weighting", hyper.work.weighting, allowed)
-    if rule.least_present() > 1 and loss_shares(hyper) is not None:
+    if rule.least_present() > 1 and timelines.loss_shares(hyper) is not None:
         allowed = f"a rule that can do with one message where messages may be lost; {rule} needs "
         raise ConfigError("aggregator", str(rule), f"{allowed}{rule.least_present()}")
 

@@ -20,113 +20,58 @@ of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
 - `text`: reads and writes values as the command line has them.
 """
 
-from fedjax_sim.settings.checks import check, check_all, check_known, check_left
-from fedjax_sim.settings.declared import (
-    choice,
-    clients_named,
-    count,
-    filled,
-    fixed,
-    group,
-    part,
-    parts,
-    real,
-    reals,
-    redefault,
-    static,
-    switch,
-    weights,
-    whole,
-)
-from fedjax_sim.settings.errors import (
-    ConfigError,
-    Named,
-    UnknownAttributeError,
-    UnknownNameError,
-    check_file,
-    plain,
-    writing_to,
-)
-from fedjax_sim.settings.names import (
-    NOT_GIVEN,
-    DefaultCount,
-    DefaultTime,
-    default_text,
-    describe,
-    fields,
-    full_name,
-    groups,
-    idle_of,
-    is_known,
-    is_not,
-    is_traced,
-    known_values,
-    late_of,
-    names_of,
-    of_preset,
-    short_name,
-    unknown_name,
-    usual_values,
-    value_of,
-    with_default,
-)
-from fedjax_sim.settings.structs import Checked, OneOfSeveral, alternatives, alternatives_in, struct
-from fedjax_sim.settings.text import Kind, parse, parse_kind
-
-__all__ = [
-    "NOT_GIVEN",
-    "Checked",
-    "ConfigError",
-    "DefaultCount",
-    "DefaultTime",
-    "Kind",
-    "Named",
-    "OneOfSeveral",
-    "UnknownAttributeError",
-    "UnknownNameError",
-    "alternatives",
-    "alternatives_in",
-    "check",
-    "check_all",
-    "check_file",
-    "check_known",
-    "check_left",
-    "choice",
-    "clients_named",
-    "count",
-    "default_text",
-    "describe",
-    "fields",
-    "filled",
-    "fixed",
-    "full_name",
-    "group",
-    "groups",
-    "idle_of",
-    "is_known",
-    "is_not",
-    "is_traced",
-    "known_values",
-    "late_of",
-    "names_of",
-    "of_preset",
-    "parse",
-    "parse_kind",
-    "part",
-    "parts",
-    "plain",
-    "real",
-    "reals",
-    "redefault",
-    "short_name",
-    "static",
-    "struct",
-    "switch",
-    "unknown_name",
-    "usual_values",
-    "value_of",
-    "weights",
-    "whole",
-    "with_default",
-    "writing_to",
-]
+from fedjax_sim.settings.checks import check as check
+from fedjax_sim.settings.checks import check_all as check_all
+from fedjax_sim.settings.checks import check_known as check_known
+from fedjax_sim.settings.checks import check_left as check_left
+from fedjax_sim.settings.declared import choice as choice
+from fedjax_sim.settings.declared import clients_named as clients_named
+from fedjax_sim.settings.declared import count as count
+from fedjax_sim.settings.declared import filled as filled
+from fedjax_sim.settings.declared import fixed as fixed
+from fedjax_sim.settings.declared import group as group
+from fedjax_sim.settings.declared import part as part
+from fedjax_sim.settings.declared import parts as parts
+from fedjax_sim.settings.declared import real as real
+from fedjax_sim.settings.declared import reals as reals
+from fedjax_sim.settings.declared import redefault as redefault
+from fedjax_sim.settings.declared import static as static
+from fedjax_sim.settings.declared import switch as switch
+from fedjax_sim.settings.declared import weights as weights
+from fedjax_sim.settings.declared import whole as whole
+from fedjax_sim.settings.errors import ConfigError as ConfigError
+from fedjax_sim.settings.errors import Named as Named
+from fedjax_sim.settings.errors import UnknownAttributeError as UnknownAttributeError
+from fedjax_sim.settings.errors import UnknownNameError as UnknownNameError
+from fedjax_sim.settings.errors import check_file as check_file
+from fedjax_sim.settings.errors import plain as plain
+from fedjax_sim.settings.errors import writing_to as writing_to
+from fedjax_sim.settings.names import NOT_GIVEN as NOT_GIVEN
+from fedjax_sim.settings.names import DefaultCount as DefaultCount
+from fedjax_sim.settings.names import DefaultTime as DefaultTime
+from fedjax_sim.settings.names import default_text as default_text
+from fedjax_sim.settings.names import describe as describe
+from fedjax_sim.settings.names import fields as fields
+from fedjax_sim.settings.names import full_name as full_name
+from fedjax_sim.settings.names import groups as groups
+from fedjax_sim.settings.names import idle_of as idle_of
+from fedjax_sim.settings.names import is_known as is_known
+from fedjax_sim.settings.names import is_not as is_not
+from fedjax_sim.settings.names import is_traced as is_traced
+from fedjax_sim.settings.names import known_values as known_values
+from fedjax_sim.settings.names import late_of as late_of
+from fedjax_sim.settings.names import names_of as names_of
+from fedjax_sim.settings.names import of_preset as of_preset
+from fedjax_sim.settings.names import short_name as short_name
+from fedjax_sim.settings.names import unknown_name as unknown_name
+from fedjax_sim.settings.names import usual_values as usual_values
+from fedjax_sim.settings.names import value_of as value_of
+from fedjax_sim.settings.names import with_default as with_default
+from fedjax_sim.settings.structs import Checked as Checked
+from fedjax_sim.settings.structs import OneOfSeveral as OneOfSeveral
+from fedjax_sim.settings.structs import alternatives as alternatives
+from fedjax_sim.settings.structs import alternatives_in as alternatives_in
+from fedjax_sim.settings.structs import struct as struct
+from fedjax_sim.settings.text import Kind as Kind
+from fedjax_sim.settings.text import parse as parse
+from fedjax_sim.settings.text import parse_kind as parse_kind

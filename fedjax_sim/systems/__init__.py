@@ -17,74 +17,40 @@ from typing import TYPE_CHECKING
 from fedjax_sim.settings import Named, UnknownAttributeError
 
 if TYPE_CHECKING:
-    from fedjax_sim.systems import (
-        adacomm,
-        async_hierarchical,
-        ditto,
-        em,
-        favano,
-        fedasync,
-        fedat,
-        fedavg,
-        fedbuff,
-        fedcs,
-        feddyn,
-        fedem,
-        fednova,
-        fedopt,
-        fedper,
-        fedprox,
-        fedstaleweight,
-        gen_async,
-        hierarchical,
-        langevin,
-        mimelite,
-        oort,
-        pisces,
-        powerofchoice,
-        quafl,
-        safa,
-        scaffold,
-        tifl,
-        vr_fedem,
-    )
+    from fedjax_sim.systems import adacomm as adacomm
+    from fedjax_sim.systems import async_hierarchical as async_hierarchical
+    from fedjax_sim.systems import ditto as ditto
+    from fedjax_sim.systems import em as em
+    from fedjax_sim.systems import favano as favano
+    from fedjax_sim.systems import fedasync as fedasync
+    from fedjax_sim.systems import fedat as fedat
+    from fedjax_sim.systems import fedavg as fedavg
+    from fedjax_sim.systems import fedbuff as fedbuff
+    from fedjax_sim.systems import fedcs as fedcs
+    from fedjax_sim.systems import feddyn as feddyn
+    from fedjax_sim.systems import fedem as fedem
+    from fedjax_sim.systems import fednova as fednova
+    from fedjax_sim.systems import fedopt as fedopt
+    from fedjax_sim.systems import fedper as fedper
+    from fedjax_sim.systems import fedprox as fedprox
+    from fedjax_sim.systems import fedstaleweight as fedstaleweight
+    from fedjax_sim.systems import gen_async as gen_async
+    from fedjax_sim.systems import hierarchical as hierarchical
+    from fedjax_sim.systems import langevin as langevin
+    from fedjax_sim.systems import mimelite as mimelite
+    from fedjax_sim.systems import oort as oort
+    from fedjax_sim.systems import pisces as pisces
+    from fedjax_sim.systems import powerofchoice as powerofchoice
+    from fedjax_sim.systems import quafl as quafl
+    from fedjax_sim.systems import safa as safa
+    from fedjax_sim.systems import scaffold as scaffold
+    from fedjax_sim.systems import tifl as tifl
+    from fedjax_sim.systems import vr_fedem as vr_fedem
     from fedjax_sim.types import System
 
     SYSTEMS: Named[System]
     """The systems by name, in the order in which they are listed."""
 
-__all__ = [
-    "SYSTEMS",
-    "adacomm",
-    "async_hierarchical",
-    "ditto",
-    "em",
-    "favano",
-    "fedasync",
-    "fedat",
-    "fedavg",
-    "fedbuff",
-    "fedcs",
-    "feddyn",
-    "fedem",
-    "fednova",
-    "fedopt",
-    "fedper",
-    "fedprox",
-    "fedstaleweight",
-    "gen_async",
-    "hierarchical",
-    "langevin",
-    "mimelite",
-    "oort",
-    "pisces",
-    "powerofchoice",
-    "quafl",
-    "safa",
-    "scaffold",
-    "tifl",
-    "vr_fedem",
-]
 
 _LISTED = (
     "fedavg",
@@ -118,6 +84,8 @@ _LISTED = (
     "vr_fedem",
 )
 """The modules, in the order in which their systems are listed."""
+
+__all__ = ["SYSTEMS", *sorted(_LISTED)]
 
 # A type checker that saw `__getattr__` would accept every name, misspelt ones too.
 if not TYPE_CHECKING:

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import timelines, trees
 from fedjax_sim.compression import Identity
 from fedjax_sim.server import (
     EdgeTraining,
@@ -45,15 +46,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, group, real, struct
-from fedjax_sim.timelines import (
-    GroupArrivals,
-    aggregation_weights,
-    complete_groups,
-    group_arrivals_within,
-    schedule_group_arrivals,
-)
-from fedjax_sim.timelines.presets import GROUPS, preset
-from fedjax_sim.trees import shapes_of_model
+from fedjax_sim.timelines import GroupArrivals, presets
 from fedjax_sim.types import (
     Algorithm,
     Event,
@@ -97,7 +90,7 @@ class Hyper(GroupArrivals, EdgeTraining):
 
 def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     """Schedule reports of groups; the weight of a slot is c_i."""
-    schedule = schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
+    schedule = timelines.schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
     clients, num = schedule.clients, hyper.num_groups
     discount = (
@@ -106,7 +99,7 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     weight = schedule.weight * discount
     total = weight.sum(axis=1, keepdims=True)
     share = weight / jnp.where(total > 0, total, 1)
-    rule = aggregation_weights(share, schedule.steps, hyper.aggregation)
+    rule = timelines.aggregation_weights(share, schedule.steps, hyper.aggregation)
     return schedule._replace(weight=total * rule)
 
 
@@ -135,13 +128,13 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
 
 def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
-    model = shapes_of_model(problem)
+    model = trees.shapes_of_model(problem)
     reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
     up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
     return reports * up, count_downlink(hyper, timeline, model)
 
 
-paper = preset(Hyper, GROUPS)
+paper = presets.preset(Hyper, presets.GROUPS)
 system = System(
     "async_hierarchical",
     Hyper,
@@ -157,7 +150,7 @@ system = System(
         relies_on=RELIED_ON,
         check=check_edges,
     ),
-    hints=Hints(group_arrivals_within, iteration_examples),
-    fit=Fit(complete=complete_groups),
+    hints=Hints(timelines.group_arrivals_within, iteration_examples),
+    fit=Fit(complete=timelines.complete_groups),
     paper=paper,
 )

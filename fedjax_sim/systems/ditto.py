@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import LocalTraining, local_training, personal_metrics
-from fedjax_sim.clients.rows import read_clients, write_clients
+from fedjax_sim.clients import LocalTraining, local_training, personal_metrics, rows
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -60,11 +59,11 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         start = wire.received(state)  # w^t
         total = wire.total(event)
         local, work = train(key, event, start=start, total=total)
-        own = read_clients(state.clients, event.clients)  # v_k
+        own = rows.read_clients(state.clients, event.clients)  # v_k
         target = replicate(start, event.clients.shape[0])
         own, more = personalise(key, event, starts=own, extras=(target,))
         server, memo = wire.average(key, event, state, local, total=total)
-        clients = write_clients(state.clients, event.clients, own)
+        clients = rows.write_clients(state.clients, event.clients, own)
         return RoundState(server, (), clients, memo), work.and_more(more)
 
     def metrics(state: RoundState) -> dict[str, Array]:

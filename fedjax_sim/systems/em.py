@@ -11,12 +11,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import trees, types
 from fedjax_sim.clients import Expectation, local_expectation
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.settings import fixed, redefault, struct
-from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
-from fedjax_sim.timelines.presets import EM, preset
-from fedjax_sim.trees import shapes_of_model
+from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -31,7 +30,6 @@ from fedjax_sim.types import (
     System,
     Timeline,
     Work,
-    full_precision_bits,
 )
 
 
@@ -74,12 +72,12 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
 
 def count_bits(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent at each tick, `i64[T]` each: statistics up, S and theta down."""
-    message = full_precision_bits(shapes_of_model(problem))
+    message = types.full_precision_bits(trees.shapes_of_model(problem))
     up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
     return up, broadcast_bits(problem, timeline)
 
 
-paper = preset(Hyper, {**EM, "batch_size": 200})
+paper = presets.preset(Hyper, {**presets.EM, "batch_size": 200})
 system = System(
     "em",
     Hyper,

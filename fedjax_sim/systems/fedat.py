@@ -36,15 +36,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import replicate, weighted_sum
+from fedjax_sim import batching, streams
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.settings import ConfigError, count, real, struct
-from fedjax_sim.streams import clock_key, lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
-from fedjax_sim.timelines import Clients
-from fedjax_sim.timelines.cohorts import client_weighting, mean_weights
+from fedjax_sim.timelines import Clients, cohorts, presets
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
 from fedjax_sim.timelines.live import (
     Clock,
@@ -58,7 +56,6 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
-from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Hints, Key, Params, Plan, Problem, Work
 
@@ -69,7 +66,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
     num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, M.")
     num_selected: int = count(10, "Size of the cohort, S: clients of a round of a tier.")
-    weighting: str = client_weighting("the mean of a round")
+    weighting: str = cohorts.client_weighting("the mean of a round")
     proximal: float = real(
         0.4, "Strength of the pull to where local training started, lambda.", least=0
     )
@@ -136,7 +133,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         everyone, is_member = jnp.arange(num), carried.tier == tier
         is_here = is_member & are_available(devices, everyone, now)
         may = jnp.where(is_here.any(), is_here, is_member)
-        tier_key = jax.random.fold_in(lane_stream(key, "tier clients"), tier)
+        tier_key = jax.random.fold_in(streams.lane_stream(key, "tier clients"), tier)
         lot = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
         drawn, clients = jax.lax.top_k(jnp.where(may, lot, -1), hyper.num_selected)
         is_there = drawn >= 0
@@ -156,7 +153,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         drawn = draw_clients(key, hyper)
         devices, zero = devices_of(key, hyper, drawn), jnp.int32(0)
         one = Flights.none(hyper.num_selected, drawn.speeds.rate)
-        work = replicate(one, hyper.num_tiers)
+        work = batching.replicate(one, hyper.num_tiers)
         rounds, ends = jnp.zeros(hyper.num_tiers, "int32"), work.ends.take((slice(None), 0))
         turns = jnp.zeros(num, "int32")
         carried = Tiers(zero, rounds, turns, tiers_of(devices), work, ends, drawn)
@@ -176,7 +173,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             jnp.where(is_in, done.client, EMPTY),
             done.steps,
             done.version,
-            mean_weights(hyper.weighting, counts, who, is_in),
+            cohorts.mean_weights(hyper.weighting, counts, who, is_in),
         )
         version = carried.tick + 1  # the model that this report makes
         after = begin_round(key, devices, carried, tier, now, version)
@@ -210,7 +207,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))
-        tiers = replicate(first.server, hyper.num_tiers)
+        tiers = batching.replicate(first.server, hyper.num_tiers)
         return State(*first, tiers, jnp.zeros(hyper.num_tiers, "int32"))
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
@@ -220,12 +217,12 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         place = (event.clients != EMPTY).argmax()
         common = jax.tree.map(lambda leaf: leaf[place], start)
         model = wire.mean(key, event, common, reports)
-        own = clock_key(key)  # that of the live clock, which has the same tiers
+        own = streams.clock_key(key)  # that of the live clock, which has the same tiers
         tier = tiers_of(devices_of(own, hyper, draw_clients(own, hyper)))[event.clients[place]]
         tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
         updates = put(state.updates, tier, state.updates[tier] + 1)
         share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T
-        server = weighted_sum(share, tiers)
+        server = batching.weighted_sum(share, tiers)
         after, before = (server, tiers, updates), (state.server, state.tiers, state.updates)
         server, tiers, updates = keep_if_empty(event, after, before)
         newest = wire.next_version(key, event, state, memo, server)
@@ -253,7 +250,7 @@ system = with_clock(
     ),
     name="fedat",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=algorithm,
     summary="tiers of equally fast clients: rounds within each, asynchronous between them",
     can_repeat=False,

@@ -55,8 +55,7 @@ from fedjax_sim.server import (
     weigh_arrivals,
 )
 from fedjax_sim.settings import is_known, real, redefault, struct
-from fedjax_sim.timelines import ArrivalClock, arrivals_within
-from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 
 
@@ -124,7 +123,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return wire.algorithm(init, step)
 
 
-paper = preset(Hyper, FAVANO)
+paper = presets.preset(Hyper, presets.FAVANO)
 system = System(
     "fedbuff",
     Hyper,

@@ -33,8 +33,7 @@ from fedjax_sim.server import (
     memory_messages,
 )
 from fedjax_sim.settings import choice, group, struct
-from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
-from fedjax_sim.timelines.presets import EM, preset
+from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -128,7 +127,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     return Algorithm(init, step, hyper.result, metrics, obeys=dict(memory_messages.relies_on))
 
 
-paper = preset(Hyper, EM)
+paper = presets.preset(Hyper, presets.EM)
 system = System(
     "fedem",
     Hyper,

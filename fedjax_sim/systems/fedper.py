@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
-from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics
-from fedjax_sim.clients.rows import read_clients, write_clients
+from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics, rows
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.settings import count, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -59,11 +58,11 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         shared = replicate(wire.received(state), event.clients.shape[0])
-        own = read_clients(state.clients, event.clients)
+        own = rows.read_clients(state.clients, event.clients)
         local, work = train(key, event, starts=join(shared, own))
         shared, own = hyper.split(local)
         server, memo = wire.average(key, event, state, shared)
-        clients = write_clients(state.clients, event.clients, own)
+        clients = rows.write_clients(state.clients, event.clients, own)
         return RoundState(server, (), clients, memo), work
 
     def model(state: RoundState) -> Params:

@@ -42,8 +42,7 @@ from fedjax_sim.server import (
     weigh_arrivals,
 )
 from fedjax_sim.settings import real, redefault, struct
-from fedjax_sim.timelines import ArrivalClock, arrivals_within
-from fedjax_sim.timelines.presets import STALENESS, preset
+from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 
@@ -75,7 +74,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-paper = preset(Hyper, STALENESS)
+paper = presets.preset(Hyper, presets.STALENESS)
 system = System(
     "fedstaleweight",
     Hyper,

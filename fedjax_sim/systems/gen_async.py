@@ -24,8 +24,7 @@ import jax.numpy as jnp
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models
 from fedjax_sim.settings import real, struct
-from fedjax_sim.timelines import ClientQueues, client_queues_within, schedule_client_queues
-from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
 
@@ -56,7 +55,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-paper = preset(Hyper, {**FAVANO, "local_steps": 1})
+paper = presets.preset(Hyper, {**presets.FAVANO, "local_steps": 1})
 system = System(
     "gen_async",
     Hyper,

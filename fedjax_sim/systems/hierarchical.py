@@ -65,7 +65,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.batching import replicate
+from fedjax_sim import batching, trees, types
 from fedjax_sim.clients import read_clients, write_clients
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import (
@@ -88,7 +88,6 @@ from fedjax_sim.timelines import (
     schedule_group_rounds,
 )
 from fedjax_sim.timelines.presets import GROUPS, preset
-from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -104,7 +103,6 @@ from fedjax_sim.types import (
     System,
     Timeline,
     Work,
-    full_precision_bits,
 )
 
 
@@ -154,7 +152,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     def init(key: Key) -> State:
         server = problem.init(key)
         memo = first_memo(problem, hyper, plan, server)
-        return State(server, replicate(server, hyper.num_groups), memo)
+        return State(server, batching.replicate(server, hyper.num_groups), memo)
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         num_slots = event.clients.shape[0]
@@ -164,7 +162,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         is_start = first_tick == event.tick
         is_last = event.tick == first_tick + hyper.clock.ticks_per_round - 1
         begun = read_clients(state.groups, event.clients)
-        known = replicate(wire.received(state), num_slots)
+        known = batching.replicate(wire.received(state), num_slots)
         start = jax.tree.map(  # x_i^{u,0} = x^u
             lambda x, y: jnp.where(is_start, x, y), known, begun
         )
@@ -205,8 +203,8 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     num_ticks = timeline.clients.shape[0]
     is_last = np.arange(num_ticks) % hyper.clock.ticks_per_round == hyper.clock.ticks_per_round - 1
     messages = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * is_last
-    model = shapes_of_model(problem)
-    down = min(count_message_bits(hyper.messages.downlink, model), full_precision_bits(model))
+    model = trees.shapes_of_model(problem)
+    down = min(count_message_bits(hyper.messages.downlink, model), types.full_precision_bits(model))
     up = hyper.edge_aggregator.chosen.message_bits(hyper.messages.edge_compression, model)
     return messages * up, messages * down
 

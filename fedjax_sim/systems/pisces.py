@@ -48,8 +48,7 @@ from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
-from fedjax_sim.timelines import Clients
-from fedjax_sim.timelines.cohorts import client_weighting, mean_weights
+from fedjax_sim.timelines import Clients, cohorts, presets
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import (
     Clock,
@@ -63,7 +62,6 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
-from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
 
@@ -98,7 +96,7 @@ class Hyper(Clients, LocalTraining, Reports):
         "work, divided by this.",
         above=0,
     )
-    weighting: str = client_weighting("the mean of a tick's reports")
+    weighting: str = cohorts.client_weighting("the mean of a tick's reports")
     choice: Choice = group(Choice(), "who is given work")
     server_lr: float = real(1.0, "Learning rate of the server.", above=0)
 
@@ -270,7 +268,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         never = Instant(jnp.full_like(now.value, jnp.inf), jnp.zeros_like(now.rest))
         acts = now.where(filled == num_slots, due(*found).where(filled > 0, never))
         is_there = jnp.arange(num_slots) < filled
-        weight = mean_weights(hyper.weighting, counts, slots.client, is_there)
+        weight = cohorts.mean_weights(hyper.weighting, counts, slots.client, is_there)
         received = Received(acts, slots.client, slots.steps, slots.version, weight)
         flights = pace.flights.after_action(acts, carried.tick)
         return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
@@ -319,7 +317,7 @@ system = with_clock(
     ),
     name="pisces",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
     hints=Hints(ticks_within),

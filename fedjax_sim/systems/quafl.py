@@ -22,17 +22,11 @@ import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import LocalTraining, local_training, read_rows, write_clients
-from fedjax_sim.compression import Identity
-from fedjax_sim.compression.messages import (
-    Compression,
-    count_message_bits,
-    count_parameters,
-    decode_messages,
-)
+from fedjax_sim.compression import Identity, messages
+from fedjax_sim.compression.messages import Compression
 from fedjax_sim.server import COMBINED, Robust, check_numbers, combination_of
 from fedjax_sim.settings import struct
-from fedjax_sim.timelines import Contacts, schedule_contacts
-from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines import Contacts, presets, schedule_contacts
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -94,16 +88,18 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         start, known = read_rows(state.clients, rows), read_rows(state.known, rows)
         local, work = train(key, event, starts=start)  # y[i], after min(E, K) steps, not scaled
         sent = replicate(state.server, event.clients.shape[0])
-        seen = decode_messages(hyper.compression, key, event, known, sent, way="down")  # v[i]
+        seen = messages.decode_messages(
+            hyper.compression, key, event, known, sent, way="down"
+        )  # v[i]
         claimed = combination.attacked(key, event, start, local)
-        reports = decode_messages(hyper.compression, key, event, seen, claimed)
+        reports = messages.decode_messages(hyper.compression, key, event, seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = combination.mean_with_server(key, event, state.server, reports)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]
         share = 1 / (1 + is_present.sum())
         mixed = jax.tree.map(lambda v, y: y + (v - y) * share.astype(y.dtype), seen, local)
         if is_compressed:
-            pace = 1 / (1 + hyper.compression.omega(count_parameters(state.server)))
+            pace = 1 / (1 + hyper.compression.omega(messages.count_parameters(state.server)))
             known = jax.tree.map(lambda r, v: r + (v - r) * jnp.asarray(pace, r.dtype), known, seen)
         clients = write_clients(state.clients, event.clients, mixed)
         return State(server, clients, write_clients(state.known, event.clients, known)), work
@@ -119,10 +115,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a message to the server and of one from it."""
     up = hyper.aggregator.chosen.message_bits(hyper.compression, params)
-    return up, count_message_bits(hyper.compression, params)
+    return up, messages.count_message_bits(hyper.compression, params)
 
 
-paper = preset(Hyper, FAVANO)
+paper = presets.preset(Hyper, presets.FAVANO)
 system = System(
     "quafl",
     Hyper,

@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import replicate, weighted_sum
+from fedjax_sim import batching, trees, types
 from fedjax_sim.clients import LocalTraining, local_training, write_clients
 from fedjax_sim.server import (
     Memo,
@@ -56,8 +56,7 @@ from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_counts import downlink_of_slots
 from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.timelines import Clients
-from fedjax_sim.timelines.cohorts import client_weighting
+from fedjax_sim.timelines import Clients, cohorts, presets
 from fedjax_sim.timelines.delays.devices import is_lost
 from fedjax_sim.timelines.live import (
     Clock,
@@ -71,11 +70,8 @@ from fedjax_sim.timelines.live import (
     with_clock,
 )
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
-from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
-from fedjax_sim.trees import shapes_of_model
 from fedjax_sim.types import (
-    EMPTY,
     Algorithm,
     Array,
     Hints,
@@ -104,7 +100,7 @@ class Hyper(Clients, LocalTraining, Reports):
         least=0,
         simpler_at=(0.0,),
     )
-    weighting: str = client_weighting("the mean of the cache")
+    weighting: str = cohorts.client_weighting("the mean of the cache")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -193,7 +189,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         slots = jnp.argsort(arrival, stable=True).astype("int32")
         received = Received(
             acts,
-            jnp.where(is_in, everyone, EMPTY)[slots],
+            jnp.where(is_in, everyone, types.EMPTY)[slots],
             work.steps[slots],
             work.version[slots],
             jnp.where(is_picked, share, 0)[slots],
@@ -209,7 +205,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def in_use(carried: Rounds) -> Array:
         """List the newest versions: who works from an older one is deprecated."""
-        return jnp.maximum(carried.tick - jnp.arange(hyper.lag_tolerance), EMPTY)
+        return jnp.maximum(carried.tick - jnp.arange(hyper.lag_tolerance), types.EMPTY)
 
     return Clock(init, next_round, in_use=in_use)
 
@@ -239,7 +235,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
 
     def init(key: Key) -> State:
         first = wire.first_version(problem.init(key))
-        cache = replicate(first.server, hyper.num_clients)
+        cache = batching.replicate(first.server, hyper.num_clients)
         return State(*first, cache, jnp.zeros(hyper.num_clients, "int32"))
 
     def step(key: Key, state: State, event: Any) -> tuple[State, Work]:
@@ -251,10 +247,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         syncs = (event.tick - state.base) // hyper.lag_tolerance
         newest = jax.tree.map(lambda w: w[None], state.server)
         cache = where_slots(syncs > 0, newest, state.cache)
-        cache = write_clients(cache, jnp.where(is_picked, believed, EMPTY), reports)
-        server = weighted_sum(share, cache)
-        cache = write_clients(cache, jnp.where(is_picked, EMPTY, believed), reports)
-        reporting = jnp.where(event.clients == EMPTY, hyper.num_clients, event.clients)
+        cache = write_clients(cache, jnp.where(is_picked, believed, types.EMPTY), reports)
+        server = batching.weighted_sum(share, cache)
+        cache = write_clients(cache, jnp.where(is_picked, types.EMPTY, believed), reports)
+        reporting = jnp.where(event.clients == types.EMPTY, hyper.num_clients, event.clients)
         base = state.base + syncs * hyper.lag_tolerance
         base = base.at[reporting].set(event.tick + 1, mode="drop")
         before = state.server, state.cache, state.base
@@ -275,19 +271,19 @@ def handed_out(hyper: Hyper, timeline: Timeline) -> Timeline:
     tick = np.arange(num_ticks)[:, None]
     # The round after each client's last report, or the first.
     since = np.zeros((num_ticks + 1, hyper.num_clients), np.int64)
-    rounds, slots = np.nonzero(timeline.clients != EMPTY)
+    rounds, slots = np.nonzero(timeline.clients != types.EMPTY)
     since[rounds + 1, timeline.clients[rounds, slots]] = rounds + 1
     since = np.maximum.accumulate(since)[:num_ticks]
     is_synced = (tick - since) % int(hyper.lag_tolerance) == 0
-    clients = np.where(is_synced, everyone, EMPTY)
+    clients = np.where(is_synced, everyone, types.EMPTY)
     return timeline._replace(clients=clients, version=np.broadcast_to(tick, clients.shape))
 
 
 def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits that each client sends and receives at each tick: `i64[T, N]` each."""
-    model = shapes_of_model(problem)
+    model = trees.shapes_of_model(problem)
     up = np.zeros((len(timeline.time), hyper.num_clients), np.int64)
-    rounds, slots = np.nonzero(timeline.clients != EMPTY)
+    rounds, slots = np.nonzero(timeline.clients != types.EMPTY)
     message = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
     up[rounds, timeline.clients[rounds, slots]] = message
     return up, downlink_of_slots(hyper, timeline, model, handed_out(hyper, timeline))
@@ -321,7 +317,7 @@ system = with_clock(
     ),
     name="safa",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=algorithm,
     summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,

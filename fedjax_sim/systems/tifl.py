@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.batching import any_lane
+from fedjax_sim import batching, streams
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.server import Reports
 from fedjax_sim.settings import (
@@ -48,7 +48,6 @@ from fedjax_sim.settings import (
     reals,
     struct,
 )
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put
 from fedjax_sim.timelines.live import (
@@ -186,7 +185,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
 
     def draw(key: Key, number: Array) -> tuple[Array, Array]:
-        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
+        round_key = jax.random.fold_in(streams.lane_stream(key, "choice"), number)
         tier_key, client_key = jax.random.split(round_key)
         noise = jax.random.gumbel(tier_key, (settings.num_tiers,), float)
         return noise, jax.random.uniform(client_key, (num_clients,), float)
@@ -196,7 +195,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         executed = needed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0
-            some_read = any_lane(is_read)
+            some_read = batching.any_lane(is_read)
 
             def read() -> Array:
                 found = tier_accuracies(problem, hyper, key, number, now.state, memory.tier)
@@ -236,7 +235,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
     def init(key: Key) -> Round:
         begun = rounds.init(key)
-        tier, now = profile(lane_stream(key, "profile"), hyper, begun.drawn)
+        tier, now = profile(streams.lane_stream(key, "profile"), hyper, begun.drawn)
         return begun._replace(now=now, memory=begun.memory._replace(tier=tier))
 
     return rounds._replace(init=init)

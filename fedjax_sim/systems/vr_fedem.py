@@ -43,8 +43,7 @@ from fedjax_sim.server import (
     memory_messages,
 )
 from fedjax_sim.settings import ConfigError, choice, group, struct, whole
-from fedjax_sim.timelines import CoinRounds, schedule_coin_rounds
-from fedjax_sim.timelines.presets import EM, preset
+from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -186,7 +185,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     return Algorithm(init, step, hyper.result, metrics, obeys=dict(memory_messages.relies_on))
 
 
-paper = preset(Hyper, {**EM, "batch_size": 5})
+paper = presets.preset(Hyper, {**presets.EM, "batch_size": 5})
 system = System(
     "vr_fedem",
     Hyper,

@@ -23,114 +23,58 @@ What clocks are made of:
 The four kinds of clocks do not import each other. To write a clock, start from `contacts.py`.
 """
 
-from fedjax_sim.timelines.arrivals.buffered import (
-    ArrivalClock,
-    Arrivals,
-    arrivals_within,
-    schedule_arrivals,
-)
+from fedjax_sim.timelines.arrivals.buffered import ArrivalClock as ArrivalClock
+from fedjax_sim.timelines.arrivals.buffered import Arrivals as Arrivals
+from fedjax_sim.timelines.arrivals.buffered import arrivals_within as arrivals_within
+from fedjax_sim.timelines.arrivals.buffered import schedule_arrivals as schedule_arrivals
+from fedjax_sim.timelines.arrivals.client_queues import ClientQueues as ClientQueues
+from fedjax_sim.timelines.arrivals.client_queues import client_queues_within as client_queues_within
+from fedjax_sim.timelines.arrivals.client_queues import routing_shares as routing_shares
 from fedjax_sim.timelines.arrivals.client_queues import (
-    ClientQueues,
-    client_queues_within,
-    routing_shares,
-    schedule_client_queues,
+    schedule_client_queues as schedule_client_queues,
 )
-from fedjax_sim.timelines.contacts import ContactClock, Contacts, schedule_contacts
-from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
-from fedjax_sim.timelines.delays.devices import draw_losses, loss_shares
-from fedjax_sim.timelines.delays.laws import (
-    RUNTIME_LAWS,
-    STEP_COUNT_LAWS,
-    ClientDelays,
-    Clients,
-    Speeds,
-    draw_client_rates,
-    draw_client_speeds,
-    draw_runtimes,
+from fedjax_sim.timelines.contacts import ContactClock as ContactClock
+from fedjax_sim.timelines.contacts import Contacts as Contacts
+from fedjax_sim.timelines.contacts import schedule_contacts as schedule_contacts
+from fedjax_sim.timelines.delays.client_table import ClientTable as ClientTable
+from fedjax_sim.timelines.delays.client_table import read_client_table as read_client_table
+from fedjax_sim.timelines.delays.devices import draw_losses as draw_losses
+from fedjax_sim.timelines.delays.devices import loss_shares as loss_shares
+from fedjax_sim.timelines.delays.laws import RUNTIME_LAWS as RUNTIME_LAWS
+from fedjax_sim.timelines.delays.laws import STEP_COUNT_LAWS as STEP_COUNT_LAWS
+from fedjax_sim.timelines.delays.laws import ClientDelays as ClientDelays
+from fedjax_sim.timelines.delays.laws import Clients as Clients
+from fedjax_sim.timelines.delays.laws import Speeds as Speeds
+from fedjax_sim.timelines.delays.laws import draw_client_rates as draw_client_rates
+from fedjax_sim.timelines.delays.laws import draw_client_speeds as draw_client_speeds
+from fedjax_sim.timelines.delays.laws import draw_runtimes as draw_runtimes
+from fedjax_sim.timelines.delays.trace import Trace as Trace
+from fedjax_sim.timelines.delays.trace import read_trace as read_trace
+from fedjax_sim.timelines.grouped.arrivals import GroupArrivals as GroupArrivals
+from fedjax_sim.timelines.grouped.arrivals import group_arrivals_within as group_arrivals_within
+from fedjax_sim.timelines.grouped.arrivals import schedule_group_arrivals as schedule_group_arrivals
+from fedjax_sim.timelines.grouped.groups import ExchangeDelays as ExchangeDelays
+from fedjax_sim.timelines.grouped.groups import GroupClock as GroupClock
+from fedjax_sim.timelines.grouped.groups import Grouping as Grouping
+from fedjax_sim.timelines.grouped.groups import Groups as Groups
+from fedjax_sim.timelines.grouped.groups import IterationDelays as IterationDelays
+from fedjax_sim.timelines.grouped.groups import Members as Members
+from fedjax_sim.timelines.grouped.groups import complete_groups as complete_groups
+from fedjax_sim.timelines.grouped.groups import delay_sizes as delay_sizes
+from fedjax_sim.timelines.grouped.groups import list_members as list_members
+from fedjax_sim.timelines.grouped.groups import paper_delays as paper_delays
+from fedjax_sim.timelines.grouped.rounds import aggregation_weights as aggregation_weights
+from fedjax_sim.timelines.grouped.rounds import group_rounds_within as group_rounds_within
+from fedjax_sim.timelines.grouped.rounds import schedule_group_rounds as schedule_group_rounds
+from fedjax_sim.timelines.rounds.coins import CoinRounds as CoinRounds
+from fedjax_sim.timelines.rounds.coins import schedule_coin_rounds as schedule_coin_rounds
+from fedjax_sim.timelines.rounds.sampled import Cohort as Cohort
+from fedjax_sim.timelines.rounds.sampled import CohortRounds as CohortRounds
+from fedjax_sim.timelines.rounds.sampled import cohort_system as cohort_system
+from fedjax_sim.timelines.rounds.sampled import schedule_cohort_rounds as schedule_cohort_rounds
+from fedjax_sim.timelines.rounds.synchronous import CohortClock as CohortClock
+from fedjax_sim.timelines.rounds.synchronous import rounds_within as rounds_within
+from fedjax_sim.timelines.rounds.weighted import WeightedRounds as WeightedRounds
+from fedjax_sim.timelines.rounds.weighted import (
+    schedule_weighted_rounds as schedule_weighted_rounds,
 )
-from fedjax_sim.timelines.delays.trace import Trace, read_trace
-from fedjax_sim.timelines.grouped.arrivals import (
-    GroupArrivals,
-    group_arrivals_within,
-    schedule_group_arrivals,
-)
-from fedjax_sim.timelines.grouped.groups import (
-    ExchangeDelays,
-    GroupClock,
-    Grouping,
-    Groups,
-    IterationDelays,
-    Members,
-    complete_groups,
-    delay_sizes,
-    list_members,
-    paper_delays,
-)
-from fedjax_sim.timelines.grouped.rounds import (
-    aggregation_weights,
-    group_rounds_within,
-    schedule_group_rounds,
-)
-from fedjax_sim.timelines.rounds.coins import CoinRounds, schedule_coin_rounds
-from fedjax_sim.timelines.rounds.sampled import (
-    Cohort,
-    CohortRounds,
-    cohort_system,
-    schedule_cohort_rounds,
-)
-from fedjax_sim.timelines.rounds.synchronous import CohortClock, rounds_within
-from fedjax_sim.timelines.rounds.weighted import WeightedRounds, schedule_weighted_rounds
-
-__all__ = [
-    "RUNTIME_LAWS",
-    "STEP_COUNT_LAWS",
-    "ArrivalClock",
-    "Arrivals",
-    "ClientDelays",
-    "ClientQueues",
-    "ClientTable",
-    "Clients",
-    "Cohort",
-    "CohortClock",
-    "CohortRounds",
-    "CoinRounds",
-    "ContactClock",
-    "Contacts",
-    "ExchangeDelays",
-    "GroupArrivals",
-    "GroupClock",
-    "Grouping",
-    "Groups",
-    "IterationDelays",
-    "Members",
-    "Speeds",
-    "Trace",
-    "WeightedRounds",
-    "aggregation_weights",
-    "arrivals_within",
-    "client_queues_within",
-    "cohort_system",
-    "complete_groups",
-    "delay_sizes",
-    "draw_client_rates",
-    "draw_client_speeds",
-    "draw_losses",
-    "draw_runtimes",
-    "group_arrivals_within",
-    "group_rounds_within",
-    "list_members",
-    "loss_shares",
-    "paper_delays",
-    "read_client_table",
-    "read_trace",
-    "rounds_within",
-    "routing_shares",
-    "schedule_arrivals",
-    "schedule_client_queues",
-    "schedule_cohort_rounds",
-    "schedule_coin_rounds",
-    "schedule_contacts",
-    "schedule_group_arrivals",
-    "schedule_group_rounds",
-    "schedule_weighted_rounds",
-]

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import streams
 from fedjax_sim.settings import choice
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import EMPTY, Array, Key
 
 
@@ -31,7 +31,7 @@ def draw_cohorts(key: Key, num_clients: int, num_selected: int, num_ticks: int) 
       Client numbers, `i32[T, S]`, distinct within a row.
     """
     ticks, slots = jnp.arange(num_ticks)[:, None], jnp.arange(num_selected)
-    return shuffled_index(shuffle_bits(key), slots, num_clients, ticks)
+    return streams.shuffled_index(streams.shuffle_bits(key), slots, num_clients, ticks)
 
 
 def draw_poisson_cohorts(
@@ -60,7 +60,7 @@ def draw_poisson_cohorts(
     law = stats.binom(num_clients, expected / num_clients)
     most = min(num_clients, int(law.isf(2.0**-53)))
     table = jnp.asarray(law.cdf(np.arange(most)))
-    sizes_key, cohorts_key = lane_stream(key, "sizes"), lane_stream(key, "members")
+    sizes_key, cohorts_key = streams.lane_stream(key, "sizes"), streams.lane_stream(key, "members")
     lot = jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(sizes_key, t), (), table.dtype))(
         jnp.arange(num_ticks)
     )

@@ -49,15 +49,8 @@ from fedjax_sim.engine.shares import listed
 from fedjax_sim.models import CONVOLUTIONS, MLP, LeNet, SmallCNN, resnet18, resnet20
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import latent, make_classification, make_gaussian_clients
-from fedjax_sim.server.rules import (
-    FLTrust,
-    GeometricMedian,
-    Krum,
-    Mean,
-    Median,
-    TrimmedMean,
-    rules_of_one_program,
-)
+from fedjax_sim.server import rules
+from fedjax_sim.server.rules import FLTrust, GeometricMedian, Krum, Mean, Median, TrimmedMean
 from fedjax_sim.systems import fedavg, fedbuff
 from fedjax_sim.timelines.live import (
     Asked,
@@ -312,7 +305,7 @@ WORKLOADS = {
         "fedavg",
         images(8),
         seeds=1,
-        settings={"aggregator": rules_of_one_program([Mean(), *RULES.values()])},
+        settings={"aggregator": rules.rules_of_one_program([Mean(), *RULES.values()])},
     ),
     **{
         name: Workload("default settings, mixture of Gaussians, four seeds", name, mixture)

@@ -12,6 +12,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import settings
+from tests.exports import exports_of
 
 INNER = ("checking", "cli", "events", "lifecycle", "settings", "systems")
 """Rooms without calls for users: the mechanism, the command line, events that the engine makes,
@@ -39,15 +40,15 @@ MADE_HERE = {
 def public_modules() -> Iterator[types.ModuleType]:
     """Import every module whose names are public: packages, and the modules that they name.
 
-    A room that exports nothing, such as those inside the engine, has no `__all__`.
+    A room that exports nothing, such as those inside the engine, has none.
     """
     for found in pkgutil.walk_packages(fedjax_sim.__path__, "fedjax_sim."):
         if found.ispkg and found.name.split(".")[1] not in INNER:
             package = importlib.import_module(found.name)
-            if not hasattr(package, "__all__"):
+            if not exports_of(package):
                 continue
             yield package
-            for name in package.__all__:
+            for name in exports_of(package) or ():
                 if isinstance(getattr(package, name, package), types.ModuleType):
                     yield importlib.import_module(f"{found.name}.{name}")
 
@@ -58,7 +59,7 @@ def public_callables() -> dict[str, Any]:
     for module in public_modules():
         for name, value in vars(module).items():
             home = str(getattr(value, "__module__", ""))
-            names = getattr(module, "__all__", (name,) if home == module.__name__ else ())
+            names = exports_of(module) or ((name,) if home == module.__name__ else ())
             is_own = name in names and home.startswith("fedjax_sim.")
             is_call = isinstance(value, type) or inspect.isroutine(inspect.unwrap(value))
             if is_own and is_call and not name.startswith("_"):

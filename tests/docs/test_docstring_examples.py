@@ -27,6 +27,7 @@ from fedjax_sim.settings import Checked, check
 from fedjax_sim.streams import stream
 from fedjax_sim.systems import favano, fedavg
 from tests.clients.test_gradient_steps import event_of
+from tests.exports import exports_of
 
 ROOMS = (
     *("clients", "compression", "datasets", "diagnostics", "models", "partition", "privacy"),
@@ -67,7 +68,7 @@ def public() -> Iterator[tuple[str, Any]]:
     rooms: list[tuple[str, ModuleType]] = [("", fedjax_sim)]
     rooms += [(f"{name}.", importlib.import_module(f"fedjax_sim.{name}")) for name in ROOMS]
     for prefix, room in rooms:
-        names = getattr(room, "__all__", None) or [n for n in vars(room) if n[0] != "_"]
+        names = exports_of(room) or [n for n in vars(room) if n[0] != "_"]
         for name in names:
             value = getattr(room, name)
             if not getattr(value, "__module__", "").startswith("fedjax_sim"):

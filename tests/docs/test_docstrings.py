@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_sim
+from tests import exports
 
 ROOT = Path(fedjax_sim.__file__).parent
 SINGLE_MODULES = (
@@ -37,8 +38,11 @@ SAID_BY_TYPE = {
 Definition = ast.FunctionDef | ast.ClassDef
 
 
-def names_in(tree: ast.Module) -> list[str]:
-    """Read `__all__`, or list the public definitions of a module without one."""
+def names_in(path: Path) -> list[str]:
+    """Read what a module exports, or list the public definitions of one that exports nothing."""
+    if (names := exports.names_in(path)) is not None:
+        return names
+    tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return ast.literal_eval(node.value)

@@ -1,10 +1,11 @@
 """The page of parts names everything that the rooms of parts export."""
 
-import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.exports import exports_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "parts.md"
 ROOMS = (
@@ -25,5 +26,5 @@ ROOMS = (
 def test_page_names_all_parts(room: str) -> None:
     """A name that no page mentions is for nobody, and need not be exported."""
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE.read_text()))))
-    exported = set(importlib.import_module(f"fedjax_sim.{room}").__all__)
+    exported = set(exports_of(f"fedjax_sim.{room}") or ())
     assert not exported - named

@@ -25,13 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from experiments.fald.formulas.exact_laws import (
-    FULL,
-    GaussianTarget,
-    Participation,
-    Real,
-    target_law,
-)
+from experiments.fald.formulas import exact_laws
+from experiments.fald.formulas.exact_laws import GaussianTarget, Participation, Real
 from fedjax_sim.checking import Count, checked
 
 
@@ -113,7 +108,7 @@ def setup_of(target: GaussianTarget, start: npt.ArrayLike, rho: Real) -> Langevi
         The constants, of the batch shape of the clients.
     """
     curvatures = np.linalg.eigvalsh(target.hessians)
-    mode = target_law(target).mean
+    mode = exact_laws.target_law(target).mean
     gradients = np.einsum(
         "...cij,...cj->...ci", target.hessians, mode[..., None, :] - target.centers
     )
@@ -319,7 +314,7 @@ def one_step_bound(
     *,
     step_size: Real,
     local_steps: Count,
-    participation: Participation = FULL,
+    participation: Participation = exact_laws.FULL,
 ) -> Real:
     """Bound the squared W2 after a step from that before it (Lemma B.5 / 5.6).
 
@@ -357,7 +352,7 @@ def bound(
     *,
     step_size: Real,
     local_steps: Count,
-    participation: Participation = FULL,
+    participation: Participation = exact_laws.FULL,
 ) -> Real:
     """Bound W2 to the target law after k steps of constant size.
 

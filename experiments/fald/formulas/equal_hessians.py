@@ -15,21 +15,16 @@ Everything is in float64. Symbols and dimension letters are those of `exact_laws
 import numpy as np
 import numpy.typing as npt
 
-from experiments.fald.formulas.exact_laws import (
-    FULL,
-    GaussianTarget,
-    Numbers,
-    Participation,
-    Real,
-    check_rho,
-    target_law,
-)
+from experiments.fald.formulas import exact_laws
+from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from fedjax_sim.checking import AtLeast0, Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian
 
 
 @checked
-def inflation(num_clients: Count, rho: Real, participation: Participation = FULL) -> Real:
+def inflation(
+    num_clients: Count, rho: Real, participation: Participation = exact_laws.FULL
+) -> Real:
     """Compute phi, by which partial participation multiplies the temperature of averaged noise.
 
     It is the same for equal and unequal weights.
@@ -45,7 +40,7 @@ def inflation(num_clients: Count, rho: Real, participation: Participation = FULL
     Raises:
         ValueError: If rho is not in [0, 1] or the participation is not possible.
     """
-    check_rho(rho)
+    exact_laws.check_rho(rho)
     excess = participation.excess(np.full(num_clients, 1 / num_clients))
     return 1 + (1 - np.square(rho)) * (num_clients - 1) * excess
 
@@ -72,7 +67,7 @@ def shared_hessian(
     """
     values, vectors = _spectrum(target)
     factor = 1 - step_size * values
-    mode = target_law(target).mean
+    mode = exact_laws.target_law(target).mean
     variances = (
         target.temperature
         / (values * (1 - step_size * values / 2))
@@ -89,7 +84,7 @@ def shared_hessian_stationary(
     step_size: AtLeast0,
     local_steps: Count,
     rho: float,
-    participation: Participation = FULL,
+    participation: Participation = exact_laws.FULL,
 ) -> Gaussian:
     """Compute the stationary law of the synchronised model.
 
@@ -118,7 +113,7 @@ def shared_hessian_stationary(
         )
     factor = 1 - step_size * values
     power, square = factor**local_steps, np.outer(factor**local_steps, factor**local_steps)
-    mode = target_law(target).mean
+    mode = exact_laws.target_law(target).mean
     apart = target.centers - mode
     spread = participation.excess(target.weights) * np.einsum(
         "c,ci,cj->ij", target.weights, apart, apart

@@ -17,17 +17,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from experiments.fald.formulas import exact_laws
 from experiments.fald.formulas.bounds import LangevinSetup, start_bound
-from experiments.fald.formulas.exact_laws import (
-    FULL,
-    GaussianTarget,
-    Numbers,
-    Participation,
-    Real,
-    iterate_rounds,
-    one_round,
-    target_law,
-)
+from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
 from fedjax_sim.checking import Above0, Count, Whole, checked
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 
@@ -85,7 +77,7 @@ def rounds_to(
     step_size: Real,
     local_steps: Count,
     rho: float = 0.0,
-    participation: Participation = FULL,
+    participation: Participation = exact_laws.FULL,
     most_rounds: Whole = 100_000,
 ) -> Numbers:
     """Count the rounds until the model's law is first within the accuracy of the target law.
@@ -127,7 +119,7 @@ def tuned_rounds(
     local_steps: Count,
     between: tuple[float, float],
     rho: float = 0.0,
-    participation: Participation = FULL,
+    participation: Participation = exact_laws.FULL,
     most_rounds: Whole = 100_000,
     refinements: Whole = 2,
 ) -> tuple[float, float]:
@@ -198,11 +190,11 @@ def _distances(
     most_rounds: int,
 ) -> Iterator[tuple[int, Numbers]]:
     """Yield the number of rounds before a chunk, and W2 at its rounds, `f64[CHUNK + 1, ...]`."""
-    taken = one_round(
+    taken = exact_laws.one_round(
         target, step_size=step_size, local_steps=local_steps, rho=rho, participation=participation
     )
-    goal = target_law(target)
+    goal = exact_laws.target_law(target)
     for begun in range(0, most_rounds + 1, CHUNK):
-        laws = iterate_rounds(taken, start, min(CHUNK, most_rounds - begun))
+        laws = exact_laws.iterate_rounds(taken, start, min(CHUNK, most_rounds - begun))
         yield begun, wasserstein2(*laws, *goal)
         start = Gaussian(laws.mean[-1], laws.covariance[-1])

@@ -29,8 +29,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.extend.linear_util import WrappedFun
 
-from fedjax_sim.lifecycle import say
-from fedjax_sim.trees import typed_structure
+from fedjax_sim import lifecycle, trees
 
 FIXED = tuple(
     f"{folder}{os.sep}"
@@ -101,7 +100,7 @@ def number_of_code(
     if not is_users:
         return _number(parts) if parts else 0
     forms = tuple(jax.typeof(leaf) for leaf in jax.tree.leaves(used) if _is_data(leaf))
-    asked = parts, typed_structure(used), forms, jax.dtypes.result_type(float), facts
+    asked = parts, trees.typed_structure(used), forms, jax.dtypes.result_type(float), facts
     of_call = _of_call.get()
     if of_call is not None and asked in of_call:
         return of_call[asked]
@@ -170,7 +169,7 @@ def _number(parts: Hashable) -> int:
 def _say_once(about: Hashable, sentence: str) -> None:
     if (about, sentence[:7]) not in _said:
         _said.add((about, sentence[:7]))
-        say(sentence)
+        lifecycle.say(sentence)
 
 
 def _named(used: Iterable[Any]) -> str:

@@ -19,24 +19,13 @@ from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
 from fedjax_sim.engine.machine.processes import SWITCHES, hash_traced
 from fedjax_sim.engine.machine.user_code import number_of_code
-from fedjax_sim.engine.planning.budgets import (
-    Meters,
-    as_planned,
-    lengthen,
-    ticks_to_draw,
-)
-from fedjax_sim.engine.planning.energy import meters_of
+from fedjax_sim.engine.planning import budgets, energy
+from fedjax_sim.engine.planning.budgets import Meters
 from fedjax_sim.engine.planning.lanes import Lane, Stacked, distinct_schedules, stack_settings
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
-from fedjax_sim.timelines.checks import (
-    INTEGERS,
-    check_form,
-    check_values,
-    check_whole,
-    find_fractions,
-)
+from fedjax_sim.timelines import checks
 from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import Array, Budget, Key, System, Timeline
 
@@ -123,11 +112,11 @@ def request_timelines(
       OutOfMemoryError: If the timelines do not fit in memory.
     """
     asked = budget
-    budget = as_planned(system, hypers, budget)
-    first = ticks_to_draw(system, hypers, budget)
+    budget = budgets.as_planned(system, hypers, budget)
+    first = budgets.ticks_to_draw(system, hypers, budget)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
-        return lengthen(draw, budget, first=first, system=system, meters=meters)
+        return budgets.lengthen(draw, budget, first=first, system=system, meters=meters)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -179,7 +168,7 @@ def measure_plan(
     Raises:
       ConfigError: If it would take hours.
     """
-    ticks = ticks_to_draw(system, hypers, as_planned(system, hypers, budget))
+    ticks = budgets.ticks_to_draw(system, hypers, budgets.as_planned(system, hypers, budget))
     num, slots = len(seeds), _traced(system, hypers[0]).slots
     size = PlanSize(ticks * slots, num)
     seconds = SECONDS_OF_A_SLOT * size.slots * num
@@ -261,7 +250,7 @@ class Schedules(NamedTuple):
             reads = settings_read(system, group[0].hyper)
         firsts, row = distinct_schedules(group, reads)
         seeds, hypers = [group[i].seed for i in firsts], [group[i].hyper for i in firsts]
-        meters = meters_of(system, group, row, budget)
+        meters = energy.meters_of(system, group, row, budget)
         return cls(system, budget, row, seeds, hypers, meters)
 
     def request(self) -> tuple[Timeline, np.ndarray]:
@@ -322,13 +311,13 @@ def draw_timelines(
             # The last call draws its last timeline again until it is as large as the others.
             rows = np.minimum(np.arange(first, first + size), len(seeds) - 1)
             timelines, fractions = draw(all_seeds[rows], settings.take(rows))
-            check_whole(fractions, num_ticks, slots)
+            checks.check_whole(fractions, num_ticks, slots)
             leaves = [np.asarray(leaf)[:, :num_ticks] for leaf in timelines]
             whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
     drawn = Timeline(*whole)
     num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
-    check_values(system, drawn, num_ticks, num_clients)
+    checks.check_values(system, drawn, num_ticks, num_clients)
     if is_small and len(seeds) <= size:
         for leaf in drawn:
             leaf.flags.writeable = False
@@ -481,8 +470,8 @@ def _draw(
         return timeline(key, hypers.of_lane(varying), num_ticks)
 
     drawn = Timeline(*jax.vmap(lane)(seeds, hypers.varying))
-    whole = {name: getattr(drawn, name).astype("int32") for name in INTEGERS}
-    return drawn._replace(**whole), find_fractions(drawn)
+    whole = {name: getattr(drawn, name).astype("int32") for name in checks.INTEGERS}
+    return drawn._replace(**whole), checks.find_fractions(drawn)
 
 
 def settings_read(system: System, hyper: Any) -> list[bool]:
@@ -557,7 +546,7 @@ def _trace(
     code: int,
 ) -> _Traced:
     closed, drawn = _program_of(timeline, structure, shapes, num_ticks)
-    check_form(drawn)
+    checks.check_form(drawn)
     program = closed.jaxpr
 
     def reads_of(results: Sequence[Any]) -> list[bool]:

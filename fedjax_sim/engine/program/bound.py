@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from fedjax_sim.engine.contract import check_arrays, check_state, fit_start
+from fedjax_sim import linear, trees
+from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
 from fedjax_sim.events import check_fixed, fixing_loops
-from fedjax_sim.linear import linear_with_transpose
 from fedjax_sim.settings import ConfigError, check, fields, value_of
-from fedjax_sim.trees import TypedStructure, is_traced, shapes_of_model, typed_structure
+from fedjax_sim.trees import TypedStructure
 from fedjax_sim.types import (
     EMPTY,
     Array,
@@ -227,8 +227,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """
         start = self.start if start is None else start
         self._check_slopes()
-        check_arrays("start", start)
-        is_quick = self._static.machine.begins_quickly and not is_traced((self, start))
+        contract.check_arrays("start", start)
+        is_quick = self._static.machine.begins_quickly and not trees.is_traced((self, start))
         return (_init.quickly if is_quick else _init.well)(self, start)
 
     def step(self, state: StateT, event: Event) -> tuple[StateT, InfoT]:
@@ -271,7 +271,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         """
         self._check_slopes()
         if events is None:
-            check_arrays("state", state)
+            contract.check_arrays("state", state)
         else:
             self._check_given(state, events, num_dims=2)
         return _run(self, state, events)
@@ -282,7 +282,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           The model.
         """
-        check_arrays("state", state)
+        contract.check_arrays("state", state)
         return _model(self, state)
 
     def evaluate(self, state: StateT) -> Mapping[str, Array]:
@@ -291,7 +291,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Returns:
           Each metric, named as `Problem.evaluate` names it.
         """
-        check_arrays("state", state)
+        contract.check_arrays("state", state)
         return _evaluate(self, state)
 
     def replace(self, *, problem: Any = None, hyper: Any = None, key: Any = None) -> Self:
@@ -325,7 +325,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 self._check(given, ticks, changed)
                 self._check_live(hyper, changed)
         problem = self.problem if problem is None else problem
-        if typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
+        if trees.typed_structure((problem, hyper)) != static.types or _shapes(problem) != _shapes(
             self.problem
         ):
             allowed = "one of the same class, static fields and shapes; others are bound anew"
@@ -353,7 +353,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Those that are not changed may have no effect: some were arrays of a preset's values.
         """
         # Programs that were stacked have several keys, and several values of settings.
-        if is_traced((hyper, ticks)) or np.ndim(self.key) or np.ndim(ticks.clients) > 4:
+        if trees.is_traced((hyper, ticks)) or np.ndim(self.key) or np.ndim(ticks.clients) > 4:
             return
         try:
             check(self.hyper, given=())
@@ -381,7 +381,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         Args:
           num_dims: Dimensions of the event's clients, 1 of one tick and 2 of several.
         """
-        check_arrays("state", state)
+        contract.check_arrays("state", state)
         dims = np.ndim(event.clients) if isinstance(event, Event) else None
         if dims != num_dims:
             value = event if dims is None else f"an Event with clients of {dims} dimensions"
@@ -428,7 +428,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             )
             raise ConfigError(names, "changed", allowed)
         if np.isfinite(self._until.energy.value).all():
-            model = shapes_of_model(self.problem)
+            model = trees.shapes_of_model(self.problem)
             message = np.float32(sum(self.system.messages.bits(model, hyper)) / 8)
             if (message != np.asarray(self._until.message)).any():
                 allowed = "such that messages keep their bits, whose energy is limited"
@@ -446,7 +446,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     def _changed(self, hyper: Any) -> tuple[Any, set[str]]:
         """Check new settings, give them the types of the old ones, and name those that differ."""
-        ours, theirs = typed_structure(self.hyper), typed_structure(hyper)
+        ours, theirs = trees.typed_structure(self.hyper), trees.typed_structure(hyper)
         if ours != theirs:
             is_ours = type(hyper) is type(self.hyper)
             value = {
@@ -461,7 +461,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         changed: set[str] = set()
         for (path, new), old in zip(pairs, jax.tree.leaves(self.hyper), strict=True):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            check_arrays(name, new, "a number")
+            contract.check_arrays(name, new, "a number")
             if new is not old and not _is_same(new, old):
                 changed.add(name)
                 if name in self.frozen:
@@ -575,14 +575,14 @@ _event = jax.jit(_event)
 @RunsOnce
 def _init(bound: Bound, start: Params | None) -> Any:
     with bound._static.machine.tracing():
-        start = None if start is None else fit_start(start, bound.problem)
+        start = None if start is None else contract.fit_start(start, bound.problem)
         state = bound._opened().init(start)
         return state if bound._until is None else state._replace(until=bound._until)
 
 
 def _check_state(bound: Bound, state: Any) -> None:
     """Check that a state has the form of the first one; within a trace, so once for a program."""
-    check_state(state, jax.eval_shape(_init.well, bound, None))
+    contract.check_state(state, jax.eval_shape(_init.well, bound, None))
 
 
 def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
@@ -690,7 +690,7 @@ def _forward_only(leaves: list[Array]) -> list[Array]:
 @_forward_only.defjvp
 def _forward_only_jvp(primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
     (leaves,), (given,) = primals, tangents
-    passed = linear_with_transpose(lambda _, given: given, _refuse, (), given, like=leaves)
+    passed = linear.linear_with_transpose(lambda _, given: given, _refuse, (), given, like=leaves)
     return leaves, passed
 
 

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.engine.contract import check_algorithm, check_step, keep_narrow, read_metrics
+from fedjax_sim import streams, trees
+from fedjax_sim.engine import contract
 from fedjax_sim.engine.program.live import LiveLane, has_twice, learn_if, open_live
 from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.settings import names_of
-from fedjax_sim.streams import stream, tick_key
 from fedjax_sim.targets import is_for_cpu, tracing_for
-from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import (
     Algorithm,
     AnyProblem,
@@ -124,7 +123,7 @@ class Opened(NamedTuple):
         if start is not None:
             problem = _with_start(self.problem, start)
             algorithm = self.system.algorithm(problem, self.hyper, self.plan)
-        state = algorithm.init(stream(self.key, "init"))
+        state = algorithm.init(streams.stream(self.key, "init"))
         return state if self.live is None else self.live.init(state)
 
     def learnt(self, state: Any) -> Any:
@@ -161,10 +160,10 @@ class Opened(NamedTuple):
         event = event.within(facts=event.facts._replace(trace=next_trace()))
         state, event = _apart((state, event))
         with noting_changes() as changes:
-            key = tick_key(self.key, event.tick)
+            key = streams.tick_key(self.key, event.tick)
             result = self.algorithm.step(key, state, event)
-        check_step(state, event, result, changes)
-        after, info = _apart((keep_narrow(state, result[0]), result[1]))
+        contract.check_step(state, event, result, changes)
+        after, info = _apart((contract.keep_narrow(state, result[0]), result[1]))
         faults = self._faults_of(event)
         if "steps" in changes:
             faults += _impossible_steps(info.event)
@@ -193,12 +192,12 @@ class Opened(NamedTuple):
         state = jax.lax.optimization_barrier(self.learnt(state))
         model = jax.lax.optimization_barrier(self.algorithm.model(state))
         found = [
-            read_metrics(self.problem.evaluate(model)),
+            contract.read_metrics(self.problem.evaluate(model)),
             self.algorithm.metrics(state),
         ]
         taken = {*names_of(self.system.Hyper), *further}
         check_metrics([pair for each in found for pair in each.items()], taken)
-        return model, in_32_bits({**found[0], **found[1]})
+        return model, trees.in_32_bits({**found[0], **found[1]})
 
 
 def _impossible_steps(event: Event) -> list[Array]:
@@ -252,11 +251,11 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
       plan: How the machine is used.
     """
     algorithm = system.algorithm(problem, hyper, plan)
-    check_algorithm(algorithm, system, hyper)
+    contract.check_algorithm(algorithm, system, hyper)
     live = open_live(system, problem, hyper, key, plan)
     return Opened(system, problem, hyper, key, plan, algorithm, live)
 
 
 def learning_key(seed: int | Array) -> Key:
     """Return the random key of learning of a lane, by its seed."""
-    return stream(jax.random.key(seed), "learning")
+    return streams.stream(jax.random.key(seed), "learning")

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from fedjax_sim import lifecycle, trees, types
 from fedjax_sim.engine.machine.user_code import number_of_code, together
-from fedjax_sim.engine.planning import step_cost
-from fedjax_sim.engine.planning.budgets import MOST_OF_ESTIMATE, end_of_time
+from fedjax_sim.engine.planning import budgets, step_cost
 from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import (
     Lane,
@@ -31,29 +31,11 @@ from fedjax_sim.engine.planning.schedule import Ends, Schedule, lay_out, pad_eva
 from fedjax_sim.engine.program.live import rows_of, sizes_of
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
-from fedjax_sim.lifecycle import say
 from fedjax_sim.results.runs import warn_of_late
 from fedjax_sim.settings import ConfigError, alternatives_in
-from fedjax_sim.trees import has, shapes_of_model
-from fedjax_sim.types import (
-    EMPTY,
-    Budget,
-    Energy,
-    Facts,
-    Instant,
-    LatentProblem,
-    Messages,
-    Params,
-    Plan,
-    Sizes,
-    System,
-    Ticks,
-    Time,
-    Timeline,
-)
 
 
-def stack_starts(lanes: Sequence[Lane]) -> Params | None:
+def stack_starts(lanes: Sequence[Lane]) -> types.Params | None:
     """Stack the models that lanes start from: leaves `[L, ...]`; None if they are drawn."""
     if lanes[0].start is None:
         return None
@@ -66,7 +48,7 @@ compiled quickly: in a quarter of the time. They are those of one lane, so that 
 depend on how many others run."""
 
 
-NO_FACTS = Messages().facts_of_schedule
+NO_FACTS = types.Messages().facts_of_schedule
 """What systems have whose messages say nothing of who takes part."""
 CHECKED_TOGETHER = 2**20
 """Slots of schedules that are checked together."""
@@ -93,7 +75,7 @@ class Planned(NamedTuple):
     """
 
     group: list[Lane]
-    timelines: Timeline
+    timelines: types.Timeline
     ticks: np.ndarray
     row: np.ndarray
     schedule: Schedule
@@ -101,7 +83,7 @@ class Planned(NamedTuple):
     program: Program
     model: Any
     told: list[dict[str, np.ndarray]]
-    budget: Budget
+    budget: types.Budget
 
     def decided(self, replay: Replay) -> dict[str, Any]:
         """Collect the decisions of planning, for `_plan_again` and to compare with a resumed run.
@@ -122,13 +104,13 @@ class Planned(NamedTuple):
 
 
 def plan_group(
-    system: System,
+    system: types.System,
     group: list[Lane],
     options: Options,
     *,
     longest: int = 0,
     per_eval: int | None = None,
-    drawn: tuple[Timeline, np.ndarray] | None = None,
+    drawn: tuple[types.Timeline, np.ndarray] | None = None,
     row: np.ndarray | None = None,
 ) -> Planned:
     """Draw the group's timelines, lay them out and choose a layout.
@@ -151,7 +133,7 @@ def plan_group(
     timelines, ticks = drawn
     _check_messages(system, group, timelines, ticks, row)
     warn_of_late(hypers, [int(ticks[each]) for each in row])
-    if per_eval is None and system.live is not None and isinstance(options.budget, Time):
+    if per_eval is None and system.live is not None and isinstance(options.budget, types.Time):
         per_eval = _ticks_between(system, hypers, options, int(ticks.max()))
     live = sizes_of(system, distinct_objects(hypers)[0])
     schedule = lay_out(
@@ -172,7 +154,7 @@ def plan_group(
     group, row = [group[i] for i in order], row[order]
     hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
     num_examples = system.hints.step_examples(hypers[0])
-    has_loss = system.fit.learns is not LatentProblem
+    has_loss = system.fit.learns is not types.LatentProblem
     trace = partial(_trace_problem, problems[0], num_examples, has_loss=has_loss)
     code = number_of_code(trace, problems[0], facts=num_examples, may_rest=True)
     model = step_cost.describe_model(problems[0], code)
@@ -198,7 +180,7 @@ def plan_group(
         has_alternatives=bool(chosen_among),
     )
     if chosen_among and (placement.lanes_at_once or placement.family_size > 1):
-        say(
+        lifecycle.say(
             f"batched lanes of {system.name} execute all alternatives of "
             f"{' and '.join(chosen_among)}; with layout=Layout(lanes_at_once=False) each lane "
             "executes its own."
@@ -209,7 +191,7 @@ def plan_group(
     is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
     is_stepwise = is_saved or options.watch.is_needed
     # The time or energy of live lanes may be over long before their ticks are.
-    is_stepwise |= live is not None and not isinstance(options.budget, Ticks)
+    is_stepwise |= live is not None and not isinstance(options.budget, types.Ticks)
     chunk = min(asked or (1 if is_stepwise else num_evals), num_evals)
     facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
     is_small = cost.operations <= SMALL * num_examples
@@ -253,11 +235,11 @@ def _trace_problem(
             yield natural, problem.statistics(natural, client, examples, weight)
             yield problem.client_statistics(natural)
             return
-        for losses in (problem, *([problem.alone(client)] if has(problem, "alone") else [])):
+        for losses in (problem, *([problem.alone(client)] if trees.has(problem, "alone") else [])):
             yield jax.value_and_grad(losses.loss)(model, client, examples, key)
-            if has(problem, "client_loss"):
+            if trees.has(problem, "client_loss"):
                 yield jax.value_and_grad(losses.client_loss)(model, client, key)
-        if has(problem, "evaluate_clients"):
+        if trees.has(problem, "evaluate_clients"):
             yield problem.evaluate_clients(lambda client: model)
 
     described = jax.tree.map(
@@ -276,44 +258,48 @@ def _trace_lanes(
     return replay.traced()
 
 
-def _ticks_between(system: System, hypers: Sequence[Any], options: Options, most: int) -> int:
+def _ticks_between(system: types.System, hypers: Sequence[Any], options: Options, most: int) -> int:
     """Choose the ticks between two evaluations of live lanes, which may use few of their ticks.
 
     As many as the estimated ticks ask for; but then lanes that need all of their ticks may have
     several times as many evaluations as were asked for, and no more.
     """
-    assert isinstance(options.budget, Time)
+    assert isinstance(options.budget, types.Time)
     time, num = options.budget.time_budget, options.num_evals
     within = max(int(np.max(system.hints.ticks_within(hyper, time))) for hyper in hypers)
-    return max(1, -(-min(within, most) // num), -(-most // (MOST_OF_ESTIMATE * num)))
+    return max(1, -(-min(within, most) // num), -(-most // (budgets.MOST_OF_ESTIMATE * num)))
 
 
-def _ends_of(system: System, hypers: list[Any], problem: Any, budget: Budget) -> Ends:
+def _ends_of(system: types.System, hypers: list[Any], problem: Any, budget: types.Budget) -> Ends:
     """Return when live lanes are over, on the host: leaves `[1]`.
 
     Raises:
       ConfigError: If the budget is one of energy and messages of lanes have different bits.
     """
-    time = budget.time_budget if isinstance(budget, Time) else np.inf
+    time = budget.time_budget if isinstance(budget, types.Time) else np.inf
     # How long a tick takes, and what it takes, are floats of the program.
     rounding = 8 * float(jnp.finfo(jnp.result_type(float)).eps)
-    time = end_of_time(time, overshoot=system.overshoot, rounding=max(rounding, 1e-12))
+    time = budgets.end_of_time(time, overshoot=system.overshoot, rounding=max(rounding, 1e-12))
     energy, message = np.inf, 0.0
-    if isinstance(budget, Energy):
+    if isinstance(budget, types.Energy):
         energy = budget.energy_budget * (1 + rounding)
-        model = shapes_of_model(problem)
+        model = trees.shapes_of_model(problem)
         different, _ = distinct_objects(hypers)
         bits = {sum(system.messages.bits(model, hyper)) for hyper in different}
         if len(bits) > 1:
             allowed = "a budget of lanes whose messages have equal bits: run the others apart"
             raise ConfigError("energy_budget", budget.energy_budget, allowed)
         message = bits.pop() / 8
-    time_end, energy_end = (Instant.at(np.array([each])) for each in (time, energy))
+    time_end, energy_end = (types.Instant.at(np.array([each])) for each in (time, energy))
     return jax.tree.map(np.asarray, Ends(time_end, energy_end, np.array([message], "float32")))
 
 
 def _check_messages(
-    system: System, group: list[Lane], timelines: Timeline, ticks: np.ndarray, row: np.ndarray
+    system: types.System,
+    group: list[Lane],
+    timelines: types.Timeline,
+    ticks: np.ndarray,
+    row: np.ndarray,
 ) -> None:
     """Check what the server does with messages: the ticks of lanes with equal settings together."""
     hypers = [lane.hyper for lane in group]
@@ -345,18 +331,18 @@ def _check_messages(
             raise ConfigError(field, value, allowed) from None
 
 
-def _ticks_of(timelines: Timeline, rows: np.ndarray, ticks: np.ndarray) -> Timeline:
+def _ticks_of(timelines: types.Timeline, rows: np.ndarray, ticks: np.ndarray) -> types.Timeline:
     """Put the ticks of some schedules, of which each has its own number, after one another."""
     if len(rows) == 1:
-        return Timeline(*(leaf[rows[0], : ticks[rows[0]]] for leaf in timelines))
+        return types.Timeline(*(leaf[rows[0], : ticks[rows[0]]] for leaf in timelines))
     if len(rows) == len(timelines.time) and (ticks[rows] == timelines.time.shape[1]).all():
-        return Timeline(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in timelines))
+        return types.Timeline(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in timelines))
     is_own = np.arange(timelines.time.shape[1]) < ticks[rows, None]
-    return Timeline(*(leaf[rows][is_own] for leaf in timelines))
+    return types.Timeline(*(leaf[rows][is_own] for leaf in timelines))
 
 
 def told_of(
-    system: System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
+    system: types.System, hypers: list[Any], ticks: np.ndarray, row: np.ndarray
 ) -> list[dict[str, np.ndarray]]:
     """Compute the system's facts of each lane, once for lanes of equal settings and ticks."""
     # Thousands of seeds may share one settings object, and have equally many ticks.
@@ -367,9 +353,9 @@ def told_of(
 
 
 def _told_of_schedules(
-    system: System,
+    system: types.System,
     hypers: list[Any],
-    timelines: Timeline,
+    timelines: types.Timeline,
     ticks: np.ndarray,
     evaluated: np.ndarray,
     row: np.ndarray,
@@ -403,9 +389,9 @@ def _block_of(per_eval: int, placement: Placement) -> int:
     return max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
 
 
-def _plan_of(schedule: Schedule, placement: Placement, live: Sizes | None) -> Plan:
+def _plan_of(schedule: Schedule, placement: Placement, live: types.Sizes | None) -> types.Plan:
     """Say how the machine is used."""
-    return Plan(
+    return types.Plan(
         rows=schedule.rows,
         slots_at_once=placement.slots_at_once,
         lanes_at_once=placement.lanes_at_once,
@@ -419,7 +405,7 @@ def _plan_of(schedule: Schedule, placement: Placement, live: Sizes | None) -> Pl
 
 def _facts_of_events(
     schedule: Schedule, placement: Placement, row: np.ndarray, *, is_padded: bool
-) -> Facts:
+) -> types.Facts:
     """Collect the facts of the events that hold at every tick.
 
     Args:
@@ -430,12 +416,12 @@ def _facts_of_events(
     """
     steps = schedule.stored.steps
     most = int(steps.max())
-    is_filled = not is_padded and bool((schedule.stored.clients != EMPTY).all())
+    is_filled = not is_padded and bool((schedule.stored.clients != types.EMPTY).all())
     on_cpu = placement.platform == "cpu"
     # Slots that are made up so that devices have equally many do no steps.
     is_even = is_filled and steps.shape[-1] % placement.client_devices == 0
     same_steps = is_even and bool((steps == most).all())
-    return Facts(
+    return types.Facts(
         is_drawn=True,
         all_filled=is_filled,
         # Where a CPU would only save a little by it, no program should depend on this number.

@@ -22,8 +22,7 @@ import numpy as np
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.program.replay import Limbs, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.events import HAPPENED
-from fedjax_sim.events.clocks import RUNS
+from fedjax_sim.events import HAPPENED, clocks
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.results.curves import NEVER, Curves
 
@@ -256,7 +255,7 @@ class _Seen:
     def ended(self, done: int) -> np.ndarray:
         """Tell which live lanes did nothing at the last of so many ticks: `bool[L]`."""
         ended = self.kinds["info"][f"{HAPPENED}ended"]
-        return ended.reshape(len(ended), -1)[:, done - 1] != RUNS
+        return ended.reshape(len(ended), -1)[:, done - 1] != clocks.RUNS
 
     def stop(self, stops: np.ndarray, at: int) -> None:
         """End some lanes, `bool[L]`, with evaluation `at`."""

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim import trees, types
 from fedjax_sim.engine.planning.energy import energy_of_ticks
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.engine.planning.schedule import Schedule, as_happened, as_lived
@@ -22,14 +23,7 @@ from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.checks import check_values
-from fedjax_sim.trees import has
-from fedjax_sim.types import (
-    EMPTY,
-    Messages,
-    System,
-    Ticks,
-    Timeline,
-)
+from fedjax_sim.types import Messages, System, Ticks, Timeline
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",
@@ -205,7 +199,7 @@ def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarr
     problems, number = distinct_objects([lane.problem for lane in group])
     for i, problem in enumerate(problems):
         lanes = np.flatnonzero(number == i)
-        chance = problem.chance() if has(problem, "chance") else {}
+        chance = problem.chance() if trees.has(problem, "chance") else {}
         found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
     return found
 
@@ -307,7 +301,7 @@ def end_stopped_lanes(part: Returned, stopped_at: np.ndarray) -> Returned:
             (id(part.timelines[i]), end), Timeline(*(leaf[:end] for leaf in part.timelines[i]))
         )
         timelines[i] = cut
-        staleness = (np.arange(end)[:, None] - cut.version)[cut.clients != EMPTY]
+        staleness = (np.arange(end)[:, None] - cut.version)[cut.clients != types.EMPTY]
         facts["staleness_mean"][i] = staleness.mean() if staleness.size else np.nan
         facts["staleness_max"][i] = staleness.max(initial=0)
     facts["stopped_at"] = stopped_at.copy()
@@ -338,7 +332,7 @@ def _staleness(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     `i64[D]`.
     """
     stored = schedule.stored
-    staleness = np.where(stored.clients != EMPTY, stored.staleness, 0)
+    staleness = np.where(stored.clients != types.EMPTY, stored.staleness, 0)
     repeated = np.prod(schedule.shape[1:]) // np.prod(staleness.shape[1:3])
     total = staleness.sum(axis=(1, 2, 3), dtype=np.int64) * repeated
     largest = staleness.max(axis=(1, 2, 3)).astype(np.int64)

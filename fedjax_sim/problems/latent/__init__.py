@@ -12,34 +12,22 @@ matrices with missing cells. To add a model, write a file like `bernoulli_mixtur
 it on the command line, add an entry to `features.MODELS`.
 """
 
-from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
-from fedjax_sim.problems.latent.cells import CellSampling
-from fedjax_sim.problems.latent.estimates import Fitted, fitted, load_fit
-from fedjax_sim.problems.latent.estimation import Estimation, make_estimation, make_estimations
-from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
-from fedjax_sim.problems.latent.features import MODELS, binary, principal_components
-from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
-from fedjax_sim.problems.latent.missing_values import LowRank, Matrix, MissingValues, make_matrices
-from fedjax_sim.problems.latent.noisy_mean import NoisyMean, Seen
-
-__all__ = [
-    "MODELS",
-    "BernoulliMixture",
-    "CellSampling",
-    "Estimation",
-    "FactorAnalysis",
-    "Fitted",
-    "GaussianMixture",
-    "LowRank",
-    "Matrix",
-    "MissingValues",
-    "NoisyMean",
-    "Seen",
-    "binary",
-    "fitted",
-    "load_fit",
-    "make_estimation",
-    "make_estimations",
-    "make_matrices",
-    "principal_components",
-]
+from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture as BernoulliMixture
+from fedjax_sim.problems.latent.cells import CellSampling as CellSampling
+from fedjax_sim.problems.latent.estimates import Fitted as Fitted
+from fedjax_sim.problems.latent.estimates import fitted as fitted
+from fedjax_sim.problems.latent.estimates import load_fit as load_fit
+from fedjax_sim.problems.latent.estimation import Estimation as Estimation
+from fedjax_sim.problems.latent.estimation import make_estimation as make_estimation
+from fedjax_sim.problems.latent.estimation import make_estimations as make_estimations
+from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis as FactorAnalysis
+from fedjax_sim.problems.latent.features import MODELS as MODELS
+from fedjax_sim.problems.latent.features import binary as binary
+from fedjax_sim.problems.latent.features import principal_components as principal_components
+from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture as GaussianMixture
+from fedjax_sim.problems.latent.missing_values import LowRank as LowRank
+from fedjax_sim.problems.latent.missing_values import Matrix as Matrix
+from fedjax_sim.problems.latent.missing_values import MissingValues as MissingValues
+from fedjax_sim.problems.latent.missing_values import make_matrices as make_matrices
+from fedjax_sim.problems.latent.noisy_mean import NoisyMean as NoisyMean
+from fedjax_sim.problems.latent.noisy_mean import Seen as Seen

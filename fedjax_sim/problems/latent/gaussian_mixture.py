@@ -54,12 +54,8 @@ from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from fedjax_sim.checking import AtLeast0, Count, checked
-from fedjax_sim.problems.latent.mixtures import (
-    OfComponents,
-    pack,
-    spread_examples,
-    unpack,
-)
+from fedjax_sim.problems.latent import mixtures
+from fedjax_sim.problems.latent.mixtures import OfComponents
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Leaf
 
@@ -167,7 +163,7 @@ class GaussianMixture(OfComponents):
             mean = weight @ examples
             covariance = self._shaped(self.second_moment - jnp.outer(mean, mean))
         if self.starts == "k-means++":
-            means = spread_examples(key, examples, weight, self.components)
+            means = mixtures.spread_examples(key, examples, weight, self.components)
         else:
             means = jax.random.choice(key, examples, (self.components,), replace=False, p=weight)
         weights = jnp.full(self.components, 1 / self.components, examples.dtype)
@@ -195,7 +191,7 @@ class GaussianMixture(OfComponents):
             means = self.mean[None] + jnp.clip(means - self.mean[None], -most, most)
         covariance = self.covariance
         if self.covariance_type == "full":
-            covariance = unpack(moments, dim) - means[:, :, None] * means[:, None, :]
+            covariance = mixtures.unpack(moments, dim) - means[:, :, None] * means[:, None, :]
         elif self.covariance_type == "diag":
             covariance = moments - jnp.square(means)
         elif self.covariance_type == "spherical":
@@ -225,7 +221,7 @@ class GaussianMixture(OfComponents):
             return sent
         if self.covariance_type in ("diag", "spherical"):
             return (*sent, params.covariance)
-        return (*sent, pack(params.covariance))
+        return (*sent, mixtures.pack(params.covariance))
 
     def natural(self, params: Mixture) -> Array:
         """Compute the natural parameters phi(theta): `f[q]`.
@@ -244,7 +240,7 @@ class GaussianMixture(OfComponents):
             precise = jnp.einsum("gde,ge->gd", precision, params.means, precision="highest")
             log_det = 2 * jnp.log(jnp.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
             # Entries off the diagonal count twice in <P, y y'>.
-            quadratic = pack(precision * (2 - eye)[None])
+            quadratic = mixtures.pack(precision * (2 - eye)[None])
         else:
             variance = params.covariance.reshape(num, -1)
             quadratic = 1 / jnp.where(variance > 0, variance, jnp.nan)
@@ -308,7 +304,7 @@ class GaussianMixture(OfComponents):
         known = self.covariance is not None
         entries = params.covariance
         if self.covariance_type in ("tied", "full"):
-            entries = pack(params.covariance)
+            entries = mixtures.pack(params.covariance)
         return self.components - 1 + params.means.size + (0 if known else entries.size)
 
     def _features(self, examples: Array) -> Array:
@@ -317,7 +313,7 @@ class GaussianMixture(OfComponents):
         if self.covariance_type == "tied":
             return examples
         if self.covariance_type == "full":
-            quadratic = pack(examples[:, :, None] * examples[:, None, :])
+            quadratic = mixtures.pack(examples[:, :, None] * examples[:, None, :])
         else:
             quadratic = jnp.square(examples)
             if self.covariance_type == "spherical":
@@ -328,7 +324,7 @@ class GaussianMixture(OfComponents):
         """Compute E[t(y)]: `f[F]`."""
         quadratic = {
             "tied": lambda: self.mean[:0],
-            "full": lambda: pack(self.second_moment),
+            "full": lambda: mixtures.pack(self.second_moment),
             "diag": lambda: jnp.diag(self.second_moment),
             "spherical": lambda: jnp.trace(self.second_moment)[None],
         }[self.covariance_type]()

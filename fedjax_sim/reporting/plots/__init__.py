@@ -6,42 +6,23 @@ are, `holdings` who holds which examples. `style` has what they share: `styled` 
 further pictures.
 """
 
-from fedjax_sim.reporting.plots.curves import curves_figure, drawable, metric_figures, on_grid
-from fedjax_sim.reporting.plots.fairness import ClientShares, clients_figure, influence_figure
-from fedjax_sim.reporting.plots.holdings import holdings_figure
-from fedjax_sim.reporting.plots.posterior import reliability_figure
-from fedjax_sim.reporting.plots.style import (
-    COLORS,
-    FACE,
-    GREY,
-    HATCHES,
-    LABELS,
-    OPEN,
-    look,
-    name_beside,
-    styled,
-)
-from fedjax_sim.reporting.plots.timelines import Row, timeline_figure
-
-__all__ = [
-    "COLORS",
-    "FACE",
-    "GREY",
-    "HATCHES",
-    "LABELS",
-    "OPEN",
-    "ClientShares",
-    "Row",
-    "clients_figure",
-    "curves_figure",
-    "drawable",
-    "holdings_figure",
-    "influence_figure",
-    "look",
-    "metric_figures",
-    "name_beside",
-    "on_grid",
-    "reliability_figure",
-    "styled",
-    "timeline_figure",
-]
+from fedjax_sim.reporting.plots.curves import curves_figure as curves_figure
+from fedjax_sim.reporting.plots.curves import drawable as drawable
+from fedjax_sim.reporting.plots.curves import metric_figures as metric_figures
+from fedjax_sim.reporting.plots.curves import on_grid as on_grid
+from fedjax_sim.reporting.plots.fairness import ClientShares as ClientShares
+from fedjax_sim.reporting.plots.fairness import clients_figure as clients_figure
+from fedjax_sim.reporting.plots.fairness import influence_figure as influence_figure
+from fedjax_sim.reporting.plots.holdings import holdings_figure as holdings_figure
+from fedjax_sim.reporting.plots.posterior import reliability_figure as reliability_figure
+from fedjax_sim.reporting.plots.style import COLORS as COLORS
+from fedjax_sim.reporting.plots.style import FACE as FACE
+from fedjax_sim.reporting.plots.style import GREY as GREY
+from fedjax_sim.reporting.plots.style import HATCHES as HATCHES
+from fedjax_sim.reporting.plots.style import LABELS as LABELS
+from fedjax_sim.reporting.plots.style import OPEN as OPEN
+from fedjax_sim.reporting.plots.style import look as look
+from fedjax_sim.reporting.plots.style import name_beside as name_beside
+from fedjax_sim.reporting.plots.style import styled as styled
+from fedjax_sim.reporting.plots.timelines import Row as Row
+from fedjax_sim.reporting.plots.timelines import timeline_figure as timeline_figure

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.fairness import summarise_clients
-from fedjax_sim.reporting.plots.style import COLORS, GREY, label_of_axis, look, name_beside, styled
+from fedjax_sim.reporting.plots import style
 from fedjax_sim.results.summaries import label_of, settings_of
 
 
@@ -30,7 +30,7 @@ class ClientShares(NamedTuple):
 
 
 @checked
-@styled()
+@style.styled()
 def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     """Draw each client's influence against its share of the updates, which follows its speed.
 
@@ -43,12 +43,12 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     figure = Figure(figsize=(8.5, 4.8))
     axes = figure.subplots()
     for i, (name, clients) in enumerate(systems.items()):
-        marks = look(i, "only", alpha=0.7)
+        marks = style.look(i, "only", alpha=0.7)
         axes.plot(clients.share, clients.influence, label=name, **marks, clip_on=False)
     num = max(len(clients.share) for clients in systems.values())
     largest = max(float(np.nanmax(np.concatenate(clients))) for clients in systems.values())
     most = 1.08 * largest or 1.0  # Nobody may have reported.
-    reference: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "zorder": 0}
+    reference: dict[str, Any] = {"color": style.GREY, "linewidth": 0.8, "zorder": 0}
     axes.plot([0, most], [0, most], label="as much as it sends", linestyle=":", **reference)
     axes.axhline(1 / num, label="every client the same", linestyle="--", **reference)
     axes.set(
@@ -58,7 +58,7 @@ def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
         ylabel="share of the influence on the server's model",
         title="Each mark is a client",
     )
-    name_beside(figure, axes)
+    style.name_beside(figure, axes)
     return figure
 
 
@@ -67,7 +67,7 @@ BINS = 20
 
 
 @checked
-@styled()
+@style.styled()
 def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
     """Draw a histogram of a metric over clients, at the end of the run.
 
@@ -94,20 +94,20 @@ def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accur
     edges = np.histogram_bin_edges(np.concatenate([*pooled, np.zeros(0)]), bins=BINS)
     highest = 0.0
     for i, ((label, _, _), found) in enumerate(zip(groups, pooled, strict=True)):
-        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), look(i, "none")
+        shares, line = np.histogram(found, edges)[0] / max(1, len(found)), style.look(i, "none")
         axes.stairs(shares, edges, color=line["color"], linestyle=line["linestyle"], label=label)
         highest = max(highest, shares.max())
     for i, (_, values, is_less) in enumerate(groups):
         mean, worst, _ = summarise_clients(values, less_is_better=is_less)
         ends, below = (worst.mean(), mean.mean()), -0.06 * highest * (1 + i)
-        axes.plot(ends, (below, below), **look(i, "none"))
+        axes.plot(ends, (below, below), **style.look(i, "none"))
         for end, marker in zip(ends, (">" if is_less else "<", "o"), strict=True):
-            axes.plot(end, below, marker, color=COLORS[i % len(COLORS)])
+            axes.plot(end, below, marker, color=style.COLORS[i % len(style.COLORS)])
     axes.set(
-        xlabel=label_of_axis(metric),
+        xlabel=style.label_of_axis(metric),
         ylabel="share of clients",
         title="Below: from each system's worst decile (triangle) to its mean (dot)",
         yticks=[tick for tick in axes.get_yticks() if 0 <= tick <= 1.05 * highest],
     )
-    name_beside(figure, axes)
+    style.name_beside(figure, axes)
     return figure

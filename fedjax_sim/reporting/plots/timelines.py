@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.diagnostics.fairness import received
-from fedjax_sim.reporting.plots.style import COLORS, FACE, GREY, HATCHES, styled
+from fedjax_sim.reporting.plots import style
 from fedjax_sim.types import Timeline
 
 MOST_CLIENTS_DRAWN = 40
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 @checked
-@styled()
+@style.styled()
 def timeline_figure(rows: Sequence[Row]) -> Figure:
     """Draw who computed when, and how stale the work was on arrival.
 
@@ -99,7 +99,7 @@ def _draw_work(figure: Figure, axes: Axes, row: Row, end: float) -> None:
     idle = inside & (updates.steps == 0)
     for lines in (
         LineCollection(list(bars[worked]), colors=shades, linewidths=width, capstyle="butt"),
-        LineCollection(list(bars[idle]), colors=GREY, linewidths=0.7, linestyles=":"),
+        LineCollection(list(bars[idle]), colors=style.GREY, linewidths=0.7, linestyles=":"),
     ):
         axes.add_collection(lines)
     reports = inside & (stop <= end)
@@ -138,7 +138,7 @@ def _name_speeds(axes: Axes, row: Row, drawn: np.ndarray) -> None:
         if mask.any():
             axes.annotate(name, (0, np.flatnonzero(mask).mean()), (-8, 0), **beside)
     if is_fast.any() and not is_fast.all():
-        axes.axhline((~is_fast).sum() - 0.5, color=FACE, linewidth=0.8)
+        axes.axhline((~is_fast).sum() - 0.5, color=style.FACE, linewidth=0.8)
 
 
 def _draw_staleness(axes: Axes, row: Row) -> None:
@@ -158,14 +158,14 @@ def _draw_staleness(axes: Axes, row: Row) -> None:
         [staleness[mask] for mask in kinds.values()],
         bins=list(edges),
         weights=[np.full(mask.sum(), 1 / len(client)) for mask in kinds.values()],
-        color=list(COLORS[: len(kinds)]),
+        color=list(style.COLORS[: len(kinds)]),
         label=[f"{name} ({mask.mean():.0%})" for name, mask in kinds.items()],
         stacked=True,
         rwidth=0.9,
         edgecolor="white",
         linewidth=0,
     )[2]
-    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], HATCHES, strict=False):
+    for bars, hatch in zip(drawn if len(kinds) > 1 else [drawn], style.HATCHES, strict=False):
         for bar in bars:
             bar.set_hatch(hatch)
     axes.set(

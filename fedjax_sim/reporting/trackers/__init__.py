@@ -10,10 +10,10 @@ that its log is whole. The packages behind TensorBoard, Weights & Biases and MLf
 as `pip install "fedjax-sim[tensorboard]"`, and are loaded when such a tracker is made.
 """
 
-from fedjax_sim.reporting.trackers.catalogue import TRACKERS, check_tracker, make_tracker
-from fedjax_sim.reporting.trackers.csv_file import CSV
-from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
-from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard
-from fedjax_sim.reporting.trackers.weights_and_biases import WandB
-
-__all__ = ["CSV", "TRACKERS", "MLflow", "TensorBoard", "WandB", "check_tracker", "make_tracker"]
+from fedjax_sim.reporting.trackers.catalogue import TRACKERS as TRACKERS
+from fedjax_sim.reporting.trackers.catalogue import check_tracker as check_tracker
+from fedjax_sim.reporting.trackers.catalogue import make_tracker as make_tracker
+from fedjax_sim.reporting.trackers.csv_file import CSV as CSV
+from fedjax_sim.reporting.trackers.mlflow_runs import MLflow as MLflow
+from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard as TensorBoard
+from fedjax_sim.reporting.trackers.weights_and_biases import WandB as WandB

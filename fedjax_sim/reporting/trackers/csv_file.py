@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.checking import checked
-from fedjax_sim.lifecycle import open_own
+from fedjax_sim import checking, lifecycle
 from fedjax_sim.reporting.trackers.labels import title_of
 
 COLUMNS = (
@@ -16,7 +15,7 @@ COLUMNS = (
 )
 
 
-@checked
+@checking.checked
 class CSV:
     """Writes a line for each metric of each evaluation, since systems have different metrics.
 
@@ -35,7 +34,7 @@ class CSV:
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file = open(  # noqa: SIM115 (closed by `close`)
-            path, "w", newline="", encoding="utf-8", opener=open_own
+            path, "w", newline="", encoding="utf-8", opener=lifecycle.open_own
         )
         self._writer = csv.writer(self._file)
         self._writer.writerow(COLUMNS)

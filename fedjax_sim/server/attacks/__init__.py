@@ -33,52 +33,26 @@ Other modules:
 Attacks on clients' data are in `fedjax_sim.problems.poisoning`.
 """
 
-from fedjax_sim.server.attacks.adversary import (
-    Adversary,
-    are_malicious,
-    attacked,
-    malicious_slots,
-    remembering,
-)
-from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
-from fedjax_sim.server.attacks.canaries import Canary
-from fedjax_sim.server.attacks.catalogue import (
-    ATTACKS,
-    OneAttack,
-    attacks_of_one_program,
-    parse_attack,
-)
-from fedjax_sim.server.attacks.informed import (
-    ALittleIsEnough,
-    InnerProduct,
-    Mimic,
-    MinMax,
-    MinSum,
-)
-from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
-
-__all__ = [
-    "ATTACKS",
-    "ALittleIsEnough",
-    "Adversary",
-    "Attack",
-    "Canary",
-    "Cohort",
-    "FreeRider",
-    "Gaussian",
-    "Honest",
-    "InnerProduct",
-    "Mimic",
-    "MinMax",
-    "MinSum",
-    "NotFinite",
-    "OneAttack",
-    "Scaling",
-    "SignFlip",
-    "are_malicious",
-    "attacked",
-    "attacks_of_one_program",
-    "malicious_slots",
-    "parse_attack",
-    "remembering",
-]
+from fedjax_sim.server.attacks.adversary import Adversary as Adversary
+from fedjax_sim.server.attacks.adversary import are_malicious as are_malicious
+from fedjax_sim.server.attacks.adversary import attacked as attacked
+from fedjax_sim.server.attacks.adversary import malicious_slots as malicious_slots
+from fedjax_sim.server.attacks.adversary import remembering as remembering
+from fedjax_sim.server.attacks.base import Attack as Attack
+from fedjax_sim.server.attacks.base import Cohort as Cohort
+from fedjax_sim.server.attacks.base import Honest as Honest
+from fedjax_sim.server.attacks.canaries import Canary as Canary
+from fedjax_sim.server.attacks.catalogue import ATTACKS as ATTACKS
+from fedjax_sim.server.attacks.catalogue import OneAttack as OneAttack
+from fedjax_sim.server.attacks.catalogue import attacks_of_one_program as attacks_of_one_program
+from fedjax_sim.server.attacks.catalogue import parse_attack as parse_attack
+from fedjax_sim.server.attacks.informed import ALittleIsEnough as ALittleIsEnough
+from fedjax_sim.server.attacks.informed import InnerProduct as InnerProduct
+from fedjax_sim.server.attacks.informed import Mimic as Mimic
+from fedjax_sim.server.attacks.informed import MinMax as MinMax
+from fedjax_sim.server.attacks.informed import MinSum as MinSum
+from fedjax_sim.server.attacks.simple import FreeRider as FreeRider
+from fedjax_sim.server.attacks.simple import Gaussian as Gaussian
+from fedjax_sim.server.attacks.simple import NotFinite as NotFinite
+from fedjax_sim.server.attacks.simple import Scaling as Scaling
+from fedjax_sim.server.attacks.simple import SignFlip as SignFlip

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import streams
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.compression.base import wide_of
 from fedjax_sim.privacy.clipping import finite
@@ -25,7 +26,6 @@ from fedjax_sim.settings import (
     struct,
     whole,
 )
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index, tick_key
 from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
@@ -185,7 +185,7 @@ def remembering(
     _, honest = finite(messages, cohort.is_present & ~is_foe)
     cohort = cohort._replace(is_malicious=cohort.is_present & ~honest)
     # A key that draws independently of the forgeries of the same tick.
-    own_key = tick_key(draws, event.tick, "remember")
+    own_key = streams.tick_key(draws, event.tick, "remember")
     new = adversary.attack.remember(own_key, messages, cohort, memory)
     is_there = honest.any()
     memory = jax.tree.map(lambda new, old: jnp.where(is_there, new, old), new, memory)
@@ -199,7 +199,7 @@ def _seen(
     clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
     slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
     messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
-    draws = jax.random.fold_in(lane_stream(key, "attack"), event.tick)
+    draws = jax.random.fold_in(streams.lane_stream(key, "attack"), event.tick)
     return (draws, messages), Cohort(clients, slots, clients >= 0, weight)
 
 
@@ -269,6 +269,6 @@ def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: A
             raise ConfigError("adversary.attackers", adversary.attackers, allowed)
         return jnp.isin(clients, jnp.asarray(adversary.attackers, "int32"))
     # Who comes early in a random order of the clients, so that shares are nested.
-    bits = shuffle_bits(lane_stream(key, "malicious"))
-    places = shuffled_index(bits, jnp.maximum(clients, 0), num_clients)
+    bits = streams.shuffle_bits(streams.lane_stream(key, "malicious"))
+    places = streams.shuffled_index(bits, jnp.maximum(clients, 0), num_clients)
     return places < jnp.round(jnp.asarray(adversary.malicious, float) * num_clients)

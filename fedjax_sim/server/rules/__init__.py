@@ -45,32 +45,21 @@ A rule computes in at least 32 bits. Where fewer clients are present than it nee
 - `catalogue`: rules by the names of the command line, and one of several of them.
 """
 
-from fedjax_sim.server.rules.base import Mean, Rule
-from fedjax_sim.server.rules.bucketing import Bucketing
-from fedjax_sim.server.rules.catalogue import RULES, OneOf, parse_rule, rules_of_one_program
-from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
-from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
-from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
-from fedjax_sim.server.rules.secure import SecureSum
-from fedjax_sim.server.rules.trust import FLTrust
-
-__all__ = [
-    "RULES",
-    "Bucketing",
-    "Bulyan",
-    "CentredClipping",
-    "FLTrust",
-    "GeometricMedian",
-    "Krum",
-    "Mean",
-    "Median",
-    "MultiKrum",
-    "NormBound",
-    "OneOf",
-    "Rule",
-    "SecureSum",
-    "SignMajority",
-    "TrimmedMean",
-    "parse_rule",
-    "rules_of_one_program",
-]
+from fedjax_sim.server.rules.base import Mean as Mean
+from fedjax_sim.server.rules.base import Rule as Rule
+from fedjax_sim.server.rules.bucketing import Bucketing as Bucketing
+from fedjax_sim.server.rules.catalogue import RULES as RULES
+from fedjax_sim.server.rules.catalogue import OneOf as OneOf
+from fedjax_sim.server.rules.catalogue import parse_rule as parse_rule
+from fedjax_sim.server.rules.catalogue import rules_of_one_program as rules_of_one_program
+from fedjax_sim.server.rules.centres import CentredClipping as CentredClipping
+from fedjax_sim.server.rules.centres import GeometricMedian as GeometricMedian
+from fedjax_sim.server.rules.centres import NormBound as NormBound
+from fedjax_sim.server.rules.coordinates import Median as Median
+from fedjax_sim.server.rules.coordinates import SignMajority as SignMajority
+from fedjax_sim.server.rules.coordinates import TrimmedMean as TrimmedMean
+from fedjax_sim.server.rules.distances import Bulyan as Bulyan
+from fedjax_sim.server.rules.distances import Krum as Krum
+from fedjax_sim.server.rules.distances import MultiKrum as MultiKrum
+from fedjax_sim.server.rules.secure import SecureSum as SecureSum
+from fedjax_sim.server.rules.trust import FLTrust as FLTrust

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.compression.base import wide_of
+from fedjax_sim.server.rules import ordering
 from fedjax_sim.server.rules.base import Rule
-from fedjax_sim.server.rules.ordering import by_coordinate, sort_slots, weighted_median
 from fedjax_sim.settings import ConfigError, choice, fixed, real, struct
 from fedjax_sim.types import Array, Key, Params
 
@@ -40,8 +40,8 @@ class Median(Rule):
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the weighted median of each coordinate; the key is not used."""
-        find = lambda block: weighted_median(block, weight)  # noqa: E731
-        return jax.tree.map(lambda leaf: by_coordinate(find, leaf), messages)
+        find = lambda block: ordering.weighted_median(block, weight)  # noqa: E731
+        return jax.tree.map(lambda leaf: ordering.by_coordinate(find, leaf), messages)
 
 
 @struct
@@ -89,12 +89,12 @@ class TrimmedMean(Rule):
         is_kept = (row >= left_out) & (row < present - left_out)
 
         def mean(block: Array) -> Array:
-            ordered = sort_slots(jnp.where(is_present[:, None], block, jnp.inf))
+            ordered = ordering.sort_slots(jnp.where(is_present[:, None], block, jnp.inf))
             # Extremes are not subtracted from a sum: after 1e30, nothing would be left of it.
             kept = jnp.where(is_kept[:, None], ordered, 0)
             return kept.sum(axis=0) / (present - 2 * left_out).astype(block.dtype)
 
-        return jax.tree.map(lambda leaf: by_coordinate(mean, leaf), messages)
+        return jax.tree.map(lambda leaf: ordering.by_coordinate(mean, leaf), messages)
 
 
 @struct
@@ -136,11 +136,11 @@ class SignMajority(Rule):
             return jnp.where(jnp.abs(vote) > rounding, jnp.sign(vote), 0).astype(block.dtype)
 
         if self.scale == "coordinate":
-            find = lambda block: sign(block) * weighted_median(jnp.abs(block), weight)  # noqa: E731
-            return jax.tree.map(lambda leaf: by_coordinate(find, leaf), messages)
+            find = lambda block: sign(block) * ordering.weighted_median(jnp.abs(block), weight)  # noqa: E731
+            return jax.tree.map(lambda leaf: ordering.by_coordinate(find, leaf), messages)
         leaves = [wide_of(leaf.reshape(weight.size, -1)) for leaf in jax.tree.leaves(messages)]
         size = sum(leaf.shape[1] for leaf in leaves)
         parts = (jnp.abs(leaf / size).sum(axis=1) for leaf in leaves)
-        magnitude = weighted_median(functools.reduce(jnp.add, parts), weight)
+        magnitude = ordering.weighted_median(functools.reduce(jnp.add, parts), weight)
         scaled = lambda block: sign(block) * magnitude.astype(block.dtype)  # noqa: E731
-        return jax.tree.map(lambda leaf: by_coordinate(scaled, leaf), messages)
+        return jax.tree.map(lambda leaf: ordering.by_coordinate(scaled, leaf), messages)

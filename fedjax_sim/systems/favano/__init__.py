@@ -5,14 +5,10 @@
   alpha follows.
 """
 
-from fedjax_sim.systems.favano import step_counts
-from fedjax_sim.systems.favano.favano import (
-    Hyper,
-    algorithm,
-    inverse_alpha,
-    paper,
-    system,
-    timeline,
-)
-
-__all__ = ["Hyper", "algorithm", "inverse_alpha", "paper", "step_counts", "system", "timeline"]
+from fedjax_sim.systems.favano import step_counts as step_counts
+from fedjax_sim.systems.favano.favano import Hyper as Hyper
+from fedjax_sim.systems.favano.favano import algorithm as algorithm
+from fedjax_sim.systems.favano.favano import inverse_alpha as inverse_alpha
+from fedjax_sim.systems.favano.favano import paper as paper
+from fedjax_sim.systems.favano.favano import system as system
+from fedjax_sim.systems.favano.favano import timeline as timeline

@@ -24,6 +24,7 @@ what the paper's server can know.
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import timelines
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
@@ -35,14 +36,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import ConfigError, choice, is_known, struct, switch
 from fedjax_sim.systems.favano import step_counts
-from fedjax_sim.timelines import (
-    STEP_COUNT_LAWS,
-    Contacts,
-    draw_client_rates,
-    schedule_contacts,
-)
-from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines import Contacts, cohorts, presets
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -98,7 +92,7 @@ class Hyper(Contacts, LocalTraining, Reports):
         if not is_always_there or (table is not None and table.has_bandwidth):
             words = f"{others} where clients have breaks, bandwidths or losses"
             raise ConfigError("reweight", self.reweight, words)
-        if self.delays.runtime_law not in STEP_COUNT_LAWS:
+        if self.delays.runtime_law not in timelines.STEP_COUNT_LAWS:
             raise ConfigError(
                 "reweight", self.reweight, f"{others} under {self.delays.runtime_law}"
             )
@@ -113,8 +107,8 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
 
     The weight of a slot is 1 / alpha.
     """
-    schedule, _ = schedule_contacts(key, hyper, num_ticks)
-    weight = inverse_alpha(schedule, draw_client_rates(key, hyper), hyper)
+    schedule, _ = timelines.schedule_contacts(key, hyper, num_ticks)
+    weight = inverse_alpha(schedule, timelines.draw_client_rates(key, hyper), hyper)
     return schedule._replace(weight=weight)
 
 
@@ -187,7 +181,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
     """Estimate the same by means over the client's contacts so far, this one included."""
     shape, dtype = schedule.clients.shape, schedule.weight.dtype
     steps = schedule.steps.ravel()
-    visits = previous_visits(schedule.clients)[1].ravel()
+    visits = cohorts.previous_visits(schedule.clients)[1].ravel()
     order = jnp.argsort(schedule.clients.ravel(), stable=True)
     back, visits = jnp.argsort(order), visits[order]
 
@@ -199,7 +193,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
     return running_mean((steps > 0).astype(dtype)), running_mean(steps.astype(dtype))
 
 
-paper = preset(Hyper, FAVANO)
+paper = presets.preset(Hyper, presets.FAVANO)
 """Its docstring names the experiments."""
 system = System(
     "favano",

@@ -19,9 +19,8 @@ import numpy as np
 import optax
 
 from fedjax_sim.batching import any_lane, replicate
+from fedjax_sim.clients import rows, whole_gradients
 from fedjax_sim.clients.mini_batches import BatchGradient
-from fedjax_sim.clients.rows import read_rows
-from fedjax_sim.clients.whole_gradients import gradients_at
 from fedjax_sim.server import weighted_sum
 from fedjax_sim.settings import Checked, choice, struct, whole
 from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
@@ -77,7 +76,7 @@ class ControlVariates:
             factor,
             hyper.control_variates.control_rounds,
         )
-        self.slopes_at = gradients_at(problem, hyper, plan, is_exact=True)
+        self.slopes_at = whole_gradients.gradients_at(problem, hyper, plan, is_exact=True)
 
     def first(self, model: Params) -> Anchor:
         """Begin at a model, before any gradient is known.
@@ -146,7 +145,7 @@ class ControlVariates:
             return ()
         if self.is_global:
             return (replicate(anchor.slopes, len(clients)),)
-        return (read_rows(anchor.slopes, clients),)
+        return (rows.read_rows(anchor.slopes, clients),)
 
     def corrected(
         self,

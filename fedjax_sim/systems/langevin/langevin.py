@@ -56,6 +56,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim import streams, types
 from fedjax_sim.clients import (
     BatchGradient,
     ClientTraining,
@@ -86,7 +87,6 @@ from fedjax_sim.settings import (
     struct,
     switch,
 )
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems.langevin.control_variates import (
     Anchor,
     Controls,
@@ -101,10 +101,8 @@ from fedjax_sim.systems.langevin.preconditioning import (
     Square,
     count_precondition_bits,
 )
-from fedjax_sim.timelines import WeightedRounds, rounds_within, schedule_weighted_rounds
-from fedjax_sim.timelines.presets import LOCK_STEP, preset
+from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 from fedjax_sim.types import (
-    EMPTY,
     Algorithm,
     Array,
     Event,
@@ -119,7 +117,6 @@ from fedjax_sim.types import (
     System,
     Timeline,
     Work,
-    full_precision_bits,
 )
 
 
@@ -262,11 +259,11 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         if not event.facts.keeps("steps"):
             # Another number of steps than K would use a draw in two rounds.
             key = jax.random.fold_in(key, event.tick)
-        shared = shared_noise(hyper, lane_stream(key, "shared noise"), first)
+        shared = shared_noise(hyper, streams.lane_stream(key, "shared noise"), first)
         most_steps = event.facts.most_steps
 
         def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
-            client_key = jax.random.fold_in(lane_stream(key, "local"), client)
+            client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
             gradient = variates.corrected(  # of f^c
                 mean_gradient(key, client_key, client, first, most_steps),
                 anchor,
@@ -274,7 +271,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
                 whole,
             )
             private = private_noise(
-                hyper, lane_stream(client_key, "private noise"), first, share[client]
+                hyper, streams.lane_stream(client_key, "private noise"), first, share[client]
             )
             moves = langevin_steps(hyper, first, root, [*shared, *private])
             return Training(of_pair(gradient) if has_momentum else gradient, moves)
@@ -304,7 +301,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
     ) -> BatchGradient:
         """Return the gradient of the client's mean loss, on mini-batches or on all examples."""
         if is_exact:
-            noise = lane_stream(client_key, "noise")
+            noise = streams.lane_stream(client_key, "noise")
             return whole_gradient(problem, noise, client, first, most_steps=most_steps)
         batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
         return batch_gradient(
@@ -381,9 +378,9 @@ def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, L
         return None
     # Traced once for all lanes, of which there may be thousands.
     model = jax.eval_shape(_first_model, problem)
-    senders = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+    senders = (timeline.clients != types.EMPTY).sum(axis=1, dtype=np.int64)
     up, down = message_bits(model, hyper)
-    size = full_precision_bits(model)
+    size = types.full_precision_bits(model)
     both_ways = count_precondition_bits(hyper, senders, size)
     slopes, slopes_and_anchors = count_control_bits(hyper, senders, size)
     return senders * up + both_ways + slopes, senders * down + both_ways + slopes_and_anchors
@@ -398,9 +395,9 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> Leaf |
         return None
     model = jax.eval_shape(_first_model, problem)
     takes_part = np.zeros((len(timeline.time), hyper.num_clients), bool)
-    ticks, slots = np.nonzero(timeline.clients != EMPTY)
+    ticks, slots = np.nonzero(timeline.clients != types.EMPTY)
     takes_part[ticks, timeline.clients[ticks, slots]] = True
-    size, senders = full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
+    size, senders = types.full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
     own = sum(message_bits(model, hyper)) + 2 * count_precondition_bits(hyper, takes_part, size)
     slopes = 2 * size * (hyper.control_variates.anchor == "global")
     moves = anchor_moves(hyper, senders)[:, None]
@@ -415,7 +412,7 @@ def _first_model(problem: Problem) -> Params:
 def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a model, with its velocity if there is one, up and down."""
     sent = params if is_known(hyper.dynamics.friction, 1) else (params, params)
-    return count_message_bits(hyper.messages.compression, sent), full_precision_bits(sent)
+    return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
 
 
 def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
@@ -434,7 +431,7 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
     return hyper.weighted(counts)
 
 
-paper = preset(Hyper, LOCK_STEP)
+paper = presets.preset(Hyper, presets.LOCK_STEP)
 """Its docstring names the experiments."""
 system = System(
     "langevin",

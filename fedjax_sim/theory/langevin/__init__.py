@@ -42,25 +42,13 @@ How the paper is read:
 - Scheme II (without replacement) needs equal weights, as in the simulated system.
 """
 
-from fedjax_sim.theory.langevin.accounts import Accounts, privacy_of
-from fedjax_sim.theory.langevin.setup import ADVERSARIES, SCHEMES, PrivacySetup
-from fedjax_sim.theory.langevin.theorem import (
-    Guarantee,
-    OutsiderWarning,
-    guarantee,
-    largest_rho,
-    softmax_sensitivity,
-)
-
-__all__ = [
-    "ADVERSARIES",
-    "SCHEMES",
-    "Accounts",
-    "Guarantee",
-    "OutsiderWarning",
-    "PrivacySetup",
-    "guarantee",
-    "largest_rho",
-    "privacy_of",
-    "softmax_sensitivity",
-]
+from fedjax_sim.theory.langevin.accounts import Accounts as Accounts
+from fedjax_sim.theory.langevin.accounts import privacy_of as privacy_of
+from fedjax_sim.theory.langevin.setup import ADVERSARIES as ADVERSARIES
+from fedjax_sim.theory.langevin.setup import SCHEMES as SCHEMES
+from fedjax_sim.theory.langevin.setup import PrivacySetup as PrivacySetup
+from fedjax_sim.theory.langevin.theorem import Guarantee as Guarantee
+from fedjax_sim.theory.langevin.theorem import OutsiderWarning as OutsiderWarning
+from fedjax_sim.theory.langevin.theorem import guarantee as guarantee
+from fedjax_sim.theory.langevin.theorem import largest_rho as largest_rho
+from fedjax_sim.theory.langevin.theorem import softmax_sensitivity as softmax_sensitivity

@@ -5,17 +5,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from scipy import stats
 
-from fedjax_sim.checking import (
-    Above0,
-    Count,
-    Fraction,
-    Limit,
-    OneOf,
-    Probability,
-    Share,
-    Whole,
-    checked,
-)
+from fedjax_sim import checking
+from fedjax_sim.checking import Above0, Count, Fraction, Limit, OneOf, Probability, Share, Whole
 from fedjax_sim.settings import ConfigError
 
 SCHEMES = ("full", "with_replacement", "without_replacement")
@@ -24,7 +15,7 @@ ADVERSARIES = ("outsider", "server")
 """Who attacks: an outsider does not know who took part in a round, the server does."""
 
 
-@checked
+@checking.checked
 class PrivacySetup(NamedTuple):
     """The settings of an FA-LD run and the assumptions on its loss.
 

@@ -11,52 +11,26 @@ The contract is in `fedjax_sim.events.clocks`: a clock makes what the server rec
 own state and that of learning (`Received`), and notes what the tick has shown.
 """
 
-from fedjax_sim.timelines.live.devices import Drawn
-from fedjax_sim.timelines.live.frames import with_clock
-from fedjax_sim.timelines.live.replay import replayed
-from fedjax_sim.timelines.live.rounds import (
-    Asked,
-    Choosing,
-    LiveCohorts,
-    Round,
-    Shown,
-    live_rounds,
-    uniform_cohort,
-)
-from fedjax_sim.timelines.live.stopping import until
-from fedjax_sim.timelines.live.tasks import (
-    Flights,
-    Landed,
-    Replacing,
-    Tasks,
-    begin_work,
-    live_tasks,
-    uniformly,
-)
-from fedjax_sim.types import Clock, Instant, Live, Received, Sizes
-
-__all__ = [
-    "Asked",
-    "Choosing",
-    "Clock",
-    "Drawn",
-    "Flights",
-    "Instant",
-    "Landed",
-    "Live",
-    "LiveCohorts",
-    "Received",
-    "Replacing",
-    "Round",
-    "Shown",
-    "Sizes",
-    "Tasks",
-    "begin_work",
-    "live_rounds",
-    "live_tasks",
-    "replayed",
-    "uniform_cohort",
-    "uniformly",
-    "until",
-    "with_clock",
-]
+from fedjax_sim.timelines.live.devices import Drawn as Drawn
+from fedjax_sim.timelines.live.frames import with_clock as with_clock
+from fedjax_sim.timelines.live.replay import replayed as replayed
+from fedjax_sim.timelines.live.rounds import Asked as Asked
+from fedjax_sim.timelines.live.rounds import Choosing as Choosing
+from fedjax_sim.timelines.live.rounds import LiveCohorts as LiveCohorts
+from fedjax_sim.timelines.live.rounds import Round as Round
+from fedjax_sim.timelines.live.rounds import Shown as Shown
+from fedjax_sim.timelines.live.rounds import live_rounds as live_rounds
+from fedjax_sim.timelines.live.rounds import uniform_cohort as uniform_cohort
+from fedjax_sim.timelines.live.stopping import until as until
+from fedjax_sim.timelines.live.tasks import Flights as Flights
+from fedjax_sim.timelines.live.tasks import Landed as Landed
+from fedjax_sim.timelines.live.tasks import Replacing as Replacing
+from fedjax_sim.timelines.live.tasks import Tasks as Tasks
+from fedjax_sim.timelines.live.tasks import begin_work as begin_work
+from fedjax_sim.timelines.live.tasks import live_tasks as live_tasks
+from fedjax_sim.timelines.live.tasks import uniformly as uniformly
+from fedjax_sim.types import Clock as Clock
+from fedjax_sim.types import Instant as Instant
+from fedjax_sim.types import Live as Live
+from fedjax_sim.types import Received as Received
+from fedjax_sim.types import Sizes as Sizes

@@ -8,21 +8,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, types
 from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.timelines.live.frames import with_clock
-from fedjax_sim.types import (
-    EMPTY,
-    Array,
-    Clock,
-    Instant,
-    Key,
-    Live,
-    Received,
-    Sizes,
-    System,
-    Timeline,
-)
+from fedjax_sim.types import Array, Clock, Instant, Key, Live, Received, Sizes, System, Timeline
 
 
 class Place(NamedTuple):
@@ -35,7 +24,7 @@ class Place(NamedTuple):
     tick: Array
 
 
-@checked
+@checking.checked
 def replayed(system: System, timeline: Timeline) -> System:
     """Return a live system that receives what a schedule says, such as one of an earlier run.
 
@@ -53,7 +42,7 @@ def replayed(system: System, timeline: Timeline) -> System:
       ConfigError: If the schedule names what does not exist, such as 1.9 steps.
     """
     found = check_own(system, timeline)
-    is_filled = found.clients != EMPTY
+    is_filled = found.clients != types.EMPTY
     steps = np.where(is_filled, found.steps, 0)
     num_ticks, slots = found.clients.shape
     # When each version is read for the last time: who works from it is in use until then.
@@ -94,7 +83,7 @@ def _versions_in_use(version: np.ndarray) -> np.ndarray:
     made = np.arange(num_ticks + 1)
     used = [made[: t + 1][last[: t + 1] > t] for t in range(num_ticks)]
     most = max(map(len, used), default=0)
-    found = np.full((num_ticks, most), EMPTY, np.int32)
+    found = np.full((num_ticks, most), types.EMPTY, np.int32)
     for t, versions in enumerate(used):
         found[t, : len(versions)] = versions
     return found

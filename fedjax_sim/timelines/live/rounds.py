@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import streams
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError, count, group, is_known, struct
-from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines.cohorts import client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
@@ -32,15 +32,8 @@ from fedjax_sim.timelines.live.devices import (
     time_away,
     times_of_work,
 )
-from fedjax_sim.timelines.rounds.synchronous import (
-    CohortClock,
-    are_in_time,
-    arrivals_in,
-    check_clients,
-    draw_standard_times,
-    round_length,
-    work_times,
-)
+from fedjax_sim.timelines.rounds import synchronous
+from fedjax_sim.timelines.rounds.synchronous import CohortClock
 from fedjax_sim.types import EMPTY, Array, Clock, Event, Instant, Key, Received, Settings
 
 
@@ -66,7 +59,7 @@ class LiveCohorts(Clients):
             lacks rows of some client.
         """
         super().check_together()
-        check_clients(self, are_distinct=True)
+        synchronous.check_clients(self, are_distinct=True)
         if self.clock.num_asked and not (
             self.num_selected <= self.clock.num_asked <= self.num_clients
         ):
@@ -224,8 +217,8 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
 
     def draw(key: Key, number: Array) -> Array:
         places = jnp.arange(hyper.clock.num_asked or hyper.num_selected)
-        bits = shuffle_bits(lane_stream(key, "cohorts"))
-        return shuffled_index(bits, places, hyper.num_clients, number)
+        bits = streams.shuffle_bits(streams.lane_stream(key, "cohorts"))
+        return streams.shuffled_index(bits, places, hyper.num_clients, number)
 
     return draw
 
@@ -290,7 +283,7 @@ def live_rounds(
         if hyper.delays.trace is not None:
             return own, None
         num_asked = hyper.clock.num_asked or hyper.num_selected
-        return own, draw_standard_times(key, number, num_asked, hyper, most_steps)
+        return own, synchronous.draw_standard_times(key, number, num_asked, hyper, most_steps)
 
     def init(key: Key) -> Round:
         drawn = draw_clients(key, hyper)
@@ -320,24 +313,24 @@ def live_rounds(
             is_even = asked.steps is None
             if len(who) > len(standard) or is_even != (most_steps is None):
                 own_most = None if is_even else most
-                standard = draw_standard_times(key, number, len(who), hyper, own_most)
+                standard = synchronous.draw_standard_times(key, number, len(who), hyper, own_most)
             speeds = Speeds(*(leaf[who] for leaf in devices.speeds))
             given = None if is_even else steps
-            work = work_times(standard[: len(who)], speeds, hyper, given)
+            work = synchronous.work_times(standard[: len(who)], speeds, hyper, given)
         begins = carried.now.later(jnp.asarray(asked.takes, work.dtype))
         _, taken = times_of_work(devices, who, begins, work)
         lost = is_lost(devices, who, number) & is_asked
         limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
         limit = jnp.asarray(limit if asked.deadline is None else asked.deadline, taken.dtype)
-        waits = round_length(taken, is_asked, lost, num_used=num_used, limit=limit)
-        arrival = arrivals_in(taken, is_asked, lost)
+        waits = synchronous.round_length(taken, is_asked, lost, num_used=num_used, limit=limit)
+        arrival = synchronous.arrivals_in(taken, is_asked, lost)
         share = asked.share
         if len(clients) > num_used:
             first_ones = jnp.argsort(arrival, stable=True)[:num_used]
             clients, share, steps, arrival = jax.tree.map(
                 lambda leaf: leaf[first_ones], (clients, share, steps, arrival)
             )
-        is_in = are_in_time(arrival, limit)
+        is_in = synchronous.are_in_time(arrival, limit)
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
             clients=jnp.where(is_in, clients, EMPTY),

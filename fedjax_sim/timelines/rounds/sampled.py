@@ -30,22 +30,11 @@ from fedjax_sim.settings import (
     switch,
 )
 from fedjax_sim.streams import lane_stream
-from fedjax_sim.timelines.cohorts import (
-    Draws,
-    client_weighting,
-    draw_by_share,
-    draw_cohorts,
-    draw_poisson_cohorts,
-    draw_with_replacement,
-)
+from fedjax_sim.timelines import cohorts, presets
+from fedjax_sim.timelines.cohorts import Draws
 from fedjax_sim.timelines.delays.laws import Clients
-from fedjax_sim.timelines.presets import FAVANO, preset
-from fedjax_sim.timelines.rounds.synchronous import (
-    CohortClock,
-    assemble_rounds,
-    check_clients,
-    rounds_within,
-)
+from fedjax_sim.timelines.rounds import synchronous
+from fedjax_sim.timelines.rounds.synchronous import CohortClock
 from fedjax_sim.types import (
     Algorithm,
     Array,
@@ -70,7 +59,7 @@ class Cohort(Checked):
         hyper = fedavg.Hyper(num_selected=5, cohort=by_size)
     """
 
-    weighting: str = client_weighting("the mean of the reports that are used")
+    weighting: str = cohorts.client_weighting("the mean of the reports that are used")
     selection: str = choice(
         "uniform",
         ("uniform", "by_examples", "poisson"),
@@ -122,7 +111,7 @@ class CohortRounds(Clients):
             values = {"cohort.weighting": "equal", "cohort.with_replacement": False}
             check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
         are_distinct = not self.cohort.with_replacement
-        check_clients(self, are_distinct=are_distinct)
+        synchronous.check_clients(self, are_distinct=are_distinct)
         if are_distinct and self.clock.num_asked > self.num_clients:
             allowed = f"at most num_clients = {self.num_clients}"
             raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
@@ -205,8 +194,8 @@ def cohort_system(
         algorithm,
         summary,
         messages=messages,
-        hints=Hints(rounds_within),
-        paper=preset(hyper, FAVANO),
+        hints=Hints(synchronous.rounds_within),
+        paper=presets.preset(hyper, presets.FAVANO),
         fit=Fit(complete=lambda hyper, problem: hyper.completed(problem)),
     )
 
@@ -240,7 +229,7 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
         total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
         return share / (hyper.num_selected if is_poisson else total)
 
-    return assemble_rounds(
+    return synchronous.assemble_rounds(
         key,
         hyper,
         clients,
@@ -254,17 +243,17 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
 def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
     """Draw the clients that are asked, and how often each was drawn: `[T, A]`."""
     if hyper.cohort.selection == "poisson":
-        cohort, is_member = draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
+        cohort, is_member = cohorts.draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
         return Draws(cohort, is_member.astype(cohort.dtype))
     if hyper.cohort.selection == "uniform" and not hyper.cohort.with_replacement:
-        clients = draw_cohorts(key, hyper.num_clients, num, num_ticks)
+        clients = cohorts.draw_cohorts(key, hyper.num_clients, num, num_ticks)
         return Draws(clients, jnp.ones_like(clients))
     share = jnp.ones(hyper.num_clients)
     if hyper.cohort.selection == "by_examples" and hyper.examples is not None:
         share = hyper.examples
     if hyper.cohort.with_replacement:
-        return draw_with_replacement(key, share, num, num_ticks)
-    clients = draw_by_share(key, share, num, num_ticks)
+        return cohorts.draw_with_replacement(key, share, num, num_ticks)
+    clients = cohorts.draw_by_share(key, share, num, num_ticks)
     return Draws(clients, jnp.ones_like(clients))
 
 

@@ -18,13 +18,9 @@ from fedjax_sim.checking import Above0, checked
 from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
+from fedjax_sim.timelines.delays import laws
 from fedjax_sim.timelines.delays.devices import close, draw_devices, is_lost, times_in_rounds
-from fedjax_sim.timelines.delays.laws import (
-    Speeds,
-    draw_client_speeds,
-    draw_standard,
-    scaled_runtimes,
-)
+from fedjax_sim.timelines.delays.laws import Speeds
 from fedjax_sim.types import EMPTY, Array, Key, Settings, Timeline
 
 
@@ -225,7 +221,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = 
     if hyper.delays.trace is not None:
         rows = hyper.recorded.by_client(hyper.num_clients)
         return rows.durations(clients, previous_visits(clients)[1])
-    speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
+    speeds = Speeds(*(leaf[clients] for leaf in laws.draw_client_speeds(key, hyper)))
     law, ticks, num_slots = hyper.delays.runtime_law, jnp.arange(len(clients)), clients.shape[1]
     if steps is None or hyper.delays.time_of != "step" or hyper.clock.round_time != "sum":
         standard = jax.vmap(lambda t: draw_standard_times(key, t, num_slots, hyper))(ticks)
@@ -233,7 +229,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = 
 
     def add(q: Array, total: Array) -> Array:
         of_step = jax.vmap(lambda t: _draw_standard_of_step(key, q, t, num_slots, hyper))(ticks)
-        return total + jnp.where(q < steps, scaled_runtimes(of_step, speeds, law)[..., 0], 0)
+        return total + jnp.where(q < steps, laws.scaled_runtimes(of_step, speeds, law)[..., 0], 0)
 
     nothing = jnp.zeros(clients.shape, speeds.rate.dtype)
     return jax.lax.fori_loop(0, steps.max(), add, nothing)
@@ -260,13 +256,13 @@ def draw_standard_times(
         return jnp.moveaxis(drawn[..., 0], 0, 1)
     num = {"mean": 0, "one_draw": 1, "sum": hyper.times_per_update}[hyper.clock.round_time]
     tick_key = jax.random.fold_in(lane_stream(key, "runtimes"), tick)
-    return draw_standard(tick_key, (num_slots, num), float, hyper.delays.runtime_law)
+    return laws.draw_standard(tick_key, (num_slots, num), float, hyper.delays.runtime_law)
 
 
 def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hyper: Any) -> Array:
     """Draw the same of one local step, number q: `f[S, 1]`."""
     step_key = jax.random.fold_in(jax.random.fold_in(lane_stream(key, "runtimes"), q), tick)
-    return draw_standard(step_key, (num_slots, 1), float, hyper.delays.runtime_law)
+    return laws.draw_standard(step_key, (num_slots, 1), float, hyper.delays.runtime_law)
 
 
 def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None = None) -> Array:
@@ -285,7 +281,7 @@ def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None 
     num_times: Any = steps if is_by_step else hyper.times_per_update
     if hyper.clock.round_time == "mean":
         return num_times / speeds.rate
-    times = scaled_runtimes(standard, speeds, hyper.delays.runtime_law)
+    times = laws.scaled_runtimes(standard, speeds, hyper.delays.runtime_law)
     if hyper.clock.round_time == "one_draw":
         return times.sum(axis=-1) * num_times
     if is_by_step:
