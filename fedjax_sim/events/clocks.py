@@ -178,7 +178,8 @@ class Received(NamedTuple):
     """What the server receives at its next action, as a live clock decides it.
 
     Attributes:
-      time: When the server acts; infinite if it never will, which ends the lane.
+      time: When the server acts: not before its last action (several may have one time); infinite
+        if it never will, which ends the lane.
       clients: `i32[S]`, who reports; `EMPTY` in empty slots.
       steps: `i32[S]`, local steps behind each report.
       version: `i32[S]`, server version from which that work started.

@@ -242,6 +242,10 @@ DAMAGES = {
 None, and what it says."""
 
 
+FLIPS = 12
+"""Damages at random places that a test makes."""
+
+
 def test_damage_heals_or_is_one_sentence(
     regression: Callable,
     small: Callable,
@@ -273,6 +277,46 @@ def test_damage_heals_or_is_one_sentence(
             where = f"fedjax-sim: quafl goes on after {begins} of 8 ticks (lanes: 3)."
             assert said[-1:] == [where] * bool(begins), name
             assert len(said) == bool(says) + bool(begins) and says in "".join(said), name
+
+
+def test_no_flipped_bit_or_cut_gives_other_bits(
+    regression: Callable,
+    small: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    no_pause: None,
+) -> None:
+    """Any bit of any file of a killed run: a sound resume, or a sentence."""
+    run = partial(fedjax_sim.sweep, QUAFL, regression(), small(QUAFL), **OPTIONS)
+    with monkeypatch.context() as patch:
+        kill_after(5, patch)
+        with pytest.raises(KeyboardInterrupt):
+            run(checkpoints=fedjax_sim.Checkpoints(tmp_path / "killed"))
+    whole, draws = run(), np.random.default_rng(0)
+    names = sorted(
+        path.relative_to(tmp_path / "killed")
+        for path in (tmp_path / "killed").rglob("*")
+        if path.is_file() and path.name != ".lock"
+    )
+    num_resumed = 0
+    for i in range(FLIPS):
+        folder = tmp_path / str(i)
+        shutil.copytree(tmp_path / "killed", folder)
+        path = folder / names[i % len(names)]
+        content = bytearray(path.read_bytes())
+        at = int(draws.integers(len(content)))
+        if i % 4 == 3:
+            del content[at:]
+        else:
+            content[at] ^= 1 << int(draws.integers(8))
+        path.write_bytes(content)
+        try:
+            resumed = run(checkpoints=fedjax_sim.Checkpoints(folder, resume=True))
+        except (ConfigError, InputError):
+            continue
+        num_resumed += 1
+        assert_same_bits(resumed, whole)
+    assert num_resumed > FLIPS // 2
 
 
 def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> None:

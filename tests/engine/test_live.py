@@ -168,6 +168,7 @@ def live_fedbuff() -> System:
         (paced(is_done=lambda t, is_done: t == 3), "done", ""),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(1.0))), "time", "went back"),
         (paced(time=lambda t, time: time.where(t < 3, Instant.at(np.nan))), "time", "is nan"),
+        (paced(time=lambda t, time: time.where(t < 3, Instant.at(-1.0))), "time", "went back"),
         (paced(steps=lambda t, steps: steps + (t == 3)), "steps", "more steps"),
         pytest.param(
             paced(steps=lambda t, steps: steps - 6 * (t == 3)),
@@ -237,6 +238,17 @@ def test_more_ticks_than_planned_are_said(
     assert (run.curves.ended == "ticks").all() and (run.curves.ticks[..., -1] == 7).all()
     assert "4 of 4 lanes of paced ended early" in (said := capsys.readouterr().err)
     assert "most_ticks = 7" in said
+
+
+def test_a_clock_may_stand_still(sweep: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server may act several times at one time. A budget of time then ends at most_ticks."""
+    still = paced(time=lambda t, time: Instant.at(0.0))
+    run = sweep(still, budget=Ticks(5), num_evals=1)
+    assert (run.curves.ended == "ticks").all() and (run.curves.ticks[..., -1] == 5).all()
+    assert (run.curves.time == 0).all() and capsys.readouterr().err == ""
+    run = sweep(still, budget=Time(30.0, most_ticks=7), num_evals=1)
+    assert (run.curves.ended == "ticks").all() and (run.curves.ticks[..., -1] == 7).all()
+    assert "most_ticks = 7" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
