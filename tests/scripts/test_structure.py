@@ -7,6 +7,7 @@ import pytest
 
 from scripts.structure import (
     Measures,
+    arrows_of,
     circles_of,
     code_lines,
     defining_files_of,
@@ -114,6 +115,22 @@ def test_the_whole_house_counts_the_list_of_the_face(tmp_path: Path) -> None:
     }
     assert circles_of(house) == [{"__init__", "top"}]
     assert floors_of(house) == {"__init__": 1, "top": 1, "experiments": 2, "scripts": 3}
+
+
+def test_the_stub_of_the_face_counts_as_its_text(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        fedjax_sim__FACE="import os",
+        fedjax_sim__low__FACE="",
+        fedjax_sim__low__one="stone = 1",
+        fedjax_sim__top="from fedjax_sim import stone",
+    )
+    stub = tmp_path / "fedjax_sim" / "__init__.pyi"
+    stub.write_text("from . import top as top\nfrom .low.one import stone as stone\nx: str")
+    arrows = {"__init__": {"low"}, "low": set(), "top": {"__init__"}}
+    assert arrows_of(tmp_path / "fedjax_sim") == arrows
+    assert house_of(tmp_path) == arrows | {"__init__": {"low", "top"}}
+    assert defining_files_of(tmp_path / "fedjax_sim")["top"] == {"low.one"}
 
 
 def test_what_a_run_executes(monkeypatch: pytest.MonkeyPatch) -> None:
