@@ -12,21 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import LaneSeed, checked
-from fedjax_sim.engine import Run, contract
+from fedjax_sim.engine import Run, contract, request
 from fedjax_sim.engine.planning.drawing import settings_of_places, settings_read
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.program.bound import Bound as Bound
 from fedjax_sim.engine.program.bound import Static
 from fedjax_sim.engine.program.opened import learning_key
 from fedjax_sim.engine.program.prepare import Planned, plan_group
-from fedjax_sim.engine.request import (
-    Options,
-    Precision,
-    give_starts,
-    grid_of,
-    list_lanes,
-    settings_completed_from,
-)
+from fedjax_sim.engine.request import Options, Precision
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.checks import check_own
 from fedjax_sim.trees import typed_structure
@@ -167,13 +160,13 @@ def bind_together(
     completed_from: set[str] = set()
     for i in range(num):
         problem, hyper, seed, _ = (values[i % len(values)] for values in lists.values())
-        (lane,) = list_lanes(system, problem, hyper, grid_of([seed], None), options)
+        (lane,) = request.list_lanes(system, problem, hyper, request.grid_of([seed], None), options)
         lanes.append(lane._replace(place=i))
         if i < max(len(lists["problems"]), len(lists["hypers"])):
             given: Any = system.Hyper() if hyper is None else hyper
             given = dataclasses.replace(given, num_clients=lane.hyper.num_clients)
-            completed_from |= settings_completed_from(system, given, lane.problem)
-    lanes = give_starts(lanes, start)
+            completed_from |= request.settings_completed_from(system, given, lane.problem)
+    lanes = request.give_starts(lanes, start)
     if len(groups_of(lanes)) > 1:
         allowed = "of equal static parts and shapes; bind the others alone"
         raise ConfigError("problems and hypers", f"{num} of several kinds", allowed)

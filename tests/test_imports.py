@@ -336,10 +336,13 @@ def test_no_argument_or_local_has_the_name_of_an_imported_module(module: str) ->
         for alias in node.names
         if f"{node.module}.{alias.name}".removeprefix("fedjax_sim.") in MODULES
     }
-    bound = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    nodes = [*ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    fields = {n.target for each in classes for n in each.body if isinstance(n, ast.AnnAssign)}
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
     bound |= {
         node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        for node in nodes
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and node not in fields
     }
     assert not modules & bound

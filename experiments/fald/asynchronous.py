@@ -35,28 +35,16 @@ from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
-from fedjax_sim import timelines
+from fedjax_sim import server, timelines, types
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.reporting import plots
-from fedjax_sim.server import first_version, next_version, stale_models, weighted_sum
 from fedjax_sim.server.versions import Versioned
 from fedjax_sim.settings import real, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Hints,
-    Key,
-    Params,
-    Plan,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm
 
 NUM_CLIENTS, LOCAL_STEPS = 8, 2
 STUDY = Study(
@@ -76,15 +64,15 @@ class Hyper(Arrivals):
     temperature: float = real(1.0, "Temperature tau.", least=0)
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
+def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[Versioned, types.Work]:
     """Bind asynchronous FA-LD to a problem whose clients have equal weights."""
     scale = problem.counts.sum()  # from the gradient of a client's mean loss to that of f^c
 
-    def init(key: Key) -> Versioned:
-        return first_version(problem.init(key), plan)
+    def init(key: types.Key) -> Versioned:
+        return server.first_version(problem.init(key), plan)
 
-    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
-        def training(start: Params, client: Array, offset: Array) -> Training:
+    def step(key: types.Key, state: Versioned, event: types.Event) -> tuple[Versioned, types.Work]:
+        def training(start: types.Params, client: types.Array, offset: types.Array) -> Training:
             losses = problem.alone(client)
             noise = stream(jax.random.fold_in(stream(key, "local"), client), "private noise")
             tau = hyper.temperature * hyper.buffer_size
@@ -94,21 +82,21 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Wo
             )
             return Training(lambda w, q: jax.grad(losses.client_loss)(w, client, None), steps)
 
-        start = stale_models(state, event)
+        start = server.stale_models(state, event)
         local, work = local_steps(plan, event, training, starts=start)
-        moved = weighted_sum(event.weight, jax.tree.map(jnp.subtract, local, start))
-        return next_version(state, event, jax.tree.map(jnp.add, state.server, moved)), work
+        moved = server.weighted_sum(event.weight, jax.tree.map(jnp.subtract, local, start))
+        return server.next_version(state, event, jax.tree.map(jnp.add, state.server, moved)), work
 
     return Algorithm(init, step, model=lambda state: state.server)
 
 
-system = System(
+system = types.System(
     "async_fald",
     Hyper,
     timelines.schedule_arrivals,
     algorithm,
     can_repeat=True,  # Nothing is kept for a client.
-    hints=Hints(timelines.arrivals_within),
+    hints=types.Hints(timelines.arrivals_within),
 )
 
 
@@ -124,7 +112,7 @@ def make_problem() -> GaussianClients:
 
 def conditional_laws(
     target: GaussianTarget,
-    schedule: Timeline,
+    schedule: types.Timeline,
     start: np.ndarray,
     *,
     step_size: float,

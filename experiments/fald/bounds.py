@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Numbers, Participation, Real
-from experiments.fald.gaussian import clients_of, floor, r1, r2, random_clients
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.reporting.plots import look, styled
@@ -61,7 +61,7 @@ def cases(num_problems: int) -> Iterator[Case]:
     Random problems are taken with everyone averaged, and in both schemes of partial participation.
     """
     of_largest, rho = (x.ravel() for x in np.meshgrid((0.08, 0.4, 1.0), RHOS))
-    for clients in (clients_of(r1()), clients_of(r2())):
+    for clients in (gaussian.clients_of(gaussian.r1()), gaussian.clients_of(gaussian.r2())):
         n = clients.shape[0]
         selections = [
             Participation(scheme, size) for scheme in oracle.SCHEMES[1:] for size in range(1, n + 1)
@@ -71,7 +71,7 @@ def cases(num_problems: int) -> Iterator[Case]:
                 yield case_of([clients] * len(rho), rho, of_largest, local_steps, who)
     random = np.random.default_rng(3)
     groups: dict[tuple[int, int, Participation], list[tuple[GaussianTarget, float, float]]] = {}
-    for clients in map(random_clients, range(num_problems)):
+    for clients in map(gaussian.random_clients, range(num_problems)):
         n = clients.shape[0]
         for scheme in oracle.SCHEMES:
             who = (
@@ -383,11 +383,11 @@ def long_runs(num_steps: int) -> dict[str, Decreasing]:
     """Follow R1 and R2 at decreasing step sizes with K = 5."""
     return {
         name: decreasing_run(
-            case_of([clients_of(problem)], np.zeros(1), np.ones(1), 5, EVERYONE).clients,
+            case_of([gaussian.clients_of(problem)], np.zeros(1), np.ones(1), 5, EVERYONE).clients,
             5,
             num_steps,
         )
-        for name, problem in (("R1", r1()), ("R2", r2()))
+        for name, problem in (("R1", gaussian.r1()), ("R2", gaussian.r2()))
     }
 
 
@@ -395,10 +395,10 @@ def measure_constant() -> Found:
     """Compute the excess over the floor, and floors at smaller and smaller step sizes (claim 4)."""
     sizes = 0.1 / 4.0 ** np.arange(5)
     floors, slowest = {}, 0.0
-    for name, problem in (("R1", r1()), ("R2", r2())):
-        clients = clients_of(problem)
+    for name, problem in (("R1", gaussian.r1()), ("R2", gaussian.r2())):
+        clients = gaussian.clients_of(problem)
         goal, setup = oracle.target_law(clients), formulas.setup_of(clients, np.zeros(1), 0.0)
-        floors[name] = [floor(clients, step_size=eta, local_steps=5) for eta in sizes]
+        floors[name] = [gaussian.floor(clients, step_size=eta, local_steps=5) for eta in sizes]
         for eta in sizes:
             taken = oracle.one_round(clients, step_size=eta, local_steps=5, rho=0.0)
             rest = oracle.stationary(taken)
@@ -461,7 +461,7 @@ def picture(late: Decreasing) -> Figure:
     """
     figure = Figure(figsize=(11, 4.2))
     left, right = figure.subplots(1, 2, sharey=True)
-    clients = clients_of(r1())
+    clients = gaussian.clients_of(gaussian.r1())
     setup = formulas.setup_of(clients, np.zeros(1), 0.0)
     rounds = np.arange(81)
     for i, eta in enumerate((0.1, 0.02, 0.004)):

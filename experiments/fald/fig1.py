@@ -20,28 +20,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.formulas.rounds import rounds_to
-from experiments.fald.gaussian import (
-    ALPHAS,
-    Repeated,
-    are_numbers,
-    clients_of,
-    deviations,
-    dissimilarity,
-    draw_sets,
-    equal_problem,
-    exact_distances,
-    explain,
-    first_within,
-    kept,
-    largest,
-    mean_of_finite,
-    repeated,
-    spread,
-)
+from experiments.fald.gaussian import Repeated, kept, largest, spread
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
@@ -64,7 +48,7 @@ STUDY = Study(
     full=Sizes(
         seeds=300,
         sets=10,
-        alphas=ALPHAS,
+        alphas=gaussian.ALPHAS,
         local_steps=(10, 30, 100, 300, 1000, 3000, 10_000, 30_000),
         rhos=RHOS,
         rounds=60,
@@ -83,7 +67,7 @@ STUDY = Study(
         seeds=300,
         words="two sets of chains in place of ten, five K in place of eight",
         sets=2,
-        alphas=ALPHAS,
+        alphas=gaussian.ALPHAS,
         local_steps=(10, 100, 1000, 3000, 10_000),
         rhos=(0.0, 0.5, 1.0),
         rounds=60,
@@ -117,7 +101,8 @@ def run_panels(
     """
     problems = [make(alpha) for alpha in sizes.alphas]
     clients = {
-        alpha: clients_of(problem) for alpha, problem in zip(sizes.alphas, problems, strict=True)
+        alpha: gaussian.clients_of(problem)
+        for alpha, problem in zip(sizes.alphas, problems, strict=True)
     }
 
     def needed(target: GaussianTarget, local_steps: int) -> float:
@@ -137,7 +122,7 @@ def run_panels(
     length = min(1.3 * max(needed(target, 1) for target in clients.values()), sizes.longest)
     ran, mixed, seeds = {}, {}, itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     for local_steps in sizes.local_steps:
-        ran[local_steps] = repeated(
+        ran[local_steps] = gaussian.repeated(
             problems,
             sets=sizes.sets if local_steps <= LONG else min(3, sizes.sets),
             num_chains=sizes.seeds,
@@ -149,7 +134,7 @@ def run_panels(
             local_steps=local_steps,
         )
     for rho in sizes.rhos:
-        mixed[rho] = repeated(
+        mixed[rho] = gaussian.repeated(
             problems[:1],
             sets=sizes.sets,
             num_chains=sizes.seeds,
@@ -166,7 +151,7 @@ def run_panels(
         for alpha, target in clients.items()
     }
     found = {
-        alpha: {k: first_within(sets.distance[:, i], ACCURACY) for k, sets in ran.items()}
+        alpha: {k: gaussian.first_within(sets.distance[:, i], ACCURACY) for k, sets in ran.items()}
         for i, alpha in enumerate(sizes.alphas)
     }
     return Panels(sizes, clients, ran, mixed, exact, found)
@@ -185,7 +170,7 @@ def measure(panels: Panels) -> Found:
         for found in (panels.exact, panels.found)
     )
     means = {
-        alpha: {k: mean_of_finite(values) for k, values in by_steps.items()}
+        alpha: {k: gaussian.mean_of_finite(values) for k, values in by_steps.items()}
         for alpha, by_steps in chains.items()
     }
     rounds: dict[str, Any] = {"exact": exact, "chains": means}
@@ -276,7 +261,7 @@ def largest_deviation(panels: Panels) -> float:
       The largest deviation in standard errors over all K, alphas and rho at three rounds; infinite
       if a distance of any set is not a number.
     """
-    if not are_numbers(*panels.ran.values(), *panels.mixed.values()):
+    if not gaussian.are_numbers(*panels.ran.values(), *panels.mixed.values()):
         return float("inf")
     runs = [
         (sets.first, i, k, 0.0, alpha)
@@ -297,7 +282,7 @@ def largest_deviation(panels: Panels) -> float:
         at = [1, num_rounds // 2, num_rounds]
         law = Gaussian(first.law.mean[i, at], first.law.covariance[i, at])
         found.append(
-            deviations(
+            gaussian.deviations(
                 law, Gaussian(exact.mean[at], exact.covariance[at]), panels.sizes.seeds
             ).max()
         )
@@ -308,30 +293,32 @@ def largest_deviation(panels: Panels) -> float:
 def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcome:
     """Draw the panels and collect what is written. picture: name of the picture's file."""
     sizes, clients = panels.sizes, panels.clients
-    squares = {alpha: dissimilarity(target) ** 2 for alpha, target in clients.items()}
+    squares = {alpha: gaussian.dissimilarity(target) ** 2 for alpha, target in clients.items()}
     figure = Figure(figsize=(16, 9))
     (first, second, third), (fourth, fifth, last) = figure.subplots(2, 3)
-    explain(last, "lines with marks: chains, with the range of all sets\nlines without: exact laws")
+    gaussian.explain(
+        last, "lines with marks: chains, with the range of all sets\nlines without: exact laws"
+    )
     steps = list(sizes.local_steps)
     for i, alpha in enumerate(sizes.alphas):
         label = f"{alpha:g} ({squares[alpha]:.0e})"
         exactly = plots.look(i, "none", linewidth=1)
         first.loglog(steps, [panels.exact[alpha][k] for k in steps], **exactly)
         shown = [panels.found[alpha][k] for k in steps]
-        means = [mean_of_finite(rounds) for rounds in shown]
+        means = [gaussian.mean_of_finite(rounds) for rounds in shown]
         errors = [
             np.std(rounds[np.isfinite(rounds)]) if np.isfinite(rounds).any() else 0.0
             for rounds in shown
         ]
         first.errorbar(steps, means, errors, label=label, **plots.look(i, "only"))
         distance = panels.ran[10].distance[:, i]
-        exact = exact_distances(
+        exact = gaussian.exact_distances(
             clients[alpha], distance.shape[-1] - 1, step_size=STEP_SIZE, local_steps=10
         )
         second.semilogy(exact, **exactly)
-        draw_sets(second, distance, i, label=label)
+        gaussian.draw_sets(second, distance, i, label=label)
     for j, (rho, sets) in enumerate(panels.mixed.items()):
-        exact = exact_distances(
+        exact = gaussian.exact_distances(
             clients[sizes.alphas[0]],
             sizes.rounds,
             step_size=STEP_SIZE,
@@ -339,7 +326,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
             rho=rho,
         )
         third.semilogy(exact, **plots.look(j, "none", linewidth=1))
-        draw_sets(third, sets.distance[:, 0], j, label=f"{rho:g}")
+        gaussian.draw_sets(third, sets.distance[:, 0], j, label=f"{rho:g}")
     first.set(
         xlabel="local steps K",
         ylabel=f"rounds to W2 ≤ {ACCURACY:g}",
@@ -405,7 +392,7 @@ def outcome(panels: Panels, verdicts: Sequence[Verdict], picture: str) -> Outcom
 
 def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claim."""
-    panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, equal_problem)
+    panels = run_panels(STUDY.choose(arguments, least_seeds=3), arguments, gaussian.equal_problem)
     short = "not judged: a smoke run is too short to reach the accuracy"
     found = {} if arguments.smoke else measure(panels)
     verdicts = (

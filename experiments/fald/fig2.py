@@ -16,26 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, LEAST_CHAINS, Found, verdict
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from experiments.fald.gaussian import (
-    Repeated,
-    are_numbers,
-    clients_of,
-    deviations,
-    draw_sets,
-    equal_problem,
-    exact_distances,
-    explain,
-    floor,
-    kept,
-    largest,
-    mixed_moments,
-    repeated,
-    spread,
-)
+from experiments.fald.gaussian import Repeated, kept, largest
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, table, verdict_table
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
@@ -105,16 +91,16 @@ def largest_deviation(
     far = {}
     for panel, each in ran.items():
         who, first = PANELS[panel], each.first
-        found = [] if are_numbers(each) else [np.inf]
+        found = [] if gaussian.are_numbers(each) else [np.inf]
         for i, eta in enumerate(sizes.step_sizes):
             taken = oracle.one_round(
                 clients, step_size=eta, local_steps=LOCAL_STEPS, rho=0.0, participation=who
             )
             exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(2)), sizes.rounds)
             fitted = Gaussian(first.law.mean[0, i, at], first.law.covariance[0, i, at])
-            shape = None if who == EVERYONE else mixed_moments(first.models[0, i][:, at])
+            shape = None if who == EVERYONE else gaussian.mixed_moments(first.models[0, i][:, at])
             found.append(
-                deviations(
+                gaussian.deviations(
                     fitted, Gaussian(exact.mean[at], exact.covariance[at]), sizes.seeds, shape
                 ).max()
             )
@@ -130,7 +116,7 @@ def late_distances(clients: GaussianTarget, sizes: Sizes, ran: dict[str, Repeate
     late = slice(-(sizes.rounds // 4 + 1), None)
 
     def exact(eta: float, who: Participation) -> float:
-        distances = exact_distances(
+        distances = gaussian.exact_distances(
             clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
         )
         return float(distances[late].mean())
@@ -148,7 +134,7 @@ def floors(clients: GaussianTarget, sizes: Sizes) -> dict[str, list[float]]:
     """Return W2 of the exact stationary laws, by panel and step size."""
     return {
         panel: [
-            floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
+            gaussian.floor(clients, step_size=eta, local_steps=LOCAL_STEPS, participation=who)
             for eta in sizes.step_sizes
         ]
         for panel, who in PANELS.items()
@@ -237,7 +223,7 @@ def of_panels(judged: Verdict) -> Verdict:
 def run_panels(sizes: Sizes, arguments: Arguments, problem: GaussianClients) -> dict[str, Repeated]:
     """Run the chains of the panels, all with different seeds."""
     return {
-        panel: repeated(
+        panel: gaussian.repeated(
             [problem],
             sets=sizes.sets,
             num_chains=sizes.seeds,
@@ -267,18 +253,18 @@ def outcome(
     """Draw the panels and collect what is written. picture: name of the picture's file."""
     figure = Figure(figsize=(16, 9))
     places = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
-    explain(
+    gaussian.explain(
         places[-1],
         "lines with marks: chains, with the range of all sets\nlines without: exact laws",
     )
     for axes, (panel, who) in zip(places, PANELS.items(), strict=False):
         for i, eta in enumerate(sizes.step_sizes):
-            exact = exact_distances(
+            exact = gaussian.exact_distances(
                 clients, sizes.rounds, step_size=eta, local_steps=LOCAL_STEPS, participation=who
             )
             axes.semilogy(exact, **look(i, "none", linewidth=1))
             if panel in ran:
-                draw_sets(axes, ran[panel].distance[:, 0, i], i, label=f"{eta:g}")
+                gaussian.draw_sets(axes, ran[panel].distance[:, 0, i], i, label=f"{eta:g}")
         axes.set(title=f"({panel}) {name_of(who)}")
     for axes in places[2:5]:  # those without a panel of data below them
         axes.set(xlabel="rounds")
@@ -293,7 +279,7 @@ def outcome(
         [
             name_of(PANELS[panel]),
             *(
-                f"{stays:.2e} / {then:.2e} / {spread(np.array(found), '.1e')}"
+                f"{stays:.2e} / {then:.2e} / {gaussian.spread(np.array(found), '.1e')}"
                 for stays, then, found in zip(
                     lasting[panel], late.exact[panel], late.chains[panel], strict=True
                 )
@@ -314,8 +300,8 @@ def outcome(
 
 def run(arguments: Arguments) -> Outcome:
     """Run the chains, draw the figure and judge the claim."""
-    sizes, problem = STUDY.choose(arguments, least_seeds=3), equal_problem(0.0)
-    clients = clients_of(problem)
+    sizes, problem = STUDY.choose(arguments, least_seeds=3), gaussian.equal_problem(0.0)
+    clients = gaussian.clients_of(problem)
     ran = run_panels(sizes, arguments, problem)
     late = late_distances(clients, sizes, ran)
     judged = judge(measure(clients, sizes, ran, late))

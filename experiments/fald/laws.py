@@ -15,26 +15,14 @@ import xarray as xr
 
 import fedjax_sim
 from experiments import harness
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import equal_hessians as shared
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import FULL as EVERYONE
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
-from experiments.fald.gaussian import (
-    Chains,
-    chains,
-    clients_of,
-    deviations,
-    equal_problem,
-    floor,
-    largest,
-    line,
-    mixed_moments,
-    r1,
-    r2,
-    random_clients,
-)
+from experiments.fald.gaussian import Chains, chains, largest, line
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.problems import GaussianClients
@@ -77,7 +65,7 @@ def compare(
         participants=who.scheme,
         **drawn,
     )
-    clients, at = clients_of(problem), [1, 2, 4, 8]
+    clients, at = gaussian.clients_of(problem), [1, 2, 4, 8]
     far = 0.0
     for j, rho in enumerate(RHOS):
         taken = oracle.one_round(
@@ -85,10 +73,10 @@ def compare(
         )
         exact = oracle.iterate_rounds(taken, oracle.point(np.zeros(1)), ROUNDS)
         law = Gaussian(ran.law.mean[0, j, at], ran.law.covariance[0, j, at])
-        shape = None if who == EVERYONE else mixed_moments(ran.models[0, j][:, at])
+        shape = None if who == EVERYONE else gaussian.mixed_moments(ran.models[0, j][:, at])
         far = largest(
             far,
-            *deviations(
+            *gaussian.deviations(
                 law, Gaussian(exact.mean[at], exact.covariance[at]), num_chains, shape
             ).ravel(),
         )
@@ -102,7 +90,7 @@ def measure_sgld(sizes: Sizes) -> tuple[Found, Chains]:
     """Compare laws exactly, with gradient noise and unequal weights, and chains of R1 (claim 1)."""
     off = 0.0
     for seed, rho in itertools.product(range(5), RHOS):
-        clients = random_clients(seed)
+        clients = gaussian.random_clients(seed)
         eta = 0.5 * float(formulas.setup_of(clients, np.zeros(2), rho).largest_step_size)
         several = oracle.one_round(clients, step_size=eta, local_steps=1, rho=rho)
         whole = oracle.one_round(oracle.centralised(clients), step_size=eta, local_steps=1, rho=0.0)
@@ -111,7 +99,7 @@ def measure_sgld(sizes: Sizes) -> tuple[Found, Chains]:
             for taken in (several, whole)
         ]
         off = largest(off, *(float(np.abs(a - b).max()) for a, b in zip(*laws, strict=True)))
-    far, ran = compare(r1(), sizes.seeds, local_steps=1)
+    far, ran = compare(gaussian.r1(), sizes.seeds, local_steps=1)
     return {"largest difference": off, "largest deviation": far, "chains": sizes.seeds}, ran
 
 
@@ -184,7 +172,7 @@ TOTAL = 600
 
 def measure_invariance() -> Found:
     """Compare laws of the paper's simulation, with centers moved about their mean (claim 17)."""
-    clients = clients_of(equal_problem(10.0))
+    clients = gaussian.clients_of(gaussian.equal_problem(10.0))
     mode = oracle.target_law(clients).mean
     gathered = clients._replace(centers=np.broadcast_to(mode, clients.centers.shape))
     off = 0.0
@@ -211,9 +199,11 @@ def judge_invariance(found: Found) -> Verdict:
 def measure_modes(sizes: Sizes) -> tuple[Found, Chains]:
     """Compute the stationary mean of R1 with many local steps, and run its chains (claim 19)."""
     law = oracle.stationary(
-        oracle.one_round(clients_of(r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0)
+        oracle.one_round(
+            gaussian.clients_of(gaussian.r1()), step_size=STEP_SIZE, local_steps=100, rho=0.0
+        )
     )
-    far, ran = compare(r1(), sizes.seeds, local_steps=100)
+    far, ran = compare(gaussian.r1(), sizes.seeds, local_steps=100)
     return {
         "mean": float(law.mean[0]),
         "largest deviation": far,
@@ -237,7 +227,7 @@ def measure_alone(sizes: Sizes) -> Found:
 
     At rho = 0 it has to sample that client's posterior.
     """
-    problem, eta, num_steps = r1(), 0.01, 1000
+    problem, eta, num_steps = gaussian.r1(), 0.01, 1000
     hyper: Any = langevin.paper(
         num_clients=2, gradient="exact", step_size=eta, local_steps=num_steps
     )
@@ -250,7 +240,7 @@ def measure_alone(sizes: Sizes) -> Found:
     run = fedjax_sim.sweep(langevin.system, problem, hyper, seeds=sizes.seeds, **options)
     models = np.asarray(run.models, float).reshape(3, sizes.seeds)
     drawn = np.array([timeline.clients[0, 0] for timeline in run.timelines]).reshape(3, sizes.seeds)
-    clients = clients_of(problem)
+    clients = gaussian.clients_of(problem)
     far, wide = 0.0, 0.0
     for (j, rho), c in itertools.product(enumerate(RHOS), range(2)):
         of_client = models[j][drawn[j] == c]
@@ -287,7 +277,7 @@ def judge_alone(found: Found) -> Verdict:
 
 def uneven() -> GaussianTarget:
     """Make five clients of unequal curvature and equal weight."""
-    return clients_of(line([1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 1.0, 0.5, 2.0, 0.0]))
+    return gaussian.clients_of(line([1.0, 2.0, 3.0, 4.0, 5.0], [-1.0, 1.0, 0.5, 2.0, 0.0]))
 
 
 def measure_floor() -> Found:
@@ -299,7 +289,7 @@ def measure_floor() -> Found:
     ):
         who = Participation(scheme, 2)
         distances[f"{scheme.replace('_', ' ')}, rho = {rho:g}"] = [
-            floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
+            gaussian.floor(uneven(), step_size=eta, local_steps=5, rho=rho, participation=who)
             for eta in sizes
         ]
     return {"step sizes": sizes, "W2": distances}
@@ -342,7 +332,7 @@ def measure_order() -> Found:
     rhos = (0.0, 0.3, 0.6, 0.9, 1.0)
 
     def bias(scheme: str, num_selected: int, rho: float, clients: GaussianTarget) -> float:
-        return floor(
+        return gaussian.floor(
             clients,
             step_size=1e-3,
             local_steps=5,
@@ -351,7 +341,7 @@ def measure_order() -> Found:
         )
 
     by_size, by_rho, by_scheme, same, none = np.inf, np.inf, np.inf, 0.0, 0.0
-    for clients in (uneven(), clients_of(r2())):
+    for clients in (uneven(), gaussian.clients_of(gaussian.r2())):
         both = [
             np.array([[bias(scheme, n, rho, clients) for n in range(1, 6)] for rho in rhos])
             for scheme in ("with_replacement", "without_replacement")
@@ -362,7 +352,7 @@ def measure_order() -> Found:
             by_rho = np.minimum(by_rho, -np.diff(each, axis=0).max())
         by_scheme = np.minimum(by_scheme, (both[0] - both[1])[:, 1:].min())
         same = largest(same, np.abs(both[0][:, 0] - both[1][:, 0]).max())
-        full = [floor(clients, step_size=1e-3, local_steps=5, rho=rho) for rho in rhos]
+        full = [gaussian.floor(clients, step_size=1e-3, local_steps=5, rho=rho) for rho in rhos]
         none = largest(none, np.abs(both[1][:, -1] - full).max())
     return {
         "least fall in S": by_size,
@@ -391,10 +381,10 @@ def measure_mean(sizes: Sizes) -> tuple[Found, Agreement]:
 
     The mean that averaging a uniform subset would have is computed for comparison.
     """
-    problem = r2(COUNTS)
+    problem = gaussian.r2(COUNTS)
     who = Participation("with_replacement", 2)
     agreement = compare(problem, sizes.seeds, local_steps=4, who=who)
-    clients = clients_of(problem)
+    clients = gaussian.clients_of(problem)
     mean = agreement.ran.models[0, :, :, -1, 0].astype(float).mean(axis=1)
     after = oracle.iterate_rounds(
         oracle.one_round(clients, step_size=STEP_SIZE, local_steps=4, rho=0.0),
@@ -450,14 +440,17 @@ def measure_inflation(sizes: Sizes, unequal: Agreement) -> tuple[Found, dict[str
       unequal: The chains with unequal weights.
     """
     cases = {
-        "with replacement": (r2(), Participation("with_replacement", 2)),
-        "with replacement, unequal weights": (r2(COUNTS), Participation("with_replacement", 2)),
-        "without replacement": (r2(), Participation("without_replacement", 2)),
+        "with replacement": (gaussian.r2(), Participation("with_replacement", 2)),
+        "with replacement, unequal weights": (
+            gaussian.r2(COUNTS),
+            Participation("with_replacement", 2),
+        ),
+        "without replacement": (gaussian.r2(), Participation("without_replacement", 2)),
     }
     off, far, ran = 0.0, {}, {}
     variances: dict[str, list[float]] = {}
     for name, (problem, who) in cases.items():
-        clients = clients_of(problem)
+        clients = gaussian.clients_of(problem)
         variances[name] = []
         for rho in (0.0, 0.7, 1.0):
             taken = oracle.one_round(

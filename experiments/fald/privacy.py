@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, verdict
 from experiments.fald.formulas.exact_laws import Participation
-from experiments.fald.gaussian import clients_of, floor, unequal_problem
 from experiments.harness import Arguments, Outcome, Verdict, table, verdict_table
 from fedjax_sim.privacy import NoisySteps, epsilon_after
 from fedjax_sim.reporting import plots
@@ -83,9 +83,9 @@ PRINTED = {
 
 def distance(rho: float) -> float:
     """Return the stationary W2 at the run's settings."""
-    clients = clients_of(unequal_problem(0.0))
+    clients = gaussian.clients_of(gaussian.unequal_problem(0.0))
     who = Participation(RUN.scheme, RUN.num_selected)
-    return floor(
+    return gaussian.floor(
         clients, step_size=RUN.step_size, local_steps=RUN.local_steps, rho=rho, participation=who
     )
 

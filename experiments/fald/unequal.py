@@ -15,28 +15,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import harness
+from experiments.fald import gaussian
 from experiments.fald.claims import CLAIMS, Found, of_chains, verdict
 from experiments.fald.formulas import bounds as formulas
 from experiments.fald.formulas import exact_laws as oracle
 from experiments.fald.formulas.exact_laws import GaussianTarget, Participation
 from experiments.fald.formulas.rounds import rounds_to, sufficient_steps, tuned_rounds
-from experiments.fald.gaussian import (
-    Repeated,
-    are_numbers,
-    clients_of,
-    deviations,
-    dissimilarity,
-    draw_sets,
-    equal_problem,
-    exact_distances,
-    explain,
-    first_within,
-    floor,
-    kept,
-    largest,
-    repeated,
-    unequal_problem,
-)
+from experiments.fald.gaussian import Repeated, kept, largest
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule, statistics
 from fedjax_sim.diagnostics.gaussians import Gaussian
 from fedjax_sim.reporting.plots import OPEN, look, styled
@@ -94,7 +79,7 @@ def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float])
       arguments: The command line.
       step_sizes: The best step size by number of local steps.
     """
-    problems = [unequal_problem(alpha) for alpha in RUN_ALPHAS]
+    problems = [gaussian.unequal_problem(alpha) for alpha in RUN_ALPHAS]
     seeds = itertools.count(0, len(problems) * sizes.seeds * sizes.sets)
     common: dict[str, Any] = {
         "sets": sizes.sets,
@@ -109,10 +94,12 @@ def run_chains(sizes: Sizes, arguments: Arguments, step_sizes: dict[int, float])
             "step_size": STEP_SIZE,
             "local_steps": k,
         }
-        fixed[k] = repeated(problems, first_seed=next(seeds), name=f"K = {k}", **how, **common)
+        fixed[k] = gaussian.repeated(
+            problems, first_seed=next(seeds), name=f"K = {k}", **how, **common
+        )
     for k in sizes.runs:
         how = {"num_rounds": sizes.tuned, "step_size": step_sizes[k], "local_steps": k}
-        tuned[k] = repeated(
+        tuned[k] = gaussian.repeated(
             problems[:1], first_seed=next(seeds), name=f"K = {k}, tuned", **how, **common
         )
     return Runs(fixed, tuned)
@@ -145,11 +132,11 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
                 {"step_size": step_sizes[k], "local_steps": k, "rho": 0.0},
             )
         )
-    far = 0.0 if are_numbers(*ran.fixed.values(), *ran.tuned.values()) else float("inf")
+    far = 0.0 if gaussian.are_numbers(*ran.fixed.values(), *ran.tuned.values()) else float("inf")
     for mean, covariance, alpha, how in laws:
         num_rounds = len(mean) - 1
         exact = oracle.iterate_rounds(
-            oracle.one_round(clients_of(unequal_problem(alpha)), **how),
+            oracle.one_round(gaussian.clients_of(gaussian.unequal_problem(alpha)), **how),
             oracle.point(np.zeros(2)),
             num_rounds,
         )
@@ -157,18 +144,20 @@ def largest_deviation(ran: Runs, num_chains: int, step_sizes: dict[int, float]) 
         found = Gaussian(mean[at], covariance[at])
         far = largest(
             far,
-            *deviations(found, Gaussian(exact.mean[at], exact.covariance[at]), num_chains).ravel(),
+            *gaussian.deviations(
+                found, Gaussian(exact.mean[at], exact.covariance[at]), num_chains
+            ).ravel(),
         )
     return far
 
 
 def floors_by_alpha() -> Found:
     """Compute exact floors for growing alpha, and gamma, of both kinds of Hessians (claim 6)."""
-    kinds = {"unequal": unequal_problem, "equal": equal_problem}
+    kinds = {"unequal": gaussian.unequal_problem, "equal": gaussian.equal_problem}
     floors = {
         kind: {
             f"{k}": [
-                floor(clients_of(make(alpha)), step_size=STEP_SIZE, local_steps=k)
+                gaussian.floor(gaussian.clients_of(make(alpha)), step_size=STEP_SIZE, local_steps=k)
                 for alpha in ALPHAS
             ]
             for k in (1, 10, 100)
@@ -176,7 +165,7 @@ def floors_by_alpha() -> Found:
         for kind, make in kinds.items()
     }
     gammas = {
-        kind: [dissimilarity(clients_of(make(alpha))) for alpha in ALPHAS]
+        kind: [gaussian.dissimilarity(gaussian.clients_of(make(alpha))) for alpha in ALPHAS]
         for kind, make in kinds.items()
     }
     return {"floors": floors, "alphas": ALPHAS, "gamma": gammas}
@@ -234,7 +223,7 @@ class Counted(NamedTuple):
 
 def count_rounds(sizes: Sizes) -> Counted:
     """Count the rounds of exact laws in both protocols, and the rounds of the bound."""
-    clients, start = clients_of(unequal_problem(0.0)), oracle.point(np.zeros(2))
+    clients, start = gaussian.clients_of(gaussian.unequal_problem(0.0)), oracle.point(np.zeros(2))
     noisy = clients._replace(
         gradient_noise=np.broadcast_to(NOISE * np.eye(2), clients.hessians.shape)
     )
@@ -298,10 +287,15 @@ def judge_rounds(found: Found) -> Verdict:
 
 def floors_by_rho() -> Found:
     """Compute exact floors for growing rho, of both kinds of Hessians (claim 8)."""
-    kinds = {"unequal": clients_of(unequal_problem(0.0)), "equal": clients_of(equal_problem(0.0))}
+    kinds = {
+        "unequal": gaussian.clients_of(gaussian.unequal_problem(0.0)),
+        "equal": gaussian.clients_of(gaussian.equal_problem(0.0)),
+    }
     floors = {
         kind: {
-            f"{k}": [floor(target, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS]
+            f"{k}": [
+                gaussian.floor(target, step_size=STEP_SIZE, local_steps=k, rho=rho) for rho in RHOS
+            ]
             for k in (1, 10, 100)
         }
         for kind, target in kinds.items()
@@ -351,23 +345,24 @@ def run(arguments: Arguments) -> Outcome:
         "rounds": counted.rounds,
         "best step sizes": counted.step_sizes,
         "chains, fixed": {
-            k: first_within(sets.distance[:, 0, 0], ACCURACY) for k, sets in ran.fixed.items()
+            k: gaussian.first_within(sets.distance[:, 0, 0], ACCURACY)
+            for k, sets in ran.fixed.items()
         },
         "accuracy": ACCURACY,
     }
     verdicts = [judge_heterogeneity(by_alpha), judge_rounds(by_steps), judge_rho(by_rho)]
     figure = Figure(figsize=(20, 9))
     panels = figure.subplots(2, 4).ravel()
-    explain(
+    gaussian.explain(
         panels[-1],
         "panels of W2 against steps and rounds:\nlines with marks: chains, with the range of all "
         "sets\nlines without: exact laws",
     )
     for axes, i, alpha in zip(panels, range(2), RUN_ALPHAS, strict=False):
-        clients = clients_of(unequal_problem(alpha))
+        clients = gaussian.clients_of(gaussian.unequal_problem(alpha))
         for c, (k, sets) in enumerate(ran.fixed.items()):
             for j, rho in enumerate(RUN_RHOS):
-                exact = exact_distances(
+                exact = gaussian.exact_distances(
                     clients,
                     sets.distance.shape[-1] - 1,
                     step_size=STEP_SIZE,
@@ -377,7 +372,7 @@ def run(arguments: Arguments) -> Outcome:
                 style = look(2 * c + j, "none", linewidth=1)
                 axes.semilogy(k * np.arange(len(exact)), exact, **style)
                 label = f"K = {k}, rho = {rho:g}"
-                draw_sets(axes, sets.distance[:, i, j], 2 * c + j, every=k, label=label)
+                gaussian.draw_sets(axes, sets.distance[:, i, j], 2 * c + j, every=k, label=label)
         axes.set_xscale("symlog", linthresh=10)
         axes.set(xlabel="local steps", ylabel="W2", title=f"alpha = {alpha:g}")
         axes.legend()
@@ -412,11 +407,14 @@ def run(arguments: Arguments) -> Outcome:
     _participation(panels[5])
     for c, (k, sets) in enumerate(ran.tuned.items()):
         eta = counted.step_sizes[k]
-        exact = exact_distances(
-            clients_of(unequal_problem(RUN_ALPHAS[0])), sizes.tuned, step_size=eta, local_steps=k
+        exact = gaussian.exact_distances(
+            gaussian.clients_of(gaussian.unequal_problem(RUN_ALPHAS[0])),
+            sizes.tuned,
+            step_size=eta,
+            local_steps=k,
         )
         panels[6].semilogy(exact, **look(c, "none", linewidth=1))
-        draw_sets(panels[6], sets.distance[:, 0], c, label=f"K = {k}, {eta:.1e}")
+        gaussian.draw_sets(panels[6], sets.distance[:, 0], c, label=f"K = {k}, {eta:.1e}")
     panels[6].set(
         xlabel="rounds",
         ylabel="W2",
@@ -438,12 +436,12 @@ def run(arguments: Arguments) -> Outcome:
 
 def _participation(axes: Any) -> None:
     """Draw exact floors against the step size with partial participation, K = 100, as in Fig. 2."""
-    clients: GaussianTarget = clients_of(unequal_problem(0.0))
+    clients: GaussianTarget = gaussian.clients_of(gaussian.unequal_problem(0.0))
     sizes = np.geomspace(1e-9, 1e-6, 13)
     for c, (name, who) in enumerate(SCHEMES.items()):
         for rho, style in ((0.0, {}), (1.0, OPEN)):
             floors = [
-                floor(clients, step_size=eta, local_steps=100, rho=rho, participation=who)
+                gaussian.floor(clients, step_size=eta, local_steps=100, rho=rho, participation=who)
                 for eta in sizes
             ]
             label = name if rho == 0 else None

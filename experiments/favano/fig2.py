@@ -11,17 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.favano import setup
 from experiments.favano.claims import verdict
-from experiments.favano.setup import (
-    METHODS,
-    MNIST,
-    as_groups,
-    by_reading,
-    final_percent,
-    runs,
-    side_by_side,
-    titled,
-)
+from experiments.favano.setup import METHODS, MNIST, side_by_side
 from experiments.harness import Arguments, Outcome, Verdict, rule, table, unless_unknown
 
 COLUMN = "non-IID, 1/9 fast"
@@ -33,11 +25,11 @@ SHOWN = METHODS
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw both panels, and report the final means."""
-    ran = runs(arguments, MNIST, [COLUMN], SHOWN)
-    final = final_percent(ran, COLUMN)
+    ran = setup.runs(arguments, MNIST, [COLUMN], SHOWN)
+    final = setup.final_percent(ran, COLUMN)
     by_method = {name: data for name, data in ran.of(COLUMN).items() if name in JUDGED}
     figures = {
-        "fig2_left.png": by_reading(ran, COLUMN),
+        "fig2_left.png": setup.by_reading(ran, COLUMN),
         "fig2_right.png": side_by_side(
             {
                 "squared distances of clients' models, summed": (
@@ -46,7 +38,7 @@ def run(arguments: Arguments) -> Outcome:
                     "time",
                 )
             },
-            title=titled(ran, COLUMN),
+            title=setup.titled(ran, COLUMN),
             end=ran.config["time_budget"],
             columns=1,
         ),
@@ -62,7 +54,7 @@ def run(arguments: Arguments) -> Outcome:
     judged = judge({"accuracy": final, "variance": variance, BANDS: bands})
     rows = [[method, f"{final[method]:.1f}", f"{variance[method]:.3g}"] for method in by_method]
     text = table(["method", "final accuracy, %", "final variance"], rows)
-    return Outcome(as_groups(ran.curves), figures, [judged], ran.config, text)
+    return Outcome(setup.as_groups(ran.curves), figures, [judged], ran.config, text)
 
 
 def judge(measured: Mapping[str, Any]) -> Verdict:

@@ -13,15 +13,8 @@ import numpy as np
 import xarray as xr
 
 from experiments import harness
-from experiments.favano.setup import (
-    CIFAR10,
-    METHODS,
-    as_groups,
-    decided,
-    inputs_of,
-    picture,
-    runs,
-)
+from experiments.favano import setup
+from experiments.favano.setup import METHODS
 from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
 
 COLUMN = "non-IID, 2/3 fast"
@@ -45,8 +38,8 @@ CHANCE = 10.0
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 13."""
-    ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
-    inputs = inputs_of(ran, COLUMN)
+    ran = setup.runs(arguments, setup.CIFAR10, [COLUMN], SHOWN)
+    inputs = setup.inputs_of(ran, COLUMN)
     inputs["unsteadiness"] = {name: unsteadiness(data) for name, data in ran.of(COLUMN).items()}
     rows = [[method, f"{sample.mean:.2f}"] for method, sample in inputs["unsteadiness"].items()]
     text = "\n\n".join(
@@ -55,8 +48,8 @@ def run(arguments: Arguments) -> Outcome:
             harness.table(["method", "unsteadiness, points"], rows),
         ]
     )
-    figures = {"fig3a.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
-    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+    figures = {"fig3a.png": setup.picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
+    return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -90,7 +83,9 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         else {name: each.described() for name, each in wobble.items()},
     }
     return [
-        decided(13, inputs, measured, parts, final, CHANCE, harness.begins(FAVANO, f"{FEDBUFF} "))
+        setup.decided(
+            13, inputs, measured, parts, final, CHANCE, harness.begins(FAVANO, f"{FEDBUFF} ")
+        )
     ]
 
 

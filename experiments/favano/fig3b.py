@@ -9,15 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import harness
+from experiments.favano import setup
 from experiments.favano.fig3a import FAVANO, FEDBUFF, SHOWN
-from experiments.favano.setup import (
-    TINY_IMAGENET,
-    as_groups,
-    decided,
-    inputs_of,
-    picture,
-    runs,
-)
 from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
 
 COLUMN = "IID"
@@ -27,11 +20,11 @@ CHANCE = 0.5
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw the figure, and judge claim 14."""
-    ran = runs(arguments, TINY_IMAGENET, [COLUMN], SHOWN)
-    inputs = inputs_of(ran, COLUMN)
+    ran = setup.runs(arguments, setup.TINY_IMAGENET, [COLUMN], SHOWN)
+    inputs = setup.inputs_of(ran, COLUMN)
     text = harness.spread_table(inputs["final"], CHANCE)
-    figures = {"fig3b.png": picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
-    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+    figures = {"fig3b.png": setup.picture(ran.of(COLUMN), "accuracy", title=ran.title(COLUMN))}
+    return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -50,4 +43,4 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         for other in ("FedAvg", "QuAFL", FEDBUFF)
     }
     measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
-    return [decided(14, inputs, measured, parts, final, CHANCE)]
+    return [setup.decided(14, inputs, measured, parts, final, CHANCE)]

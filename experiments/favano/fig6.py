@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import harness
+from experiments.favano import setup
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
 from experiments.favano.fig3a import COLUMN, FEDBUFF, SHOWN
-from experiments.favano.setup import CIFAR10, against_all, as_groups, runs, times_to
 from experiments.harness import Arguments, Outcome, Verdict, rule
 
 TARGET = CLAIMS[20].criterion.target
@@ -19,8 +19,8 @@ TARGET = CLAIMS[20].criterion.target
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read the methods, draw all panels, and report the time to 30 % accuracy."""
-    ran = runs(arguments, CIFAR10, [COLUMN], SHOWN)
-    reached = times_to(ran.of(COLUMN), TARGET)
+    ran = setup.runs(arguments, setup.CIFAR10, [COLUMN], SHOWN)
+    reached = setup.times_to(ran.of(COLUMN), TARGET)
     inputs = {
         "times": reached,
         "seeds": ran.config["seeds"],
@@ -31,8 +31,8 @@ def run(arguments: Arguments) -> Outcome:
         for method, time in reached.items()
     ]
     text = harness.table(["method", f"virtual time to {TARGET:.0%}"], rows)
-    figures = {"fig6.png": against_all(ran, COLUMN)}
-    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+    figures = {"fig6.png": setup.against_all(ran, COLUMN)}
+    return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:

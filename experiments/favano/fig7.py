@@ -13,23 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import harness
-from experiments.favano.claims import CLAIMS
-from experiments.favano.setup import (
-    CIFAR10,
-    MNIST,
-    Method,
-    as_groups,
-    decided,
-    inputs_of,
-    picture,
-    runs,
-)
+from experiments.favano import claims, setup
+from experiments.favano.setup import Method
 from experiments.harness import Arguments, Outcome, Sample, Verdict, lead
 from fedjax_sim.systems import favano
 
-ON_MNIST = MNIST._replace(
-    study=MNIST.study._replace(
-        reduced=MNIST.study.full.replace(
+ON_MNIST = setup.MNIST._replace(
+    study=setup.MNIST.study._replace(
+        reduced=setup.MNIST.study.full.replace(
             time_budget=2500.0,
             words="MNIST and an MLP 784-32-10 in place of CIFAR-10 and ResNet-20, T = 2500",
         )
@@ -39,7 +30,7 @@ ON_MNIST = MNIST._replace(
 COLUMN = "non-IID, 2/3 fast"
 SHARES = (1 / 20, 1 / 5, 1 / 2)
 BITS = {"32 bits": None, "QNN": (3, 3, 4)}
-CLOSE = CLAIMS[25].criterion.close
+CLOSE = claims.CLAIMS[25].criterion.close
 NEAR = "QNN close to 32 bits"
 CHANCE = 10.0
 """Accuracy of chance, in percent."""
@@ -47,7 +38,7 @@ CHANCE = 10.0
 
 def run(arguments: Arguments) -> Outcome:
     """Run or read all pairs, draw the figure, and judge claims 15 and 25."""
-    images = ON_MNIST if arguments.reduced and arguments.dataset is None else CIFAR10
+    images = ON_MNIST if arguments.reduced and arguments.dataset is None else setup.CIFAR10
     num_clients = images.study.choose(arguments).shared.get("num_clients", 100)
     sizes = [max(1, round(share * num_clients)) for share in SHARES]
     methods = {
@@ -55,12 +46,12 @@ def run(arguments: Arguments) -> Outcome:
         for s in sizes
         for bits in BITS
     }
-    ran = runs(arguments, images, [COLUMN], methods)
-    inputs = inputs_of(ran, COLUMN)
+    ran = setup.runs(arguments, images, [COLUMN], methods)
+    inputs = setup.inputs_of(ran, COLUMN)
     text = harness.spread_table(inputs["final"], CHANCE)
     title = f"{ran.config['dataset']}, {COLUMN}, {ran.config['model']}"
-    figures = {"fig7.png": picture(ran.of(COLUMN), "accuracy", title=title)}
-    return Outcome(as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
+    figures = {"fig7.png": setup.picture(ran.of(COLUMN), "accuracy", title=title)}
+    return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
@@ -86,6 +77,6 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             by_bits[f"{words} at s = {s}"] = harness.unless_collapsed(part, (low, whole), CHANCE)
     measured = {"final accuracy, %": {name: x.described(CHANCE) for name, x in final.items()}}
     return [
-        decided(15, inputs, measured, by_size, final, CHANCE),
-        decided(25, inputs, measured, by_bits, final, CHANCE, harness.begins(NEAR)),
+        setup.decided(15, inputs, measured, by_size, final, CHANCE),
+        setup.decided(25, inputs, measured, by_bits, final, CHANCE, harness.begins(NEAR)),
     ]

@@ -11,19 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import harness
+from experiments.favano import setup
 from experiments.favano.claims import CLAIMS, SMOKE, verdict
-from experiments.favano.setup import (
-    COLUMNS,
-    METHODS,
-    MNIST,
-    Runs,
-    as_groups,
-    final_sample,
-    percent,
-    picture,
-    runs,
-    size_words,
-)
+from experiments.favano.setup import COLUMNS, METHODS, Runs
 from experiments.harness import Arguments, Outcome, Sample, Verdict, difference, lead, rule
 
 IID, FAST, SLOW = COLUMNS
@@ -60,10 +50,10 @@ Cells = dict[str, dict[str, tuple[float, float]]]
 
 def run(arguments: Arguments) -> Outcome:
     """Run all cells, compare with the paper, judge claims 9 to 12."""
-    ran = runs(arguments, MNIST, list(COLUMNS), METHODS)
+    ran = setup.runs(arguments, setup.MNIST, list(COLUMNS), METHODS)
     curves = ran.curves
     cells: Cells = {
-        method: {column: percent(curves[f"{method} | {column}"]) for column in COLUMNS}
+        method: {column: setup.percent(curves[f"{method} | {column}"]) for column in COLUMNS}
         for method in METHODS
     }
     rows = [
@@ -79,7 +69,7 @@ def run(arguments: Arguments) -> Outcome:
         for method in PAPER
     ]
     figures = {
-        f"accuracy_{i}.png": picture(
+        f"accuracy_{i}.png": setup.picture(
             {m: curves[f"{m} | {column}"] for m in METHODS}, "accuracy", title=ran.title(column)
         )
         for i, column in enumerate(COLUMNS)
@@ -92,16 +82,18 @@ def run(arguments: Arguments) -> Outcome:
         for column, sample in row.items()
     }
     text = f"{harness.table(header, rows)}\n\n{harness.spread_table(spread, CHANCE)}"
-    return Outcome(as_groups(curves), figures, judge(inputs), ran.config, text, inputs)
+    return Outcome(setup.as_groups(curves), figures, judge(inputs), ran.config, text, inputs)
 
 
 def inputs_of(ran: Runs) -> dict[str, Any]:
     """Return the numbers that `judge` needs: the final accuracies of every cell, per seed."""
     cells = {
-        method: {column: final_sample(ran.curves[f"{method} | {column}"]) for column in COLUMNS}
+        method: {
+            column: setup.final_sample(ran.curves[f"{method} | {column}"]) for column in COLUMNS
+        }
         for method in METHODS
     }
-    return {"cells": cells, "words": size_words(ran), "smoke": ran.config["smoke"]}
+    return {"cells": cells, "words": setup.size_words(ran), "smoke": ran.config["smoke"]}
 
 
 CHANCE = 10.0

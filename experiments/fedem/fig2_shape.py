@@ -17,19 +17,9 @@ from typing import Any
 import numpy as np
 
 from experiments import harness
+from experiments.fedem import counts, fig2
 from experiments.fedem.claims import CLAIMS, SMOKE, Found, verdict
-from experiments.fedem.counts import SERVERS, Visits, abundances, seen_at
-from experiments.fedem.fig2 import (
-    PAPERS,
-    RANK,
-    additive,
-    batches,
-    filled_up,
-    fit,
-    fixed_point,
-    problem_of,
-    trend_figure,
-)
+from experiments.fedem.counts import Visits
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, rule
 
 SHAPE = Study(
@@ -43,11 +33,11 @@ START, FEDMISSEM, POOLED, MEANS = "the start", "FedMissEM", "EM, pooled", "means
 def made_up(sizes: Sizes, seed: int = 0, *, noise: float = 0.5) -> Visits:
     """Make as many visits as the paper has counts, to abundances of rank 2."""
     random = np.random.default_rng(seed)
-    abundance, truth = abundances(sizes, random)
-    of_observer = random.integers(0, SERVERS, sizes.observers)
+    abundance, truth = counts.abundances(sizes, random)
+    of_observer = random.integers(0, counts.SERVERS, sizes.observers)
     server = of_observer[random.integers(0, sizes.observers, sizes.visits)]
     site = random.choice(sizes.sites, sizes.visits, p=abundance / abundance.sum())
-    return seen_at(truth, server, site, noise, random)
+    return counts.seen_at(truth, server, site, noise, random)
 
 
 def judge(found: Found) -> Verdict:
@@ -78,24 +68,24 @@ def run(arguments: Arguments) -> Outcome:
     assert truth is not None
     seen = np.zeros(visits.shape, bool)
     seen[visits.site, visits.time] = True
-    pooled, _, steps = fixed_point(problem_of(visits, 0.0, is_pooled=True), sizes.steps)
-    start = filled_up(visits)
-    problem = problem_of(visits, 0.0, start=start)
-    rounds = max(1, round(sizes.epochs * sizes.visits / (SERVERS * 100)))
-    fitted = fit(
+    pooled, _, steps = fig2.fixed_point(fig2.problem_of(visits, 0.0, is_pooled=True), sizes.steps)
+    start = fig2.filled_up(visits)
+    problem = fig2.problem_of(visits, 0.0, start=start)
+    rounds = max(1, round(sizes.epochs * sizes.visits / (counts.SERVERS * 100)))
+    fitted = fig2.fit(
         problem,
         visits,
         rounds=rounds,
         gamma=1e-4,
         alpha=1e-3,
-        batch=batches(visits.shape)[PAPERS],
-        kept=arguments.kept(PAPERS),
+        batch=fig2.batches(visits.shape)[fig2.PAPERS],
+        kept=arguments.kept(fig2.PAPERS),
     )
     matrices = {
         FEDMISSEM: fitted.matrix,
         START: rank_two(start.reshape(visits.shape)),
         POOLED: pooled.reshape(visits.shape),
-        MEANS: additive(visits),
+        MEANS: fig2.additive(visits),
     }
     totals = {"truth": truth.sum(axis=0)} | {
         name: matrix.sum(axis=0) for name, matrix in matrices.items()
@@ -129,7 +119,7 @@ def run(arguments: Arguments) -> Outcome:
     title = f"{sizes.sites} sites by {sizes.months} months, {sizes.visits} counts, made up"
     return Outcome(
         {"FedMissEM, the paper's settings": fitted.curves},
-        {"fig2_shape.png": trend_figure(totals, seen, title)},
+        {"fig2_shape.png": fig2.trend_figure(totals, seen, title)},
         [judged],
         {**sizes.config(), "found": found},
         f"{text}\n\n{judged.id}: {judged.why}",
@@ -140,5 +130,5 @@ def rank_two(matrix: np.ndarray) -> np.ndarray:
     """Return the best approximation of rank 2, which is what the server's start stands for."""
     # By the small Gram matrix, as a whole decomposition would take minutes at the paper's size.
     _, vectors = np.linalg.eigh(matrix.T @ matrix)
-    basis = vectors[:, -RANK:]
+    basis = vectors[:, -fig2.RANK :]
     return matrix @ basis @ basis.T

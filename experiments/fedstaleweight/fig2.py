@@ -19,19 +19,7 @@ from matplotlib.figure import Figure
 import fedjax_sim
 from experiments import harness
 from experiments.fedstaleweight.claims import verdict
-from experiments.harness import (
-    Arguments,
-    Interval,
-    Outcome,
-    Sample,
-    Sizes,
-    Study,
-    Verdict,
-    difference,
-    lead,
-    rule,
-)
-from experiments.harness.images import load
+from experiments.harness import difference, images, lead, rule
 from fedjax_sim import models, partition, problems
 from fedjax_sim.models import DoubleConvNet
 from fedjax_sim.reporting import plots
@@ -60,15 +48,17 @@ NUM_EVALS = 25
 SMOKE = "not judged: a smoke run on digits is too small"
 
 
-SMALL = Sizes(seeds=2, dataset="digits", num_ticks=60, network=models.LogisticRegression, claim=8)
-FASHION_MNIST = Sizes(
+SMALL = harness.Sizes(
+    seeds=2, dataset="digits", num_ticks=60, network=models.LogisticRegression, claim=8
+)
+FASHION_MNIST = harness.Sizes(
     seeds=10,
     dataset="fashion_mnist",
     num_ticks=4000,
     network=lambda num_classes: DoubleConvNet(num_classes, (32, 64)),
     claim=8,
 )
-CIFAR10 = Sizes(
+CIFAR10 = harness.Sizes(
     seeds=10,
     dataset="cifar10",
     num_ticks=16_000,
@@ -77,7 +67,7 @@ CIFAR10 = Sizes(
 )
 SMALLER = "a quarter of the paper's channels and half of its server steps"
 PANELS = {
-    "fashion_mnist": Study(
+    "fashion_mnist": harness.Study(
         full=FASHION_MNIST,
         reduced=FASHION_MNIST.replace(
             num_ticks=2000,
@@ -86,7 +76,7 @@ PANELS = {
         ),
         smoke=SMALL,
     ),
-    "cifar10": Study(
+    "cifar10": harness.Study(
         full=CIFAR10,
         reduced=CIFAR10.replace(
             num_ticks=8000,
@@ -106,7 +96,7 @@ SOONER = "steps to the baseline's end"
 """Name of the server steps to the baseline's final accuracy."""
 
 
-def panels(arguments: Arguments) -> dict[str, Sizes]:
+def panels(arguments: harness.Arguments) -> dict[str, harness.Sizes]:
     """Return the panels asked for on the command line, by name."""
     asked = list(PANELS)
     if arguments.smoke:
@@ -117,12 +107,12 @@ def panels(arguments: Arguments) -> dict[str, Sizes]:
     return {name: PANELS[name].choose(arguments) for name in asked}
 
 
-def train(panel: Sizes, arguments: Arguments) -> dict[str, xr.Dataset]:
+def train(panel: harness.Sizes, arguments: harness.Arguments) -> dict[str, xr.Dataset]:
     """Run all methods on the same partitions, initial models, schedules and mini-batches.
 
     Algorithm 1's formula has the first seeds only, see `ALG1_SEEDS`.
     """
-    data = load(panel.dataset, arguments.data_dir)
+    data = images.load(panel.dataset, arguments.data_dir)
     shares = [
         partition.label_groups(
             data.train_labels, num_clients=15, slow_labels=SLOW_LABELS, held_out=HELD_OUT, seed=seed
@@ -169,7 +159,9 @@ def first_reached(data: xr.Dataset, level: float) -> int | None:
     return int(data.ticks.isel(seed=0).values[np.argmax(above)]) if above.any() else None
 
 
-def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool) -> dict[str, Any]:
+def inputs_of(
+    panel: harness.Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool
+) -> dict[str, Any]:
     """Return the numbers of one panel that verdicts need; accuracies are in percent.
 
     Leads are pairs of the mean and half the 95 % t interval, paired by seed.
@@ -192,7 +184,7 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
         "claim": panel.claim,
         "smoke": is_smoke,
         "final": {
-            name: {group: Sample.of(values) for group, values in each.items()}
+            name: {group: harness.Sample.of(values) for group, values in each.items()}
             for name, each in lasts.items()
         },
         "leads": leads,
@@ -208,7 +200,7 @@ def inputs_of(panel: Sizes, curves: Mapping[str, xr.Dataset], *, is_smoke: bool)
     }
 
 
-def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
+def judge(inputs: Mapping[str, Any]) -> list[harness.Verdict]:
     """Judge claims 8, 9, 11 and 19; of several panels all have to agree.
 
     Claim 10 names both data sets, so that one panel alone is a reduced run of it.
@@ -245,7 +237,7 @@ def _judge_panel(
 ) -> dict[int, tuple[Any, dict[str, bool | None], str]]:
     """Return what one panel says of each claim: the measured numbers, parts, and words."""
     final = {
-        name: {group: Sample.read(each) for group, each in row.items()}
+        name: {group: harness.Sample.read(each) for group, each in row.items()}
         for name, row in panel["final"].items()
     }
     gain, rise, fall = (
@@ -259,7 +251,7 @@ def _judge_panel(
             (final[BASELINE]["labels 4-9"], final[OURS]["labels 4-9"]),
         )
         if net is None
-        else Interval.read(net)
+        else harness.Interval.read(net)
     )
     whole = [final[name]["all labels"] for name in (OURS, BASELINE)]
     slow = final[OURS]["labels 0-3"]  # The baseline's neglect of these labels is the claim.
@@ -295,9 +287,9 @@ def _judge_panel(
     return found
 
 
-def lead_of(paired: Any, first: Sample, second: Sample) -> Interval:
+def lead_of(paired: Any, first: harness.Sample, second: harness.Sample) -> harness.Interval:
     """Return a lead that was paired by seed, or one from means and deviations if none was kept."""
-    return lead(first, second) if paired is None else Interval.read(paired)
+    return lead(first, second) if paired is None else harness.Interval.read(paired)
 
 
 def name_with_seeds(name: str, data: xr.Dataset, most: int) -> str:
@@ -346,7 +338,7 @@ def _band(axes: Axes, ticks: np.ndarray, values: np.ndarray, **style: Any) -> No
         axes.fill_between(ticks[1:], low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
-def run(arguments: Arguments) -> Outcome:
+def run(arguments: harness.Arguments) -> harness.Outcome:
     """Run the panels, draw them, and judge claims 8, 9, 11 and 19."""
     asked = panels(arguments)
     curves, figures, inputs, rows = {}, {}, {}, []
@@ -399,4 +391,4 @@ def run(arguments: Arguments) -> Outcome:
     seeds = min(panel.seeds for panel in asked.values())
     config = {"panels": told, "seeds": seeds, "smoke": arguments.smoke}
     alone = next(iter(asked)) if len(asked) < len(PANELS) else ""
-    return Outcome(curves, figures, verdicts, config, text, inputs, alone)
+    return harness.Outcome(curves, figures, verdicts, config, text, inputs, alone)

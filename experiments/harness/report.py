@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.harness import ledger, page, statistics
+from experiments.harness import ledger, page, statistics, tables
 from experiments.harness.claims import worded
 from experiments.harness.errata import ERRATA
 from experiments.harness.ledger import FIGURES, ROOT, Row, counts, rows
-from experiments.harness.tables import table
 from fedjax_sim.reporting.results import to_json
 
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
@@ -92,9 +91,9 @@ def summary(found: Sequence[Row]) -> str:
     return "\n\n".join(
         (
             page.headline(found),
-            table(["origin", *header], by_origin),
+            tables.table(["origin", *header], by_origin),
             "By paper, algebra left out:",
-            table(["paper", *header], by_paper),
+            tables.table(["paper", *header], by_paper),
             "Printed formulas that this project found wrong:",
             rows_of(heads, errata),
         )

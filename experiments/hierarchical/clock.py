@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from experiments import harness
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, draw
+from experiments.hierarchical import setup
 from experiments.hierarchical.claims import CLAIMS, verdict
 from experiments.hierarchical.formulas.delays import linear_delays
-from experiments.hierarchical.setup import FIG3, FIG6, FIG7, FIG8, FIG9, FIG11, clock
 from fedjax_sim.reporting import plots
 from fedjax_sim.systems import hierarchical
 from fedjax_sim.theory import hierarchical as theory
@@ -43,7 +43,7 @@ class DelaySetup(NamedTuple):
 
     def hypers(self) -> list[Any]:
         """Return the system's settings for each sync time."""
-        changes = clock(
+        changes = setup.clock(
             self.sizes,
             self.coefficients,
             exchange_shift=self.delays.global_shift,
@@ -54,17 +54,17 @@ class DelaySetup(NamedTuple):
 
 PRINTED = "Fig. 8 as printed"
 SETTINGS = {
-    "Fig. 3": DelaySetup((10, 10), FIG3, (0, 5)),
-    "Fig. 6": DelaySetup((500, 500), FIG6, (0, 5, 10, 20)),
-    "Fig. 7a": DelaySetup((15, 15), FIG7, (0, 5, 20)),
-    "Fig. 7b": DelaySetup((15, 15), FIG7, (0, 5, 20), 30.0),
-    PRINTED: DelaySetup((850,) * 4, FIG8, (0, 12, 24)),
-    "Fig. 8, 16 a group": DelaySetup((16,) * 4, FIG8, (0, 12, 24)),
-    "Fig. 9, M = 2": DelaySetup((32,) * 2, FIG9, (0, 6)),
-    "Fig. 9, M = 4": DelaySetup((16,) * 4, FIG9, (0, 6)),
-    "Fig. 9, M = 8": DelaySetup((8,) * 8, FIG9, (0, 6)),
-    "Fig. 11, 20 + 20": DelaySetup((20, 20), FIG11, (0, 12)),
-    "Fig. 11, 30 + 10": DelaySetup((30, 10), FIG11, (0, 12)),
+    "Fig. 3": DelaySetup((10, 10), setup.FIG3, (0, 5)),
+    "Fig. 6": DelaySetup((500, 500), setup.FIG6, (0, 5, 10, 20)),
+    "Fig. 7a": DelaySetup((15, 15), setup.FIG7, (0, 5, 20)),
+    "Fig. 7b": DelaySetup((15, 15), setup.FIG7, (0, 5, 20), 30.0),
+    PRINTED: DelaySetup((850,) * 4, setup.FIG8, (0, 12, 24)),
+    "Fig. 8, 16 a group": DelaySetup((16,) * 4, setup.FIG8, (0, 12, 24)),
+    "Fig. 9, M = 2": DelaySetup((32,) * 2, setup.FIG9, (0, 6)),
+    "Fig. 9, M = 4": DelaySetup((16,) * 4, setup.FIG9, (0, 6)),
+    "Fig. 9, M = 8": DelaySetup((8,) * 8, setup.FIG9, (0, 6)),
+    "Fig. 11, 20 + 20": DelaySetup((20, 20), setup.FIG11, (0, 12)),
+    "Fig. 11, 30 + 10": DelaySetup((30, 10), setup.FIG11, (0, 12)),
 }
 SYSTEM_TIME = 1000.0
 MOST_ROUNDS = 220

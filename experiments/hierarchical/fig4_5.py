@@ -14,8 +14,7 @@ from typing import Any
 import fedjax_sim
 from experiments import harness
 from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Study, Verdict
-from experiments.hierarchical import setup, tuning
-from experiments.hierarchical.claims import CLAIMS
+from experiments.hierarchical import claims, setup, tuning
 from experiments.hierarchical.formulas.delays import linear_delays
 from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
@@ -182,4 +181,4 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
 def loses_little(gain: Interval) -> bool | None:
     """Return whether the large group of Fig. 4 loses something, but little, by cooperating."""
     lost = Interval(-gain.mean, gain.half)
-    return harness.all_of([lost.above(), gain.above(-CLAIMS[12].criterion.little)])
+    return harness.all_of([lost.above(), gain.above(-claims.CLAIMS[12].criterion.little)])

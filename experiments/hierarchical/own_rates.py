@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 
 from experiments import harness
 from experiments.harness import Arguments, Interval, Outcome, Sample, Sizes, Study, Verdict, lead
-from experiments.hierarchical import setup, tuning
-from experiments.hierarchical.claims import CLAIMS
+from experiments.hierarchical import claims, setup, tuning
 from experiments.hierarchical.tuning import Measured
 from fedjax_sim.datasets import Dataset
 from fedjax_sim.problems import Classification
@@ -83,7 +82,7 @@ def compared(
 
 def judge_fig6(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, str]]:
     """Judge claim 14: S = 5 is not behind S = 0, with fewer rounds."""
-    marks, rounds = CLAIMS[14].criterion, inputs["rounds"]
+    marks, rounds = claims.CLAIMS[14].criterion, inputs["rounds"]
     fewer = 100 * (1 - rounds["S = 5"] / rounds["S = 0"])
     _, why = compared(ends, pairs := [("S = 5", "S = 0")])
     parts = {
@@ -96,7 +95,7 @@ def judge_fig6(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, 
 def judge_fig7(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, str]]:
     """Judge claims 15, 34, 16, 35 and 36, on both panels of Fig. 7."""
     near, far = ({s: f"c_g = {delay}, S = {s}" for s in (0, 5, 20)} for delay in (10, 30))
-    places, marks = inputs["crossings"]["c_g = 30, S = 0 and 20"], CLAIMS[35].criterion
+    places, marks = inputs["crossings"]["c_g = 30, S = 0 and 20"], claims.CLAIMS[35].criterion
     pair = ends[far[0]], ends[far[20]]
     once = {
         words: harness.unless_collapsed(each, pair, setup.CHANCE)
@@ -114,7 +113,7 @@ def judge_fig7(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, 
 
 def judge_fig8(inputs: Mapping[str, Any], ends: Ends) -> dict[int, tuple[Parts, str]]:
     """Judge claim 18: S = 0 leads early, and S = 12 at T."""
-    marks = CLAIMS[18].criterion
+    marks = claims.CLAIMS[18].criterion
     parts, late = compared(ends, [("S = 12", "S = 0"), ("S = 12", "S = 24")])
     words = []
     for s in (12, 24):

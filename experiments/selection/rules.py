@@ -35,14 +35,8 @@ from fedjax_sim import datasets, models, streams
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.targets import first_reach
 from fedjax_sim.systems import fedat, fedavg, fedbuff, fedcs, oort, pisces, powerofchoice, tifl
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Live,
-    live_rounds,
-    live_tasks,
-    with_clock,
-)
+from fedjax_sim.timelines import live
+from fedjax_sim.timelines.live import Asked, Choosing, Live
 from fedjax_sim.timelines.live import (
     Sizes as SlotSizes,
 )
@@ -165,20 +159,20 @@ def at_random(key: Key, now: Choosing) -> Asked:
     return Asked(order[: hyper.num_selected])
 
 
-WAITING = with_clock(
+WAITING = live.with_clock(
     fedavg.system,
     Live(
         lambda hyper: SlotSizes(hyper.num_selected, hyper.local_steps),
-        lambda problem, hyper: live_rounds(hyper, at_random, num_used=hyper.num_selected),
+        lambda problem, hyper: live.live_rounds(hyper, at_random, num_used=hyper.num_selected),
     ),
     name="live_fedavg",
 )
 """FedAvg on a live clock, with equal weights for all reports."""
-BUFFERED = with_clock(
+BUFFERED = live.with_clock(
     fedbuff.system,
     Live(
         lambda hyper: SlotSizes(hyper.buffer_size, hyper.local_steps, hyper.concurrency),
-        lambda problem, hyper: live_tasks(
+        lambda problem, hyper: live.live_tasks(
             hyper, num_tasks=hyper.concurrency, num_used=hyper.buffer_size
         ),
     ),

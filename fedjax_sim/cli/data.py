@@ -26,8 +26,7 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.datasets import Dataset, Text
 from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.models.low_bit import LowBit
-from fedjax_sim.partition import Partition
-from fedjax_sim.partition.parts import gather_by_owner
+from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
 from fedjax_sim.settings import ConfigError
@@ -167,7 +166,7 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
     row_of = np.full(len(text.speakers) + 1, -1)
     row_of[text.train_speakers[natural.index[:, 0]]] = np.arange(len(natural.counts))
     rows = np.flatnonzero(row_of[text.test_speakers] >= 0)
-    return gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
+    return parts.gather_by_owner(rows, row_of[text.test_speakers[rows]], len(natural.counts))
 
 
 def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:

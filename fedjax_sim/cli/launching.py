@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.cli.arguments import check_name, read_fields
+from fedjax_sim.launch import merge, parts
 from fedjax_sim.launch.jobs import Launcher, jobs_of
 from fedjax_sim.launch.local import Local
-from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.launch.ray import Ray
 from fedjax_sim.launch.slurm import Slurm
 from fedjax_sim.launch.watch import finish_jobs
@@ -71,12 +70,12 @@ def launch_parts(
       ConfigError: If the disk refuses.
       PartError: If a part failed.
     """
-    within = (folder.checkpoints / FOLDER).absolute()
+    within = (folder.checkpoints / parts.FOLDER).absolute()
     num_parts = int(identity["parts"])
     jobs = jobs_of(num_parts, within, partial(_command, arguments))
     folder.open(identity)
     finish_jobs(launcher, jobs, within)
-    return read_parts([job.folder for job in jobs])
+    return merge.read_parts([job.folder for job in jobs])
 
 
 def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence[str]:

@@ -9,15 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from fedjax_sim import compression, datasets, partition
+from fedjax_sim import compression, datasets, models, partition, privacy, systems
 from fedjax_sim.cli.arguments import check_name
 from fedjax_sim.cli.tables import make_console, print_json
-from fedjax_sim.models import MODELS
-from fedjax_sim.privacy import LOCAL_PRIVACY, PRIVACY
 from fedjax_sim.problems import latent
 from fedjax_sim.server import attacks, rules
 from fedjax_sim.settings import default_text, fields, groups, idle_of
-from fedjax_sim.systems import SYSTEMS
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -88,8 +85,8 @@ def settings_tables(names: Sequence[str]) -> list[Table]:
 def _settings(names: Sequence[str]) -> dict[str, Any]:
     """Describe systems, their settings by full name, and their groups."""
     found = {}
-    for name in [check_name("system", name, SYSTEMS) for name in names]:
-        system = SYSTEMS[name]
+    for name in [check_name("system", name, systems.SYSTEMS) for name in names]:
+        system = systems.SYSTEMS[name]
         idle = idle_of(system.Hyper())
         settings = {
             full: {
@@ -128,16 +125,16 @@ def _default(field: Field) -> str:
 def _everything() -> dict[str, dict[str, str]]:
     """Collect everything that can be named, with a line about each."""
     return {
-        "systems": {name: system.summary for name, system in SYSTEMS.items()},
+        "systems": {name: system.summary for name, system in systems.SYSTEMS.items()},
         "data sets": datasets.names(),
-        "models": {name: entry.summary for name, entry in MODELS.items()},
+        "models": {name: entry.summary for name, entry in models.MODELS.items()},
         "latent-variable models": {name: entry.summary for name, entry in latent.MODELS.items()},
         "partitions": {name: summary for name, (_, summary) in partition.PARTITIONS.items()},
         "rules (aggregator)": _kinds(rules.RULES),
         "attacks (attack)": _kinds(attacks.ATTACKS),
         "compressors (compression, downlink)": _kinds(compression.COMPRESSORS),
-        "privacy": _kinds(PRIVACY),
-        "local privacy": _kinds(LOCAL_PRIVACY),
+        "privacy": _kinds(privacy.PRIVACY),
+        "local privacy": _kinds(privacy.LOCAL_PRIVACY),
         "experiments": _experiments(),
     }
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import xarray as xr
 
-from fedjax_sim.cli import comparison
+from fedjax_sim.cli import comparison, tables
 from fedjax_sim.cli.arguments import check_metrics, read_axes
-from fedjax_sim.cli.tables import print_json, print_results, print_sentence
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
@@ -35,10 +34,10 @@ def run(arguments: argparse.Namespace) -> None:
     content = summary(curves)
     folder.finish({"folders": arguments.folders, "metrics": metrics, "against": axes}, content)
     if arguments.json:
-        print_json({"folder": str(folder.path), "pictures": list(figures), **content})
+        tables.print_json({"folder": str(folder.path), "pictures": list(figures), **content})
         return
-    print_results(curves, content)
-    print_sentence(f"Written to {folder.path}: {', '.join(figures)}")
+    tables.print_results(curves, content)
+    tables.print_sentence(f"Written to {folder.path}: {', '.join(figures)}")
 
 
 def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:

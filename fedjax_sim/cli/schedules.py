@@ -3,10 +3,9 @@
 import argparse
 
 from fedjax_sim import datasets
-from fedjax_sim.cli import comparison, schedule_report
+from fedjax_sim.cli import comparison, schedule_report, tables
 from fedjax_sim.cli.arguments import check_name, read_seeds, read_settings
 from fedjax_sim.cli.defaults import defaults_of
-from fedjax_sim.cli.tables import print_json, print_sentence, print_table
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.settings import ConfigError
 
@@ -45,8 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
     config = comparison.describe(contenders, seeds, time_budget)
     content = schedule_report.save(folder, entries, config)
     if arguments.json:
-        print_json({"folder": str(folder.path), **content})
+        tables.print_json({"folder": str(folder.path), **content})
         return
-    print_table(*schedule_report.cells(entries))
+    tables.print_table(*schedule_report.cells(entries))
     seeds_in_words = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
-    print_sentence(f"Means over {seeds_in_words}. Written to {folder.path}")
+    tables.print_sentence(f"Means over {seeds_in_words}. Written to {folder.path}")

@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import batching
+from fedjax_sim import batching, targets
 from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
 from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, PackedRows, Params, Plan, Work
 
 Direction = Callable[..., Params]
@@ -320,7 +319,7 @@ def lasting_steps(
         # directions read arrays of that size anyway, and a CPU takes longer.
         scaled = correction = None
         is_plain = isinstance(optimizer, Descent) and given.is_shifted
-        if is_plain and isinstance(given.gradient, LossGradient) and not is_for_cpu():
+        if is_plain and isinstance(given.gradient, LossGradient) and not targets.is_for_cpu():
             scaled = partial(given.gradient.descent, optimizer.rate)
             if given.is_corrected:
                 correction = optax.tree.scale(-optimizer.rate, aside[1])

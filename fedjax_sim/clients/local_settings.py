@@ -9,16 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    count,
-    group,
-    real,
-    static,
-    struct,
-)
+from fedjax_sim import settings
+from fedjax_sim.settings import Checked, ConfigError, choice, struct
 from fedjax_sim.types import Params
 
 
@@ -122,7 +114,7 @@ class ClientTraining(Checked):
         "update to the next; from a new shuffle for each update; without replacement for each "
         "step; or with replacement.",
     )
-    example_clip: float = static(
+    example_clip: float = settings.static(
         0.0,
         "0, or a finite number above 0",
         lambda value: isinstance(value, int | float) and 0 <= value < float("inf"),
@@ -130,7 +122,7 @@ class ClientTraining(Checked):
         meaning="Largest L2 norm of the gradient of a single example's loss in local steps, which "
         "is clipped to it before the mean over the mini-batch; 0 does not clip.",
     )
-    optimizer: Callable[..., optax.GradientTransformation] = static(
+    optimizer: Callable[..., optax.GradientTransformation] = settings.static(
         optax.sgd,
         "the name of an optax optimizer, or a function from a learning rate to a gradient "
         "transformation",
@@ -160,9 +152,11 @@ class LocalTraining(Checked):
         assert LocalTraining(lr=0.5).local_optimizer().rate == 0.5
     """
 
-    lr: float = real(0.1, "Learning rate of local steps.", above=0)
-    batch_size: int = count(32, "Examples of a mini-batch.")
-    training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING, without=("optimizer_state",))
+    lr: float = settings.real(0.1, "Learning rate of local steps.", above=0)
+    batch_size: int = settings.count(32, "Examples of a mini-batch.")
+    training: ClientTraining = settings.group(
+        ClientTraining(), ABOUT_TRAINING, without=("optimizer_state",)
+    )
 
     def local_optimizer(self) -> optax.GradientTransformation:
         """Make the optimizer of local steps."""

@@ -16,17 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import trees, types
 from fedjax_sim.engine.machine.user_code import in_one_call
 from fedjax_sim.settings import ConfigError, fields, is_known, value_of
-from fedjax_sim.trees import has, is_narrow, is_traced, shapes_of_model, typed_structure
-from fedjax_sim.types import (
-    Algorithm,
-    Energy,
-    Event,
-    System,
-    Ticks,
-    Time,
-)
+from fedjax_sim.trees import has
+from fedjax_sim.types import Algorithm
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -66,17 +60,17 @@ def with_known_inputs(function: FunctionT) -> FunctionT:
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         for name, value in (signature.bind_partial(*args).arguments | named).items():
-            is_record = isinstance(value, Ticks | Time | Energy)
+            is_record = isinstance(value, types.Ticks | types.Time | types.Energy)
             check_known(name, vars(value) if is_record else value)
         # Within a trace, what is known stays so.
-        known = jax.ensure_compile_time_eval() if is_traced(()) else contextlib.nullcontext()
+        known = jax.ensure_compile_time_eval() if trees.is_traced(()) else contextlib.nullcontext()
         with known, in_one_call():
             return function(*args, **named)
 
     return cast(FunctionT, call)
 
 
-def check_problem(system: System, problem: Any) -> None:
+def check_problem(system: types.System, problem: Any) -> None:
     """Check that an object can be what a system learns, without calling it.
 
     Args:
@@ -166,7 +160,7 @@ def fit_start(model: Any, problem: Any) -> Any:
       ConfigError: If it has another structure, shape or kind of numbers.
     """
     check_arrays("start", model)
-    drawn = shapes_of_model(problem)
+    drawn = trees.shapes_of_model(problem)
     ours: Any = jax.tree.structure(drawn)
     theirs: Any = jax.tree.structure(model)
     if ours != theirs:
@@ -197,7 +191,7 @@ def check_state(state: Any, first: Any) -> None:
     Raises:
       ConfigError: If it has another structure, or a leaf another shape or dtype.
     """
-    if typed_structure(state) != typed_structure(first):
+    if trees.typed_structure(state) != trees.typed_structure(first):
         ours, theirs = (
             f"a {type(each).__name__} with {len(jax.tree.leaves(each))} of its arrays"
             for each in (first, state)
@@ -270,7 +264,7 @@ def read_metrics(found: Any) -> dict[str, jax.Array]:
     return dict(found)
 
 
-def check_algorithm(found: Any, system: System, hyper: Any) -> None:
+def check_algorithm(found: Any, system: types.System, hyper: Any) -> None:
     """Check the result of a system's `algorithm`.
 
     Args:
@@ -299,7 +293,7 @@ def check_algorithm(found: Any, system: System, hyper: Any) -> None:
             raise ConfigError(name, value if is_shown else type(value).__name__, allowed)
 
 
-def check_step(state: Any, event: Event, result: Any, changes: Collection[str] = ()) -> None:
+def check_step(state: Any, event: types.Event, result: Any, changes: Collection[str] = ()) -> None:
     """Check that a step returns the next state, like the last one, and counts. Leaves are traced.
 
     Args:
@@ -320,17 +314,17 @@ def check_step(state: Any, event: Event, result: Any, changes: Collection[str] =
         allowed = "a NamedTuple of numbers, such as fedjax_sim.types.Work"
         raise ConfigError("info that step returns", type(info).__name__, allowed)
     changed, slots = getattr(info, "event", None), event.clients.shape
-    if changes and not isinstance(changed, Event):
+    if changes and not isinstance(changed, types.Event):
         allowed = (
             "the changed event, as in the Work of local training, because the step replaced "
             f"{' and '.join(sorted(changes))} of its event (event.within describes other work "
             "within a tick, which changes nothing that is counted)"
         )
         raise ConfigError("field event of the info that step returns", changed, allowed)
-    if isinstance(changed, Event) and changed.clients.shape != slots:
+    if isinstance(changed, types.Event) and changed.clients.shape != slots:
         allowed = f"{list(slots)}, the slots of the tick"
         raise ConfigError("shape of the event in the info", list(changed.clients.shape), allowed)
-    had, has = typed_structure(state), typed_structure(after)
+    had, has = trees.typed_structure(state), trees.typed_structure(after)
     if had != has:
         allowed = f"of the structure that init returns, {had.structure}"
         raise ConfigError("state that step returns", has.structure, allowed)
@@ -338,7 +332,7 @@ def check_step(state: Any, event: Event, result: Any, changes: Collection[str] =
     for (path, before), leaf in leaves:
         was, now = jax.typeof(before), jax.typeof(leaf)
         # A scan promotes what has no definite type, such as a number that Python made.
-        is_alike = was.dtype == now.dtype or was.weak_type or is_narrow(was.dtype)
+        is_alike = was.dtype == now.dtype or was.weak_type or trees.is_narrow(was.dtype)
         if was.shape != now.shape or not is_alike:
             name = f"state{jax.tree_util.keystr(path)} that step returns"
             raise ConfigError(name, now.str_short(), f"{was.str_short()}, as init returns it")
@@ -348,6 +342,6 @@ def keep_narrow(before: Any, after: Any) -> Any:
     """Round a state to the narrow types that it had before a step, as settings have 32 bits."""
 
     def kept(old: Any, new: Any) -> Any:
-        return new.astype(old.dtype) if is_narrow(jax.typeof(old).dtype) else new
+        return new.astype(old.dtype) if trees.is_narrow(jax.typeof(old).dtype) else new
 
     return jax.tree.map(kept, before, after)

@@ -13,20 +13,12 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
+from fedjax_sim import types
 from fedjax_sim.checking import Count, LaneSeed, Whole, checked, unchecked
-from fedjax_sim.engine.contract import with_known_inputs
+from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane
-from fedjax_sim.engine.request import (
-    Checkpoints,
-    Options,
-    Precision,
-    ProblemT,
-    RunOptions,
-    give_starts,
-    grid_of,
-    list_lanes,
-)
+from fedjax_sim.engine.request import Checkpoints, Options, Precision, ProblemT, RunOptions
 from fedjax_sim.engine.running.pieces import locked, run_in_pieces
 from fedjax_sim.engine.shares import Listed, Part, Sharing, check_num_parts
 from fedjax_sim.engine.watching import Watch
@@ -35,30 +27,20 @@ from fedjax_sim.results import metric_names, records
 from fedjax_sim.results.curves import Grid, label_curves, label_lanes
 from fedjax_sim.results.runs import Run, join_lanes_of_trees, warn_of_lanes
 from fedjax_sim.settings import ConfigError, fields, is_traced, names_of, value_of
-from fedjax_sim.types import (
-    Budget,
-    HyperT,
-    InfoT,
-    Keep,
-    Layout,
-    Params,
-    StateT,
-    System,
-)
 
 
 @checked
-@with_known_inputs
+@contract.with_known_inputs
 def simulate(
-    system: System[HyperT, StateT, InfoT],
+    system: types.System[types.HyperT, types.StateT, types.InfoT],
     problem: ProblemT,
-    hyper: HyperT | None = None,
+    hyper: types.HyperT | None = None,
     *,
     seed: LaneSeed = 0,
-    budget: Budget,
+    budget: types.Budget,
     checkpoints: Checkpoints | None = None,
     **options: Unpack[RunOptions],
-) -> Run[HyperT]:
+) -> Run[types.HyperT]:
     """Run one lane: a sweep over one seed.
 
         budget = fedjax_sim.Ticks(20)
@@ -86,24 +68,24 @@ def simulate(
 
 
 @checked
-@with_known_inputs
+@contract.with_known_inputs
 def sweep(
-    system: System[HyperT, StateT, InfoT],
+    system: types.System[types.HyperT, types.StateT, types.InfoT],
     problem: ProblemT | list[ProblemT] | Callable[[int], ProblemT],
-    hyper: HyperT | None = None,
+    hyper: types.HyperT | None = None,
     *,
     seeds: Count | Sequence[LaneSeed] = 1,
     settings: Mapping[str, Sequence[Any]] | None = None,
-    budget: Budget,
+    budget: types.Budget,
     num_evals: Count = 25,
-    start: Run | Params | None = None,
-    keep: Keep = Keep(),
+    start: Run | types.Params | None = None,
+    keep: types.Keep = types.Keep(),
     watch: Watch = Watch(),
     checkpoints: Checkpoints | None = None,
-    layout: Layout = Layout(),
+    layout: types.Layout = types.Layout(),
     precision: Precision = "float32",
     lanes: Part | Sharing | Collection[Whole] | None = None,
-) -> Run[HyperT]:
+) -> Run[types.HyperT]:
     """Run a system for every combination of settings and every seed.
 
         run = fedjax_sim.sweep(
@@ -170,13 +152,13 @@ def sweep(
         setting by which something, such as an attack, would begin after the end of lanes.
     """
     options = Options(budget, num_evals, layout, keep, watch, checkpoints, precision)
-    grid = grid_of(seeds, settings)
+    grid = request.grid_of(seeds, settings)
     num_lanes = math.prod(grid.shape)
     if isinstance(lanes, Collection) and (len(lanes) == 0 or max(lanes) >= num_lanes):
         raise ConfigError("lanes", lanes, f"some of the numbers from 0 to {num_lanes - 1}")
     if isinstance(lanes, Part):
         check_num_parts(lanes.num_parts, num_lanes)
-    whole = give_starts(list_lanes(system, problem, hyper, grid, options), start)
+    whole = request.give_starts(request.list_lanes(system, problem, hyper, grid, options), start)
     run = partial(_run, system, whole, grid, options)
     if lanes is None or isinstance(lanes, Collection):
         return run(lanes)
@@ -184,12 +166,12 @@ def sweep(
 
 
 def _run(
-    system: System[HyperT, StateT, InfoT],
+    system: types.System[types.HyperT, types.StateT, types.InfoT],
     whole: list[Lane],
     grid: Grid,
     options: Options,
     numbers: Collection[int] | None,
-) -> Run[HyperT]:
+) -> Run[types.HyperT]:
     """Run lanes by number, or all, and label their results."""
     keep_by_default()
     began = time.perf_counter()
@@ -219,7 +201,7 @@ def _run(
     return run
 
 
-def _say_what_compiles(system: System, grid: Grid, hypers: Sequence[Any]) -> None:
+def _say_what_compiles(system: types.System, grid: Grid, hypers: Sequence[Any]) -> None:
     """Name the swept settings of which each value has a program of its own."""
     known, held = names_of(system.Hyper), fields(system.Hyper)
     for name in grid.settings:

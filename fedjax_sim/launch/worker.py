@@ -15,8 +15,7 @@ import jax
 from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.launch.jobs import RESUME
-from fedjax_sim.launch.parts import read_part
+from fedjax_sim.launch import jobs, parts
 from fedjax_sim.launch.sweeps import RUN, read_pickle
 from fedjax_sim.lifecycle import exit_code_of, write_sealed
 from fedjax_sim.results.runs import LaneWarning
@@ -35,7 +34,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> None:
-    call, part, folder = words[0], read_part(words[1]), Path(words[2])
+    call, part, folder = words[0], parts.read_part(words[1]), Path(words[2])
     arguments, switches = read_pickle(Path(call))
     for name, value in switches.items():
         jax.config.update(name, value)
@@ -44,7 +43,7 @@ def _run(words: Sequence[str]) -> None:
     # The process that launched this one warns of the lanes of all parts.
     warnings.simplefilter("ignore", LaneWarning)
     checkpoints = folder / "checkpoint"
-    resume = RESUME in words and (arguments["checkpoints"].resume or True)
+    resume = jobs.RESUME in words and (arguments["checkpoints"].resume or True)
     watch = arguments.get("watch", Watch())
     arguments |= {
         "checkpoints": replace(arguments["checkpoints"], folder=checkpoints, resume=resume),

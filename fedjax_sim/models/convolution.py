@@ -42,11 +42,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_sim.linear import bilinear_jvp, linear_with_transpose
+from fedjax_sim import linear, targets
 from fedjax_sim.models.blocks import backward_in_blocks, largest_block, map_blocks
 from fedjax_sim.models.winograd import convolve as convolve_3x3
 from fedjax_sim.models.winograd import saves_products
-from fedjax_sim.targets import is_for_cpu
 from fedjax_sim.types import Array
 
 Convolution = Callable[..., Array]
@@ -103,7 +102,7 @@ def auto(
     convolve: Convolution = lax.conv_general_dilated
     if _is_plain(lhs, rhs, **options):
         convolve = patches
-        if is_for_cpu() and _is_for_winograd(lhs, rhs, window_strides, **options):
+        if targets.is_for_cpu() and _is_for_winograd(lhs, rhs, window_strides, **options):
             out = _sizes(lhs, rhs, window_strides, padding, options)[-1]
             if min(rhs.shape[-2:]) >= MANY and saves_products(out):
                 convolve = winograd
@@ -441,7 +440,7 @@ def _block_maxima_jvp(
     geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     largest, place = _block_maxima_and_places(*inputs, geometry, precision)
-    tangent = linear_with_transpose(
+    tangent = linear.linear_with_transpose(
         partial(_block_maxima_forward, geometry, precision),
         partial(_block_maxima_backward, geometry, precision),
         (*inputs, place),
@@ -516,7 +515,7 @@ def _convolve_jvp(
     geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     convolve = partial(_convolve, geometry=geometry, precision=precision)
-    return bilinear_jvp(convolve, partial(_backward, geometry, precision), inputs, tangents)
+    return linear.bilinear_jvp(convolve, partial(_backward, geometry, precision), inputs, tangents)
 
 
 def _backward(
@@ -555,7 +554,7 @@ def _convolve_channels_jvp(
         return jax.vjp(partial(_sum_of_shifts, geometry), *saved)[1](slope)
 
     convolve = partial(_convolve_channels, geometry=geometry)
-    return bilinear_jvp(convolve, backward, inputs, tangents)
+    return linear.bilinear_jvp(convolve, backward, inputs, tangents)
 
 
 def _sum_of_shifts(geometry: _Geometry, x: Array, kernel: Array) -> Array:
@@ -572,7 +571,7 @@ def _sum_of_shifts(geometry: _Geometry, x: Array, kernel: Array) -> Array:
         box = (0, *begin, 0), (len(x), *end, channels), (1, *geometry.strides, 1)
         shifted.append(lax.slice(padded, *box))
     entries = kernel.reshape(-1, *(1,) * (x.ndim - 1), channels)
-    if is_for_cpu():
+    if targets.is_for_cpu():
         total = sum(image * entry for image, entry in zip(shifted, entries, strict=True))
     else:
         # One kernel instead of one for each entry.
@@ -587,7 +586,7 @@ def _images_at_once(x: Array, kernel: Array, geometry: _Geometry) -> int:
     """
     num, most = x.shape[0], max(BLOCK_BYTES, kernel.size * kernel.dtype.itemsize)
     each = math.prod(geometry.out) * math.prod(geometry.window) * x.shape[-1] * x.dtype.itemsize
-    if not is_for_cpu() or num * each <= max(SPLIT_ABOVE, most):
+    if not targets.is_for_cpu() or num * each <= max(SPLIT_ABOVE, most):
         return num
     return largest_block(num, each, most)
 

@@ -17,8 +17,8 @@ from flax import linen as nn
 from flax.typing import Dtype
 
 from fedjax_sim.checking import Count, OneOf, checked
-from fedjax_sim.models import cnn, convolution, mlp
-from fedjax_sim.models.convolution import Convolution
+from fedjax_sim.models import cnn, mlp
+from fedjax_sim.models.convolution import Convolution, auto, max_pool
 from fedjax_sim.types import Array
 
 
@@ -47,7 +47,7 @@ class ResNet(nn.Module):
     stages: tuple[Count, ...]
     blocks: Count
     stem: Annotated[str, OneOf(("cifar", "imagenet"))] = "cifar"
-    convolution: Convolution = convolution.auto
+    convolution: Convolution = auto
     dtype: Dtype | None = None
 
     @nn.compact
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
         """Compute the logits `[..., num_classes]` of images `[..., H, W, C]`."""
         if self.stem == "imagenet":
             x = nn.relu(self._conv_and_norm(x, self.stages[0], 7, strides=2, padding=3))
-            x = convolution.max_pool(x, 3, stride=2, pad=1)
+            x = max_pool(x, 3, stride=2, pad=1)
         else:
             x = nn.relu(self._conv_and_norm(x, self.stages[0], 3))
         for i, features in enumerate(self.stages):
@@ -83,7 +83,7 @@ class ResNet(nn.Module):
 
 @checked
 def resnet20(
-    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
+    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
@@ -104,7 +104,7 @@ def resnet20(
 
 @checked
 def resnet18(
-    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
+    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 

@@ -6,17 +6,8 @@ Letters: `n` training examples, `N` clients, `C` classes.
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, Seed, checked
-from fedjax_sim.partition.parts import (
-    Partition,
-    check_labels,
-    check_most,
-    cut_classes,
-    cut_classes_until_enough,
-    gather_by_owner,
-    make_generator,
-    pack_equal_rows,
-    sort_by_label,
-)
+from fedjax_sim.partition import parts
+from fedjax_sim.partition.parts import Partition
 from fedjax_sim.settings import ConfigError
 
 TRIES = 100
@@ -43,10 +34,10 @@ def iid(labels: np.ndarray, *, num_clients: Count, seed: Seed) -> Partition:
     Raises:
       ConfigError: If an argument is not allowed.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
-    check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    parts.check_most("num_clients", num_clients, len(labels))
     size = len(labels) // num_clients
-    return pack_equal_rows(
+    return parts.pack_equal_rows(
         rng.permutation(len(labels))[: num_clients * size].reshape(num_clients, size)
     )
 
@@ -86,21 +77,23 @@ def dirichlet(
       ConfigError: If an argument is not allowed or if, without `top_up`, no draw out of
         `DIRICHLET_TRIES` gives every client enough examples.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
-    check_most("num_clients", num_clients, len(labels))
-    check_most("min_examples", min_examples, len(labels) // num_clients)
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    parts.check_most("num_clients", num_clients, len(labels))
+    parts.check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes = np.unique(labels, return_counts=True)[1]
     if top_up:
         for _ in range(TRIES):
-            per_class = cut_classes(rng, num_clients, float(alpha), sizes)
+            per_class = parts.cut_classes(rng, num_clients, float(alpha), sizes)
             if per_class.sum(axis=0).min() >= min_examples:
                 break
         per_class = _top_up(per_class, min_examples)
     else:
-        per_class = cut_classes_until_enough(rng, num_clients, alpha, sizes, least=min_examples)
-    by_class = sort_by_label(labels, rng.permutation(len(labels)))
+        per_class = parts.cut_classes_until_enough(
+            rng, num_clients, alpha, sizes, least=min_examples
+        )
+    by_class = parts.sort_by_label(labels, rng.permutation(len(labels)))
     owner = np.concatenate([np.repeat(np.arange(num_clients), row) for row in per_class])
-    return gather_by_owner(by_class, owner, num_clients)
+    return parts.gather_by_owner(by_class, owner, num_clients)
 
 
 @checked
@@ -126,14 +119,14 @@ def shards(
     Raises:
       ConfigError: If an argument is not allowed.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
-    check_most("shards_per_client", shards_per_client, len(labels))
-    check_most("num_clients", num_clients, len(labels) // shards_per_client)
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    parts.check_most("shards_per_client", shards_per_client, len(labels))
+    parts.check_most("num_clients", num_clients, len(labels) // shards_per_client)
     num_shards = num_clients * shards_per_client
     size = len(labels) // num_shards
     kept = rng.permutation(len(labels))[: num_shards * size]
-    dealt = rng.permutation(sort_by_label(labels, kept).reshape(num_shards, size))
-    return pack_equal_rows(dealt.reshape(num_clients, -1))
+    dealt = rng.permutation(parts.sort_by_label(labels, kept).reshape(num_shards, size))
+    return parts.pack_equal_rows(dealt.reshape(num_clients, -1))
 
 
 @checked
@@ -160,7 +153,7 @@ def natural(
     Raises:
       ConfigError: If an argument is not allowed, or if the data has fewer clients.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
     client_ids = np.asarray(client_ids)
     if client_ids.shape != labels.shape:
         allowed = f"that of the labels, {labels.shape}"
@@ -168,12 +161,12 @@ def natural(
     if client_ids.dtype.kind not in "iuUS":
         raise ConfigError("dtype of client_ids", str(client_ids.dtype), "integers or strings")
     ids, client_of = np.unique(client_ids, return_inverse=True)
-    check_most("num_clients", num_clients, len(ids))
+    parts.check_most("num_clients", num_clients, len(ids))
     chosen = np.sort(rng.choice(len(ids), num_clients, replace=False))
     row_of = np.full(len(ids), -1)
     row_of[chosen] = np.arange(num_clients)
     examples = np.flatnonzero(row_of[client_of] >= 0)
-    return gather_by_owner(examples, row_of[client_of[examples]], num_clients)
+    return parts.gather_by_owner(examples, row_of[client_of[examples]], num_clients)
 
 
 def _top_up(per_class: np.ndarray, least: int) -> np.ndarray:

@@ -5,18 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked
-from fedjax_sim.settings import (
-    ConfigError,
-    Kind,
-    Named,
-    choice,
-    count,
-    fixed,
-    parse_kind,
-    real,
-    struct,
-)
+from fedjax_sim import checking, settings
+from fedjax_sim.settings import ConfigError, Kind, Named, choice, fixed, struct
 from fedjax_sim.types import Array
 
 
@@ -44,13 +34,13 @@ class NoPrivacy(Privacy):
 class Clipping(Privacy):
     """The common base of the kinds that clip: the noise on the sum, and its accounting."""
 
-    noise: Any = real(
+    noise: Any = settings.real(
         0.0,
         "Noise multiplier z: standard deviation of the noise in each number of the updates' sum, "
         "in units of the bound of their norms. 0 only clips.",
         least=0,
     )
-    delta: float = real(
+    delta: float = settings.real(
         1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
     )
     accountant: str = choice(
@@ -59,12 +49,12 @@ class Clipping(Privacy):
         "How epsilon is computed: from Renyi divergences, or from privacy loss distributions, "
         "which are tighter and cover Poisson sampling only.",
     )
-    epsilon: float = real(
+    epsilon: float = settings.real(
         0.0,
         "If above 0, the noise multiplier is found with which `rounds` rounds have this epsilon.",
         least=0,
     )
-    rounds: int = count(0, "Number of rounds in which `epsilon` may be spent.", least=0)
+    rounds: int = settings.count(0, "Number of rounds in which `epsilon` may be spent.", least=0)
 
     def check_together(self) -> None:
         """Check that a target has a number of rounds, and no noise multiplier.
@@ -101,7 +91,7 @@ class FixedClipping(Clipping):
 
     name: str = fixed("fixed")
 
-    clip: Any = real(1.0, "Largest L2 norm of a client's update, C.", above=0)
+    clip: Any = settings.real(1.0, "Largest L2 norm of a client's update, C.", above=0)
 
 
 @struct
@@ -119,12 +109,12 @@ class AdaptiveClipping(Clipping):
 
     name: str = fixed("adaptive")
 
-    clip: Any = real(0.1, "First bound of the norms, C.", above=0)
-    quantile: Any = real(
+    clip: Any = settings.real(0.1, "First bound of the norms, C.", above=0)
+    quantile: Any = settings.real(
         0.5, "Share of updates that shall need no clipping, gamma.", least=0, most=1
     )
-    rate: Any = real(0.2, "Learning rate of the bound, eta_C.", least=0)
-    count_noise: Any = real(
+    rate: Any = settings.real(0.2, "Learning rate of the bound, eta_C.", least=0)
+    count_noise: Any = settings.real(
         0.05,
         "Standard deviation sigma_b of the noise on the number of updates that need no clipping, "
         "as a share of the cohort. Has no effect if `noise` is 0.",
@@ -172,21 +162,21 @@ class CorrelatedNoise(Privacy):
 
     name: str = fixed("correlated")
 
-    clip: Any = real(1.0, "Largest L2 norm of a client's update, C.", above=0)
-    noise: Any = real(
+    clip: Any = settings.real(1.0, "Largest L2 norm of a client's update, C.", above=0)
+    noise: Any = settings.real(
         0.0,
         "Noise multiplier z: standard deviation of the independent noises of which those of ticks "
         "are made, in each number of the updates' sum, in units of `clip` times the weight 1 / m, "
         "where m is the number of reports for which a tick is meant. 0 only clips.",
         least=0,
     )
-    bands: int = count(
+    bands: int = settings.count(
         1,
         "Bands of the matrix that makes the noises independent: 1 for noises that are, b for "
         "DP-FTRL with a square root of the sum of all ticks that is cut off. The server keeps "
         "b - 1 noises, each as large as the model.",
     )
-    delta: float = real(
+    delta: float = settings.real(
         1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
     )
 
@@ -203,7 +193,7 @@ PRIVACY: Named[type[Privacy]] = Named.of(
 """Every kind, by name."""
 
 
-@checked
+@checking.checked
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 
@@ -219,4 +209,4 @@ def parse_privacy(text: str) -> Privacy:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("privacy", PRIVACY, text)
+    return settings.parse_kind("privacy", PRIVACY, text)

@@ -13,9 +13,9 @@ import numpy as np
 from fedjax_sim import trees
 from fedjax_sim.checking import AtLeast0, Count, Seed, checked
 from fedjax_sim.partition import Partition
-from fedjax_sim.problems import client_data
+from fedjax_sim.problems import client_data, examples
 from fedjax_sim.problems.checking import check_shapes
-from fedjax_sim.problems.examples import Examples, owners_of_tests, read_arrays, read_owners
+from fedjax_sim.problems.examples import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
 from fedjax_sim.settings import ConfigError
@@ -137,19 +137,19 @@ def supervised(
     if isinstance(test, Examples):
         test_clients = test.clients if test_clients is None else test_clients
         test = (test.inputs, test.targets)
-    data, num = read_arrays("data", data)
+    data, num = examples.read_arrays("data", data)
     if prepare is None and not (isinstance(data, tuple) and len(data) == 2):
         raise ConfigError("data", type(data).__name__, "a pair of inputs and targets, or prepared")
-    partitions, names = read_owners(split, clients, num)
+    partitions, names = examples.read_owners(split, clients, num)
     owned: list[Partition] | None = None
     if isinstance(test, float | int):
         pairs = [client_data.hold_out(partition, test, seed) for partition in partitions]
         partitions, owned = [train for train, _ in pairs], [test for _, test in pairs]
         test_data = data
     else:
-        test_data, num_tests = read_arrays("test", test)
+        test_data, num_tests = examples.read_arrays("test", test)
         if test_clients is not None:
-            owned = [owners_of_tests(names, test_clients, num_tests)]
+            owned = [examples.owners_of_tests(names, test_clients, num_tests)]
     prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
     problem = Supervised(
         data=data,

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from fedjax_sim import targets, trees
 from fedjax_sim.checking import Above0, AtLeast0, Finite, checked
 from fedjax_sim.datasets.arrays import Dataset
 from fedjax_sim.models.calls import outputs_of
@@ -23,8 +24,6 @@ from fedjax_sim.problems.client_data import on_device
 from fedjax_sim.problems.losses import Metric, accuracy_of_classes, cross_entropy, is_right
 from fedjax_sim.problems.supervision import Supervised, inf_for_nan
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.targets import is_for_cpu
-from fedjax_sim.trees import as_array
 from fedjax_sim.types import Array, Key, Model, Params
 
 CLIENT_TESTS = 200
@@ -117,7 +116,7 @@ class Classification(Supervised):
         order = jnp.argsort(self.test_labels).astype("int32")
         sorted_labels = self.test_labels[order]
         places = jnp.arange(CLIENT_TESTS)
-        method = "scan" if is_for_cpu() else "scan_unrolled"  # one launch
+        method = "scan" if targets.is_for_cpu() else "scan_unrolled"  # one launch
 
         def of_client(client: Array) -> dict[str, Array]:
             own = self.index[client, places * self.counts[client] // CLIENT_TESTS]
@@ -233,18 +232,18 @@ def make_classifications(
         if np.shape(value) not in ((), (channels,)):
             raise ConfigError(name, value, f"one number, or {channels}: one per channel")
     check_data(dataset)
-    prior = None if prior_precision is None else as_array(prior_precision, "float32")
+    prior = None if prior_precision is None else trees.as_array(prior_precision, "float32")
     classes = [("class_accuracy", accuracy_of_classes(dataset.num_classes))] if per_class else []
     # Every problem below holds the same arrays, so the images lie on the device once.
     problem = Classification(
         data=(on_device("train_images", dataset.train_images), _labels(dataset.train_labels)),
         test_data=(on_device("test_images", dataset.test_images), _labels(dataset.test_labels)),
-        index=as_array([[0]], "int32"),
-        counts=as_array([1], "int32"),
+        index=trees.as_array([[0]], "int32"),
+        counts=trees.as_array([1], "int32"),
         model=model,
         loss_of=cross_entropy,
         metrics=(("accuracy", Metric(is_right)), *classes),
-        prepare=Normalisation(as_array(mean, "float32"), as_array(std, "float32")),
+        prepare=Normalisation(trees.as_array(mean, "float32"), trees.as_array(std, "float32")),
         augmentation=None if augmentation is None else OfImages(augmentation),
         prior_precision=prior,
         per_client=per_client,
@@ -258,7 +257,7 @@ def make_classifications(
 
 
 def _labels(labels: np.ndarray) -> Array:
-    return as_array(labels, "int32")
+    return trees.as_array(labels, "int32")
 
 
 def check_data(dataset: Dataset) -> None:

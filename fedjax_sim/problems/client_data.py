@@ -16,8 +16,7 @@ import numpy as np
 
 from fedjax_sim.checking import Count, Seed, checked
 from fedjax_sim.lifecycle import free_on_host, write_bytes
-from fedjax_sim.partition import Partition
-from fedjax_sim.partition.parts import ROUNDING, gather_by_owner, make_generator
+from fedjax_sim.partition import Partition, parts
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import as_array
 from fedjax_sim.types import Array
@@ -154,7 +153,7 @@ def partition_by_ids(ids: Iterable[Hashable]) -> tuple[Partition, tuple[Hashable
     place_of = np.empty(len(number), int)
     place_of[[number[name] for name in names]] = np.arange(len(names))
     owner = place_of[owners]
-    return gather_by_owner(np.arange(len(owner)), owner, len(number)), tuple(names)
+    return parts.gather_by_owner(np.arange(len(owner)), owner, len(number)), tuple(names)
 
 
 @checked
@@ -176,11 +175,11 @@ def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition,
     """
     if not 0 < share < 1:
         raise ConfigError("test", share, "data, or a share above 0 and below 1")
-    random = make_generator(seed, "hold_out")
+    random = parts.make_generator(seed, "hold_out")
     owner: dict[str, list[np.ndarray]] = {"train": [], "test": []}
     for row, count in zip(np.asarray(partition.index), np.asarray(partition.counts), strict=True):
         mixed = random.permutation(row[:count])
-        num = min(max(1, int(share * count + ROUNDING)), count - 1)
+        num = min(max(1, int(share * count + parts.ROUNDING)), count - 1)
         owner["test"].append(np.sort(mixed[:num]))
         owner["train"].append(np.sort(mixed[num:]))
     if not any(len(rows) for rows in owner["test"]):
@@ -191,7 +190,7 @@ def hold_out(partition: Partition, share: float, seed: Seed) -> tuple[Partition,
 def _padded(rows: Sequence[np.ndarray]) -> Partition:
     """Make a partition of the examples of each client."""
     owner = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    return gather_by_owner(np.concatenate(rows), owner, len(rows))
+    return parts.gather_by_owner(np.concatenate(rows), owner, len(rows))
 
 
 def on_device(name: str, array: Any) -> Array:

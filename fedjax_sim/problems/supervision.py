@@ -28,12 +28,7 @@ from flax import struct
 from fedjax_sim import trees
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.models.calls import draw_params, outputs_of
-from fedjax_sim.problems.evaluation import (
-    along,
-    evaluated_at_once,
-    means_over_examples,
-    sums_over_examples,
-)
+from fedjax_sim.problems import evaluation
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import is_for_cpu
@@ -228,7 +223,9 @@ class Supervised:
         losses, mask = self._losses(params, rows, key)
         is_there = places < self.counts[client]
         if mask is not None:
-            return _mean_among(losses, mask & along(is_there, mask)) + self._penalty(params)
+            return _mean_among(losses, mask & evaluation.along(is_there, mask)) + self._penalty(
+                params
+            )
         total = jnp.where(is_there, losses, 0).sum()
         return total / self.counts[client] + self._penalty(params)
 
@@ -266,7 +263,9 @@ class Supervised:
             return self._sums(whole, rows, places < num)
 
         totals = jax.lax.map(sums, self._test_places(whole, capacity))
-        metrics = means_over_examples(jax.tree.map(lambda each: each.sum(axis=0), totals), num)
+        metrics = evaluation.means_over_examples(
+            jax.tree.map(lambda each: each.sum(axis=0), totals), num
+        )
         if self.per_client:
             of_clients = self.evaluate_clients(lambda client: params)
             metrics |= {f"client_{name}[client]": each for name, each in of_clients.items()}
@@ -305,7 +304,7 @@ class Supervised:
                 lambda number, totals: jax.tree.map(jnp.add, totals, block(number)),
                 nothing,
             )
-            means = means_over_examples(totals, count)
+            means = evaluation.means_over_examples(totals, count)
             means["loss"] = inf_for_nan(means["loss"])
             return {name: value for name, value in means.items() if "[" not in name}
 
@@ -326,7 +325,7 @@ class Supervised:
         """List places of test examples, `i32[batches, batch]`; those from `num` on are padding."""
         example, _ = self._tested(jnp.zeros(1, "int32"))
         apply = partial(outputs_of, self.model)
-        at_once = evaluated_at_once(apply, whole, example, on_cpu=self.test_block)
+        at_once = evaluation.evaluated_at_once(apply, whole, example, on_cpu=self.test_block)
         batch = min(num, at_once)
         num_batches = -(-num // batch)
         return jnp.arange(num_batches * batch).reshape(num_batches, batch)
@@ -365,7 +364,7 @@ class Supervised:
         outputs = outputs_of(self.model, whole, inputs)
         mask = None if self.mask_of is None else self.mask_of(targets)
         named = (*self.metrics, ("loss", Metric(self.loss_of)))
-        return sums_over_examples(named, outputs, targets, is_there, mask)
+        return evaluation.sums_over_examples(named, outputs, targets, is_there, mask)
 
     def _penalty(self, params: Params) -> Array | float:
         """Compute the prior's part of one example's loss; 0 without a prior."""

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, checking, trees, types
+from fedjax_sim import batching, checking, settings, trees, types
 from fedjax_sim.clients import (
     ABOUT_TRAINING,
     BatchGradient,
@@ -60,17 +60,7 @@ from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.server.robustness import Combination, check_codes, combination_of
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    count,
-    group,
-    is_known,
-    part,
-    real,
-    struct,
-)
+from fedjax_sim.settings import Checked, ConfigError, choice, group, part, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 from fedjax_sim.types import (
@@ -119,7 +109,7 @@ class EdgeWork(Checked):
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(work=work, client_steps=5)
     """
 
-    proximal: float = real(
+    proximal: float = settings.real(
         0.0,
         "Strength of the pull to where local training started, mu (FedProx): to the group's model. "
         "Has no effect with one local step.",
@@ -132,7 +122,9 @@ class EdgeWork(Checked):
         "Weights of the clients, in the mean of their group: equal, as in the paper, or in "
         "proportion to their numbers of examples.",
     )
-    clients_at_once: int = count(1000, "Clients of a group whose batches are in memory together.")
+    clients_at_once: int = settings.count(
+        1000, "Clients of a group whose batches are in memory together."
+    )
 
 
 @struct
@@ -186,7 +178,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     @property
     def has_one_step(self) -> bool:
         """Whether every client does one local step in an iteration, as in the paper."""
-        return self.client_steps == 1 and is_known(self.client_epochs, 0)
+        return self.client_steps == 1 and settings.is_known(self.client_epochs, 0)
 
     @property
     def has_one_batch(self) -> bool:
@@ -325,12 +317,12 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
     The state of its optimizer is the number of the iteration and the estimates of the members'
     progress, leaves `[C, ...]`.
     """
-    proximal = None if is_known(hyper.work.proximal, 0) else hyper.work.proximal
+    proximal = None if settings.is_known(hyper.work.proximal, 0) else hyper.work.proximal
     # A group's clients train like the slots of a tick, whose steps are known or counted.
     at_once = 1 if plan.slots_at_once == 1 else hyper.work.clients_at_once
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
     train_clients = local_training(problem, hyper, within, proximal=proximal)
-    is_even = is_known(hyper.client_epochs, 0)
+    is_even = settings.is_known(hyper.client_epochs, 0)
     most_steps = hyper.client_steps if is_even else None
     facts = Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
     lost_shares = loss_shares(hyper)

@@ -4,6 +4,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from fedjax_sim import settings
 from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import Compression
 from fedjax_sim.privacy import (
@@ -41,18 +42,7 @@ from fedjax_sim.server.attacks import (
 )
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    check_left,
-    fields,
-    group,
-    part,
-    redefault,
-    struct,
-    switch,
-    value_of,
-)
+from fedjax_sim.settings import Checked, ConfigError, fields, part, struct
 from fedjax_sim.timelines import Arrivals, ClientQueues
 from fedjax_sim.types import Timeline
 
@@ -78,8 +68,8 @@ class ClientMessages(Checked):
         hyper = fedavg.Hyper(messages=sparse)
     """
 
-    compression: Compressor = redefault(Compression, "compression", Identity())
-    error_feedback: bool = switch(
+    compression: Compressor = settings.redefault(Compression, "compression", Identity())
+    error_feedback: bool = settings.switch(
         False,
         "Whether both sides keep an estimate of each client's progress and the client sends only "
         "the difference (EF21); it takes the memory of a model for each client.",
@@ -122,7 +112,7 @@ class Reports(Robust):
 
     tells_losses: ClassVar[bool] = False
     """Whether clients send the server more than messages: their losses."""
-    messages: ClientMessages = group(ClientMessages(), "compression of messages both ways")
+    messages: ClientMessages = settings.group(ClientMessages(), "compression of messages both ways")
 
     def check_together(self) -> None:
         """Check weights of Poisson cohorts, and that clients' own noise can be accounted for.
@@ -155,7 +145,7 @@ class Reports(Robust):
         if self.tells_losses:
             allowed = "without noise here, because clients tell the server their losses as well"
             raise ConfigError("messages.local_privacy", str(self.messages.local_privacy), allowed)
-        check_left(self, ALL_HEARD, f"with local_privacy, because {UNHEARD}")
+        settings.check_left(self, ALL_HEARD, f"with local_privacy, because {UNHEARD}")
         self._check_table(f"with local_privacy, because {UNHEARD}")
 
     def _check_table(self, why: str) -> None:
@@ -191,7 +181,7 @@ class Reports(Robust):
     def _of(self, name: str, *default: Any) -> Any:
         """Look up a setting of the clock or of local training by its full name."""
         is_known = name in fields(type(self)) or not default
-        return value_of(self, name) if is_known else default[0]
+        return settings.value_of(self, name) if is_known else default[0]
 
 
 @struct
@@ -292,7 +282,7 @@ class PrivateReports(ScheduledReports):
         if not isinstance(privacy, Clipping):
             return
         for name, (only, why) in PRIVATE.items():
-            check_left(self, {name: only}, f"with privacy, because {why}")
+            settings.check_left(self, {name: only}, f"with privacy, because {why}")
         self._check_table(f"with privacy, because {PRIVATE['delays.drop_rate'][1]}")
         if self._of("training.sampling") == "shuffled_epochs":
             allowed = (

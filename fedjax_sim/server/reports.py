@@ -42,22 +42,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import batching, checking, streams
+from fedjax_sim import batching, checking, privacy, streams
 from fedjax_sim.clients import Total, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, base
 from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
-from fedjax_sim.privacy import (
-    AdaptiveClipping,
-    Clipping,
-    CorrelatedNoise,
-    NoPrivacy,
-    OwnNoise,
-    clip_updates,
-    gaussian_like,
-    next_bound,
-    privatise,
-    square_root_bands,
-)
+from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server import report_settings
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
@@ -344,7 +333,7 @@ class Wire:
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
         progress = jax.tree.map(lambda y, x: base.wide_of(y) - base.wide_of(x), local, starts)
-        noisy = privatise(keys, self.own_noise, progress)
+        noisy = privacy.privatise(keys, self.own_noise, progress)
         claimed = jax.tree.map(lambda x, d: (base.wide_of(x) + d).astype(x.dtype), starts, noisy)
         is_attacker = self.combination.attackers(key, event)
         return claimed if is_attacker is None else where_slots(is_attacker, local, claimed)
@@ -543,11 +532,11 @@ class Wire:
         # Of the sum with weights 1 / m, once and not for each client or device.
         deviation = self.privacy.update_noise(cohort) * bound / cohort
         noise_key = jax.random.fold_in(streams.lane_stream(key, "privacy noise"), event.tick)
-        noisy = jax.tree.map(jnp.add, exact, gaussian_like(noise_key, exact, deviation))
+        noisy = jax.tree.map(jnp.add, exact, privacy.gaussian_like(noise_key, exact, deviation))
         if is_adaptive:
             count_key = jax.random.fold_in(streams.lane_stream(key, "privacy count"), event.tick)
             is_present = event.weight > 0
-            moved = next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
+            moved = privacy.next_bound(count_key, self.privacy, bound, is_short, is_present, cohort)
             noisy, moved = keep_if_empty(event, (noisy, moved), (exact, bound))
             return optax.tree.cast_like(noisy, state.server), memo._replace(bound=moved)
         return optax.tree.cast_like(keep_if_empty(event, noisy, exact), state.server), memo
@@ -568,11 +557,11 @@ class Wire:
         exact = weighted_sum(event.weight, self._clipped(event, updates, self.privacy.clip)[0])
         deviation = self.privacy.noise * self.privacy.clip / self.hyper.expected_reports
         noise_key = jax.random.fold_in(streams.lane_stream(key, "privacy noise"), event.tick)
-        noise = gaussian_like(noise_key, exact, deviation)
+        noise = privacy.gaussian_like(noise_key, exact, deviation)
         noises = memo.noises
         if self.has_memory_of_noise:
             # B y = z: y_t = z_t - sum_{j > 0} b_j y_{t-j}.
-            later = square_root_bands(self.privacy.bands)[1:]
+            later = privacy.square_root_bands(self.privacy.bands)[1:]
             noise = jax.tree.map(
                 lambda z, y: z - weighted_sum(jnp.asarray(later, y.dtype), y), noise, noises
             )
@@ -593,7 +582,7 @@ class Wire:
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         self._done |= {"privacy"}
         known, _ = finite(jax.tree.map(base.wide_of, updates), event.clients != EMPTY)
-        return clip_updates(known, bound)
+        return privacy.clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
         """Send the server's new model to the clients.

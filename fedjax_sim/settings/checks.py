@@ -9,18 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.settings import names
 from fedjax_sim.settings.errors import ConfigError
-from fedjax_sim.settings.names import (
-    NOT_GIVEN,
-    default_text,
-    fields,
-    fields_of,
-    groups,
-    idle_of,
-    is_traced,
-    usual_values,
-    value_of,
-)
+from fedjax_sim.settings.names import fields, groups
 
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
@@ -89,7 +80,7 @@ def _refuse_idle(hypers: Sequence[Any], given: Collection[str] | None) -> None:
         return
     kind: type = type(hypers[0])
     held: dict[str, list[Any]] = {}  # Most points of a sweep share a group.
-    for name in idle_of(hypers[0]):
+    for name in names.idle_of(hypers[0]):
         if given is not None and name not in given:
             continue
         top, _, inside = name.partition(".")
@@ -97,13 +88,13 @@ def _refuse_idle(hypers: Sequence[Any], given: Collection[str] | None) -> None:
             found = [getattr(hyper, top) for hyper in hypers]
             held[top] = list({id(value): value for value in found}.values())
         for owner in held[top]:
-            value = value_of(owner, inside) if inside else owner
-            if type(value) in NOT_GIVEN:
+            value = names.value_of(owner, inside) if inside else owner
+            if type(value) in names.NOT_GIVEN:
                 continue
-            if not any(_is_same(value, usual) for usual in usual_values(kind, name)):
-                idle = [idle_of(hyper).get(name) for hyper in hypers]
+            if not any(_is_same(value, usual) for usual in names.usual_values(kind, name)):
+                idle = [names.idle_of(hyper).get(name) for hyper in hypers]
                 if all(idle):
-                    allowed = f"left at {default_text(fields(kind)[name])} {idle[0]}"
+                    allowed = f"left at {names.default_text(fields(kind)[name])} {idle[0]}"
                     raise ConfigError(name, value, allowed)
                 break
 
@@ -125,7 +116,7 @@ def check_left(hyper: Any, values: Mapping[str, Any], why: str) -> None:
       ConfigError: If a setting has another value.
     """
     for name, only in values.items():
-        value = value_of(hyper, name) if name in fields(type(hyper)) else only
+        value = names.value_of(hyper, name) if name in fields(type(hyper)) else only
         if not _is_same(value, only):
             raise ConfigError(name, value, f"{only!r} {why}")
 
@@ -181,14 +172,14 @@ def _check_fields(hyper: Any) -> None:
             raise ConfigError(name, value, allowed)
         if field.metadata["parse"] is int and np.any(np.asarray(value) > MOST_WHOLE):
             raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
-        if is_traced(field) and accepts_numbers(value):
+        if names.is_traced(field) and accepts_numbers(value):
             _check_range(name, value, allowed)
     kind: type = type(hyper)
-    for field in fields_of(kind)[2]:
+    for field in names.fields_of(kind)[2]:
         value = getattr(hyper, field.name)
         if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
-            raise ConfigError(field.name, given, f"left at {default_text(field)}")
+            raise ConfigError(field.name, given, f"left at {names.default_text(field)}")
 
 
 def check_kind(owner: dataclasses.Field, value: Any) -> None:

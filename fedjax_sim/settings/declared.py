@@ -7,17 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.settings.checks import accepts_numbers, check
+from fedjax_sim.settings import checks, names
 from fedjax_sim.settings.errors import Named
-from fedjax_sim.settings.names import (
-    NO_CONDITION,
-    Uses,
-    fields,
-    groups,
-    is_struct,
-    value_of,
-    with_default,
-)
+from fedjax_sim.settings.names import Uses, fields, groups
 
 
 def real(
@@ -29,7 +21,7 @@ def real(
     most: float | None = None,
     simpler_at: tuple[float, ...] = (),
     of_time: bool = False,
-    only_with: Uses = NO_CONDITION,
+    only_with: Uses = names.NO_CONDITION,
 ) -> Any:
     """Declare a traced real number.
 
@@ -55,7 +47,7 @@ def real(
                 and (most is None or value <= most)
             )
         return (
-            accepts_numbers(value)
+            checks.accepts_numbers(value)
             and (above is None or bool(np.all(np.asarray(value) > above)))
             and (least is None or bool(np.all(np.asarray(value) >= least)))
             and (most is None or bool(np.all(np.asarray(value) <= most)))
@@ -82,7 +74,7 @@ def reals(default: float, meaning: str, **limits: Any) -> Any:
     metadata = dict(real(default, meaning, **limits).metadata)
     allowed = metadata["allowed"] + ", or several"
     changed = {"allowed": allowed, "parse": _parse_reals, "is_single": False}
-    return with_default(default, metadata | changed)
+    return names.with_default(default, metadata | changed)
 
 
 def count(
@@ -90,7 +82,7 @@ def count(
     meaning: str,
     *,
     least: int = 1,
-    only_with: Uses = NO_CONDITION,
+    only_with: Uses = names.NO_CONDITION,
     of_problem: bool = False,
     begins: str = "",
 ) -> Any:
@@ -121,7 +113,7 @@ def whole(
     *,
     least: int = 1,
     most: int | None = None,
-    only_with: Uses = NO_CONDITION,
+    only_with: Uses = names.NO_CONDITION,
     begins: str = "",
 ) -> Any:
     """Declare a traced whole number: a count on which no shape depends.
@@ -136,7 +128,7 @@ def whole(
     """
 
     def accepts(value: Any) -> bool:
-        if not accepts_numbers(value):
+        if not checks.accepts_numbers(value):
             return False
         x = np.asarray(value)
         is_within = np.all(x >= least) and (most is None or np.all(x <= most))
@@ -159,7 +151,7 @@ def weights(meaning: str) -> Any:
     def accepts(value: Any) -> bool:
         if value is None:
             return True
-        is_vector = accepts_numbers(value) and np.ndim(value) <= 1
+        is_vector = checks.accepts_numbers(value) and np.ndim(value) <= 1
         return is_vector and bool(np.all(np.asarray(value) > 0))
 
     allowed = "None, one finite number above 0, or one for each client"
@@ -167,7 +159,7 @@ def weights(meaning: str) -> Any:
 
 
 def choice(
-    default: str, options: Iterable[str], meaning: str, *, only_with: Uses = NO_CONDITION
+    default: str, options: Iterable[str], meaning: str, *, only_with: Uses = names.NO_CONDITION
 ) -> Any:
     """Declare a static name out of a few.
 
@@ -183,7 +175,7 @@ def choice(
     return _field(default, meaning, False, accepts, allowed, str, only_with=only_with)
 
 
-def switch(default: bool, meaning: str, *, only_with: Uses = NO_CONDITION) -> Any:
+def switch(default: bool, meaning: str, *, only_with: Uses = names.NO_CONDITION) -> Any:
     """Declare a static yes or no.
 
     Args:
@@ -206,7 +198,7 @@ def static(
     parse: Callable[[str], Any] = str,
     *,
     meaning: str,
-    only_with: Uses = NO_CONDITION,
+    only_with: Uses = names.NO_CONDITION,
 ) -> Any:
     """Declare a static value of any other hashable kind.
 
@@ -221,7 +213,7 @@ def static(
     return _field(default, meaning, False, accepts, allowed, parse, only_with=only_with)
 
 
-def clients_named(meaning: str, *, only_with: Uses = NO_CONDITION) -> Any:
+def clients_named(meaning: str, *, only_with: Uses = names.NO_CONDITION) -> Any:
     """Declare a static tuple of different numbers of clients, by default empty.
 
     As text, they are joined by `+`.
@@ -276,9 +268,9 @@ def part(
 
 def _is_part(value: Any, kind: type) -> bool:
     """Tell whether a value is a struct of a kind, and check its settings."""
-    if not (isinstance(value, kind) and is_struct(type(value))):
+    if not (isinstance(value, kind) and names.is_struct(type(value))):
         return False
-    check(value)
+    checks.check(value)
     return True
 
 
@@ -311,7 +303,7 @@ def group(default: Any, meaning: str, *, without: tuple[str, ...] = ()) -> Any:
       without: Names of settings of the group that the owner leaves at their defaults and hides.
     """
     defaults = {
-        name: with_default(value_of(default, name), field.metadata).default
+        name: names.with_default(names.value_of(default, name), field.metadata).default
         for name, field in fields(type(default)).items()
     }
     metadata = {"group": meaning, "without": without, "pytree_node": True}
@@ -329,7 +321,7 @@ def redefault(owner: type, name: str, default: Any) -> Any:
     for held in groups(owner):
         if held.name == name:
             return group(default, held.metadata["group"], without=held.metadata["without"])
-    return with_default(default, fields(owner)[name].metadata)
+    return names.with_default(default, fields(owner)[name].metadata)
 
 
 def fixed(value: Any) -> Any:
@@ -362,7 +354,7 @@ def _field(
     **further: Any,
 ) -> Any:
     metadata = {"accepts": accepts, "allowed": allowed, "parse": parse, "meaning": meaning}
-    return with_default(default, {**metadata, **further, "pytree_node": is_traced})
+    return names.with_default(default, {**metadata, **further, "pytree_node": is_traced})
 
 
 def _parse_reals(text: str) -> float | tuple[float, ...]:

@@ -9,17 +9,9 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
-from fedjax_sim.settings.checks import check_kind
+from fedjax_sim.settings import checks, names
 from fedjax_sim.settings.errors import ConfigError, UnknownAttributeError
-from fedjax_sim.settings.names import (
-    describe,
-    fields,
-    full_name,
-    groups,
-    is_traced,
-    names_of,
-    value_of,
-)
+from fedjax_sim.settings.names import fields, groups
 
 HyperT = TypeVar("HyperT")
 
@@ -110,7 +102,7 @@ def alternatives(values: Sequence[Any]) -> list[tuple[int, tuple[Any, ...]]]:
 
 def alternatives_in(hyper: Any) -> list[str]:
     """List full names of the settings whose values are one of several alternatives."""
-    values = {name: value_of(hyper, name) for name in fields(type(hyper))}
+    values = {name: names.value_of(hyper, name) for name in fields(type(hyper))}
     return [
         name
         for name, value in values.items()
@@ -138,7 +130,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     init, all_fields = made.__init__, dataclasses.fields(made)
     own = frozenset(field.name for field in all_fields)
     traced, static = (
-        [field.name for field in all_fields if is_traced(field) == it] for it in (True, False)
+        [field.name for field in all_fields if names.is_traced(field) == it] for it in (True, False)
     )
     jax.tree_util.register_dataclass(made, traced, static)
 
@@ -152,7 +144,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     made.__signature__ = _signature_of(made)
     made.__getattr__ = _say_where
     made.__repr__ = _write_changed
-    lines = [f"      {line}" for line in describe(made)]
+    lines = [f"      {line}" for line in names.describe(made)]
     if lines:  # Indented as a class's docstring is, of which `help` removes that.
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "    Settings:", *lines, ""])
     return made
@@ -197,7 +189,7 @@ def _say_where(hyper: Any, name: str) -> Any:
         raise AttributeError(name)
     kind = type(hyper)
     sentence = f"{kind.__qualname__} has no attribute {name!r}"
-    known = names_of(kind)
+    known = names.names_of(kind)
     if name in known:
         raise AttributeError(f"{sentence}; the setting is `{known[name]}`")
     raise UnknownAttributeError(sentence, name, [*known, *(field.name for field in groups(kind))])
@@ -209,12 +201,12 @@ def _in_groups(hyper_type: type, settings: dict[str, Any], own: frozenset[str]) 
     held = {field.name: field for field in groups(hyper_type)}
     given: dict[str, str] = {}
     for name in (name for name in settings if name not in own):
-        full = full_name(hyper_type, name)
+        full = names.full_name(hyper_type, name)
         if given.setdefault(full, name) != name:
             allowed = f"left out with `{given[full]}`, which is the same setting"
             raise ConfigError("setting name", name, allowed)
         owner, _, rest = full.partition(".")
         inside = sorted_in.get(owner, held[owner].default)
-        check_kind(held[owner], inside)
+        checks.check_kind(held[owner], inside)
         sorted_in[owner] = inside.replace(**{rest: settings[name]})
     return sorted_in

@@ -40,20 +40,9 @@ from fedjax_sim.server import Reports
 from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
+from fedjax_sim.timelines import live, presets
 from fedjax_sim.timelines.delays.devices import close
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Clock,
-    Instant,
-    Live,
-    LiveCohorts,
-    Shown,
-    Sizes,
-    live_rounds,
-    with_clock,
-)
-from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.rounds.synchronous import rounds_within
 from fedjax_sim.types import EMPTY, Array, Hints, Key
 
@@ -117,30 +106,30 @@ class Memory(NamedTuple):
 
     steps: Array
     first_loss: Array
-    due: Instant
+    due: live.Instant
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Any, hyper: Hyper) -> live.Clock:
     """Bind AdaComm's clock."""
     settings, counts = hyper.communication, jnp.asarray(problem.counts)
 
     def first(hyper: Hyper, drawn: Any) -> Memory:
         unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
-        return Memory(jnp.int32(hyper.local_steps), unknown, Instant.at(settings.adapt_every))
+        return Memory(jnp.int32(hyper.local_steps), unknown, live.Instant.at(settings.adapt_every))
 
     def draw(key: Key, number: Array) -> Array:
         round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
         drawn = jax.random.permutation(round_key, hyper.num_clients)[: hyper.num_asked]
         return drawn.astype("int32")
 
-    def select(key: Key, now: Choosing) -> Asked:
+    def select(key: Key, now: live.Choosing) -> live.Asked:
         clients, steps = now.drawn, now.memory.steps
         if settings.pace == "speed":
             rate = now.devices.speeds.rate[clients]
             steps = _rounded_down(steps * (rate / rate.max())).astype("int32")
-        return Asked(clients, steps=steps, share=hyper.share(counts, clients))
+        return live.Asked(clients, steps=steps, share=hyper.share(counts, clients))
 
-    def learn(key: Key, shown: Shown) -> Memory:
+    def learn(key: Key, shown: live.Shown) -> Memory:
         steps, first_loss, due = shown.memory
         is_there, now = shown.event.clients != EMPTY, shown.round.now
         loss = jnp.where(is_there, shown.seen.mean, 0).sum() / jnp.maximum(is_there.sum(), 1)
@@ -162,7 +151,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
 
     sizes = {"num_used": hyper.num_selected, "most_steps": hyper.local_steps}
-    return live_rounds(hyper, select, **sizes, draw=draw, first=first, learn=learn)
+    return live.live_rounds(hyper, select, **sizes, draw=draw, first=first, learn=learn)
 
 
 def _rounded_down(steps: Array) -> Array:
@@ -173,12 +162,12 @@ def _rounded_down(steps: Array) -> Array:
     return jnp.maximum(jnp.floor(steps * (1 + close(steps))), 1)
 
 
-system = with_clock(
+system = live.with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps), clock),
+    live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="adacomm",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="federated averaging with fewer local steps as the loss falls",
     hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),

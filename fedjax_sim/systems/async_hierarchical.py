@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import timelines, trees
+from fedjax_sim import timelines, trees, types
 from fedjax_sim.compression import Identity
 from fedjax_sim.server import (
     EdgeTraining,
@@ -47,20 +47,7 @@ from fedjax_sim.server import (
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, group, real, struct
 from fedjax_sim.timelines import GroupArrivals, presets
-from fedjax_sim.types import (
-    Algorithm,
-    Event,
-    Fit,
-    Hints,
-    Key,
-    Leaf,
-    Messages,
-    Plan,
-    Problem,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Problem
 
 
 @struct
@@ -88,7 +75,7 @@ class Hyper(GroupArrivals, EdgeTraining):
             raise ConfigError("messages.error_feedback", True, allowed)
 
 
-def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
+def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     """Schedule reports of groups; the weight of a slot is c_i."""
     schedule = timelines.schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
@@ -103,17 +90,17 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     return schedule._replace(weight=total * rule)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Versioned, types.Work]:
     """Bind asynchronous hierarchical learning to a problem."""
     train = edge_training(problem, hyper, plan)
     wire = edge_wire(problem, hyper, plan, can_repeat=True)
 
-    def init(key: Key) -> Versioned:
+    def init(key: types.Key) -> Versioned:
         server = problem.init(key)
         memo = first_memo(problem, hyper, plan, server)
         return wire.first_version(server)._replace(memo=memo)
 
-    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+    def step(key: types.Key, state: Versioned, event: types.Event) -> tuple[Versioned, types.Work]:
         start = stale_models(state, event)  # x^v
         # A group's iterations before a round number its rounds.
         groups, memo, work = train(key, event, state.memo, starts=start, draws=event.offset)
@@ -126,7 +113,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+def count_bits(
+    problem: Problem, hyper: Hyper, timeline: types.Timeline
+) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits that groups and the global server send at each tick, `i64[T]` each."""
     model = trees.shapes_of_model(problem)
     reports = (timeline.clients >= 0).sum(axis=1, dtype=np.int64)
@@ -135,14 +124,14 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
 
 
 paper = presets.preset(Hyper, presets.GROUPS)
-system = System(
+system = types.System(
     "async_hierarchical",
     Hyper,
     timeline,
     algorithm,
     "groups with local servers that report one by one; the global server mixes what has arrived",
     can_repeat=True,
-    messages=Messages(
+    messages=types.Messages(
         member_bits,
         count_bits,
         further=count_client_bits,
@@ -150,7 +139,7 @@ system = System(
         relies_on=RELIED_ON,
         check=check_edges,
     ),
-    hints=Hints(timelines.group_arrivals_within, iteration_examples),
-    fit=Fit(complete=timelines.complete_groups),
+    hints=types.Hints(timelines.group_arrivals_within, iteration_examples),
+    fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,
 )

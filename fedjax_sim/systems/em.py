@@ -16,21 +16,7 @@ from fedjax_sim.clients import Expectation, local_expectation
 from fedjax_sim.server import broadcast_bits, keep_if_empty, weighted_sum
 from fedjax_sim.settings import fixed, redefault, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Fit,
-    Hints,
-    Key,
-    LatentProblem,
-    Leaf,
-    Messages,
-    Plan,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm
 
 
 @struct
@@ -49,17 +35,19 @@ class State(NamedTuple):
       server: Expected statistics S_k, `f[q]`.
     """
 
-    server: Array
+    server: types.Array
 
 
-def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(
+    problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
+) -> Algorithm[State, types.Work]:
     """Bind EM to a problem."""
     expect = local_expectation(problem, hyper, plan)
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         return State(problem.init(key))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         is_present = event.clients >= 0
         natural = problem.natural(problem.maximise(state.server))
         means, work = expect(key, event, natural, is_full=True, works=is_present)
@@ -70,7 +58,9 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
     return Algorithm(init, step, model=lambda state: state.server)
 
 
-def count_bits(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+def count_bits(
+    problem: types.LatentProblem, hyper: Hyper, timeline: types.Timeline
+) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits sent at each tick, `i64[T]` each: statistics up, S and theta down."""
     message = types.full_precision_bits(trees.shapes_of_model(problem))
     up = (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * message
@@ -78,15 +68,15 @@ def count_bits(problem: LatentProblem, hyper: Hyper, timeline: Timeline) -> tupl
 
 
 paper = presets.preset(Hyper, {**presets.EM, "batch_size": 200})
-system = System(
+system = types.System(
     "em",
     Hyper,
     schedule_coin_rounds,
     algorithm,
     "classical expectation maximisation: every round uses all examples of all clients",
     overshoot=False,
-    messages=Messages(per_tick=count_bits),
-    hints=Hints(lambda hyper, time: time / hyper.round_length),
-    fit=Fit(LatentProblem),
+    messages=types.Messages(per_tick=count_bits),
+    hints=types.Hints(lambda hyper, time: time / hyper.round_length),
+    fit=types.Fit(types.LatentProblem),
     paper=paper,
 )

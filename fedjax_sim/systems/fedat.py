@@ -42,19 +42,9 @@ from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.settings import ConfigError, count, real, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
-from fedjax_sim.timelines import Clients, cohorts, presets
+from fedjax_sim.timelines import Clients, cohorts, live, presets
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
-from fedjax_sim.timelines.live import (
-    Clock,
-    Drawn,
-    Flights,
-    Instant,
-    Live,
-    Received,
-    Sizes,
-    begin_work,
-    with_clock,
-)
+from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Hints, Key, Params, Plan, Problem, Work
@@ -137,7 +127,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         lot = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
         drawn, clients = jax.lax.top_k(jnp.where(may, lot, -1), hyper.num_selected)
         is_there = drawn >= 0
-        work = begin_work(devices, clients, carried.turns[clients], now, version)
+        work = live.begin_work(devices, clients, carried.turns[clients], now, version)
         work = work._replace(client=jnp.where(is_there, clients, EMPTY).astype("int32"))
         # The round ends with its last report; the first ones of instants have the larger value.
         last = jnp.where(is_there, work.ends.value, -jnp.inf).max()
@@ -242,7 +232,7 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
     return time * hyper.num_tiers * hyper.delays.mean_rate / hyper.times_per_update
 
 
-system = with_clock(
+system = live.with_clock(
     fedbuff.system,
     Live(
         lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True),

@@ -32,27 +32,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import streams, targets
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
-from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
-from fedjax_sim.targets import put_all
+from fedjax_sim.timelines import live, presets
 from fedjax_sim.timelines.delays.devices import Devices, mean_times
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Clock,
-    Instant,
-    Live,
-    LiveCohorts,
-    Shown,
-    Sizes,
-    live_rounds,
-    with_clock,
-)
+from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import times_of_work
-from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
 from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Work
 
@@ -148,7 +136,7 @@ class Memory(NamedTuple):
     losses: Array
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Any, hyper: Hyper) -> live.Clock:
     """Bind FedCS's clock."""
     settings, num_clients = hyper.choice, hyper.num_clients
     num_candidates = settings.num_candidates or hyper.num_selected
@@ -166,10 +154,10 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
+        round_key = jax.random.fold_in(streams.lane_stream(key, "choice"), number)
         return jax.random.permutation(round_key, num_clients)[:num_candidates]
 
-    def select(key: Key, now: Choosing) -> Asked:
+    def select(key: Key, now: live.Choosing) -> live.Asked:
         memory = now.memory
         expected = expected_times(now.devices, now.round.now)
         known = jnp.where(jnp.isnan(memory.taken), expected, memory.taken)
@@ -181,20 +169,20 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
         deadline = jnp.maximum(deadline, -wait[0]) * (1 + ROUNDING)
         clients = jnp.where(-wait <= deadline, fastest, EMPTY)
-        return Asked(
+        return live.Asked(
             clients,
             share=hyper.share(counts, clients),
             deadline=deadline,
             memory=memory._replace(asked=clients, deadline=deadline.astype(memory.deadline.dtype)),
         )
 
-    def learn(key: Key, shown: Shown) -> Memory:
+    def learn(key: Key, shown: live.Shown) -> Memory:
         memory, reporters = shown.memory, shown.event.clients
         is_in = reporters != EMPTY
         asked, who = (jnp.where(x == EMPTY, num_clients, x) for x in (memory.asked, reporters))
         # Who was asked has taken at least as long as the server waited, unless the report is in.
         least = jnp.fmax(memory.taken[memory.asked], memory.deadline)
-        taken = put_all(put_all(memory.taken, asked, least), who, shown.taken)
+        taken = targets.put_all(targets.put_all(memory.taken, asked, least), who, shown.taken)
         memory = memory._replace(taken=taken)
         if settings.follows == "times":
             return memory
@@ -212,10 +200,10 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
 
     used = hyper.num_selected
-    return live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
+    return live.live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
 
 
-def expected_times(devices: Devices, now: Instant) -> Array:
+def expected_times(devices: Devices, now: live.Instant) -> Array:
     """Compute how long clients expect to take if they are asked now: `f[N]`.
 
     Args:
@@ -231,12 +219,12 @@ def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Wor
     return (seeing_losses(fedavg.algorithm) if is_told else fedavg.algorithm)(problem, hyper, plan)
 
 
-system = with_clock(
+system = live.with_clock(
     fedavg.system,
-    Live(lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock),
+    live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock),
     name="fedcs",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=algorithm,
     summary="as many clients as are expected before a deadline that follows what was observed",
 )

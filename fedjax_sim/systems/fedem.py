@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from fedjax_sim import types
 from fedjax_sim.clients import Expectation, check_batch_size, local_expectation
 from fedjax_sim.server import (
     Approximation,
@@ -34,18 +35,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import choice, group, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Fit,
-    Hints,
-    Key,
-    LatentProblem,
-    Plan,
-    System,
-    Work,
-)
+from fedjax_sim.types import Algorithm
 
 
 @struct
@@ -72,31 +62,33 @@ class State(NamedTuple):
       batches: Mini-batches, or full passes, of single clients so far, `i32[]`.
     """
 
-    server: Array
+    server: types.Array
     memory: Memory
-    field: Array
-    random: Array
-    passes: Array
-    batches: Array
+    field: types.Array
+    random: types.Array
+    passes: types.Array
+    batches: types.Array
 
 
-def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(
+    problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
+) -> Algorithm[State, types.Work]:
     """Bind FedEM to a problem."""
     expect = local_expectation(problem, hyper, plan)
     is_full = hyper.batches == "full"
 
-    def fields(server: Array) -> Array:
+    def fields(server: types.Array) -> types.Array:
         """Compute h_i(S) of all clients: `f[N, q]`."""
         natural = problem.natural(problem.maximise(server))
         return problem.client_statistics(natural) - server[None]
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         server = problem.init(key)
         memory = first_memory(hyper.memories, fields(server))
         passes = jnp.asarray(hyper.memories.starts_known, "int32")
         return State(server, memory, memory.server, server, passes, jnp.asarray(0, "int32"))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         # E-steps at the server's statistics.
         active = event.weight > 0  # B_{k+1,i}
         natural = problem.natural(problem.maximise(state.server))  # theta_k = T(S_k)
@@ -114,7 +106,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
             state.batches + counted.sum(dtype="int32"),
         ), work
 
-    def metrics(state: State) -> dict[str, Array]:
+    def metrics(state: State) -> dict[str, types.Array]:
         error = state.memory.clients - fields(state.server)
         per_batch = hyper.batch_size / problem.counts.sum()
         of_all = state.batches / problem.counts.shape[0]
@@ -128,7 +120,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
 
 
 paper = presets.preset(Hyper, presets.EM)
-system = System(
+system = types.System(
     "fedem",
     Hyper,
     schedule_coin_rounds,
@@ -136,7 +128,7 @@ system = System(
     "expectation maximisation on compressed differences of expected statistics, with memories",
     overshoot=False,
     messages=memory_messages,
-    hints=Hints(lambda hyper, time: time / hyper.round_length),
-    fit=Fit(LatentProblem, check_batch_size),
+    hints=types.Hints(lambda hyper, time: time / hyper.round_length),
+    fit=types.Fit(types.LatentProblem, check_batch_size),
     paper=paper,
 )

@@ -65,8 +65,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, trees, types
-from fedjax_sim.clients import read_clients, write_clients
+from fedjax_sim import batching, clients, timelines, trees, types
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import (
     EdgeTraining,
@@ -81,29 +80,8 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.server.report_settings import RELIED_ON
 from fedjax_sim.settings import ConfigError, struct, switch
-from fedjax_sim.timelines import (
-    complete_groups,
-    group_rounds_within,
-    list_members,
-    schedule_group_rounds,
-)
-from fedjax_sim.timelines.presets import GROUPS, preset
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Fit,
-    Hints,
-    Key,
-    Leaf,
-    Messages,
-    Params,
-    Plan,
-    Problem,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.timelines import list_members, presets
+from fedjax_sim.types import Algorithm, Problem
 
 
 @struct
@@ -139,29 +117,29 @@ class State(NamedTuple):
       memo: What both sides remember of messages.
     """
 
-    server: Params
-    groups: Params
+    server: types.Params
+    groups: types.Params
     memo: Memo
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind hierarchical learning to a problem."""
     train = edge_training(problem, hyper, plan)
     wire = edge_wire(problem, hyper, plan)
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         server = problem.init(key)
         memo = first_memo(problem, hyper, plan, server)
         return State(server, batching.replicate(server, hyper.num_groups), memo)
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         num_slots = event.clients.shape[0]
         # At the first tick of a round the groups take the server's model, later they go
         # on.
         first_tick = event.version.max()  # of the round
         is_start = first_tick == event.tick
         is_last = event.tick == first_tick + hyper.clock.ticks_per_round - 1
-        begun = read_clients(state.groups, event.clients)
+        begun = clients.read_clients(state.groups, event.clients)
         known = batching.replicate(wire.received(state), num_slots)
         start = jax.tree.map(  # x_i^{u,0} = x^u
             lambda x, y: jnp.where(is_start, x, y), known, begun
@@ -176,9 +154,9 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         # The server's model is sent at the end of a round.
         published = wire.publish(key, event, memo, server)
         memo = jax.tree.map(lambda new, old: jnp.where(is_last, new, old), published, memo)
-        return State(server, write_clients(state.groups, event.clients, groups), memo), work
+        return State(server, clients.write_clients(state.groups, event.clients, groups), memo), work
 
-    def metrics(state: State) -> dict[str, Array]:
+    def metrics(state: State) -> dict[str, types.Array]:
         if not hyper.group_metrics:
             return {}
         of_groups = jax.lax.map(problem.evaluate, state.groups)
@@ -188,13 +166,15 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
             for i in range(hyper.num_groups)
         }
 
-    def client_models(state: State) -> tuple[Params, Array]:
+    def client_models(state: State) -> tuple[types.Params, types.Array]:
         return state.groups, jnp.asarray(list_members(hyper).size)
 
     return wire.algorithm(init, step, metrics=metrics, client_models=client_models)
 
 
-def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+def count_bits(
+    problem: Problem, hyper: Hyper, timeline: types.Timeline
+) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits that groups and the global server send at each tick, `i64[T]` each.
 
     A model goes up from each group, and one or its change down to it, at the last tick of every
@@ -209,14 +189,14 @@ def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf
     return messages * up, messages * down
 
 
-paper = preset(Hyper, GROUPS)
-system = System(
+paper = presets.preset(Hyper, presets.GROUPS)
+system = types.System(
     "hierarchical",
     Hyper,
-    schedule_group_rounds,
+    timelines.schedule_group_rounds,
     algorithm,
     "groups with local servers iterate until a sync time; their scaled progress is averaged",
-    messages=Messages(
+    messages=types.Messages(
         member_bits,
         count_bits,
         further=count_client_bits,
@@ -224,7 +204,7 @@ system = System(
         relies_on=RELIED_ON,
         check=check_edges,
     ),
-    hints=Hints(group_rounds_within, iteration_examples),
-    fit=Fit(complete=complete_groups),
+    hints=types.Hints(timelines.group_rounds_within, iteration_examples),
+    fit=types.Fit(complete=timelines.complete_groups),
     paper=paper,
 )

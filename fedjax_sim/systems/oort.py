@@ -35,25 +35,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim import settings, streams
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports
-from fedjax_sim.settings import Checked, count, group, real, struct
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.settings import Checked, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put, put_all
+from fedjax_sim.timelines import live, presets
 from fedjax_sim.timelines.delays.devices import mean_times
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Clock,
-    Live,
-    LiveCohorts,
-    Shown,
-    Sizes,
-    live_rounds,
-    with_clock,
-)
-from fedjax_sim.timelines.presets import FAVANO, preset
+from fedjax_sim.timelines.live import Asked, Choosing, Clock, Live, LiveCohorts, Shown, Sizes
 from fedjax_sim.types import EMPTY, Array, Key
 
 UTILITY_CLIP = 0.95
@@ -64,34 +54,34 @@ UTILITY_CLIP = 0.95
 class Choice(Checked):
     """Settings of Oort's choice."""
 
-    exploring: float = real(
+    exploring: float = settings.real(
         0.9, "Share of the cohort in the first round that was never asked.", least=0, most=1
     )
-    exploring_decay: float = real(
+    exploring_decay: float = settings.real(
         0.98, "Factor of that share from round to round.", least=0, most=1
     )
-    exploring_least: float = real(0.2, "Least value of that share.", least=0, most=1)
-    time_penalty: float = real(
+    exploring_least: float = settings.real(0.2, "Least value of that share.", least=0, most=1)
+    time_penalty: float = settings.real(
         2.0,
         "Exponent by which work longer than the preferred time counts for less, alpha.",
         least=0,
     )
-    cutoff: float = real(
+    cutoff: float = settings.real(
         0.95,
         "Share of the utility of the last client needed that others must have to be drawn, c.",
         above=0,
         most=1,
     )
-    preferred: float = real(
+    preferred: float = settings.real(
         0.3,
         "Quantile of the times taken that is the preferred time of a round, in the beginning.",
         above=0,
         most=1,
     )
-    pacer_step: float = real(
+    pacer_step: float = settings.real(
         0.1, "By how much that quantile grows when utility falls, Delta.", least=0, most=1
     )
-    pacer_window: int = count(
+    pacer_window: int = settings.count(
         20, "Rounds after which the pacer looks at utility, W.", begins="the pacer"
     )
 
@@ -101,7 +91,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Oort: rounds, local training, messages, and the choice."""
 
     tells_losses = True
-    choice: Choice = group(Choice(), "whom the server asks")
+    choice: Choice = settings.group(Choice(), "whom the server asks")
 
 
 class Memory(NamedTuple):
@@ -139,7 +129,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         return Memory(nothing, never, nothing, preferred, recent, jnp.int32(0), jnp.bool_(False))
 
     def draw(key: Key, number: Array) -> Array:
-        round_key = jax.random.fold_in(lane_stream(key, "choice"), number)
+        round_key = jax.random.fold_in(streams.lane_stream(key, "choice"), number)
         return jax.random.gumbel(round_key, (2, hyper.num_clients), float)
 
     def select(key: Key, now: Choosing) -> Asked:
@@ -188,7 +178,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         return Memory(utility, last, taken, preferred, recent, number, memory.is_round)
 
     used = hyper.num_selected
-    return live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
+    return live.live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
 
 
 def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
@@ -216,12 +206,12 @@ def sizes(hyper: Hyper) -> Sizes:
     return Sizes(hyper.num_selected, hyper.local_steps, is_full=hyper.misses_nobody, is_even=True)
 
 
-system = with_clock(
+system = live.with_clock(
     fedavg.system,
     Live(sizes, clock),
     name="oort",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="guided choice of clients: useful and fast ones, in rounds that follow from it",
 )

@@ -48,19 +48,9 @@ from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
-from fedjax_sim.timelines import Clients, cohorts, presets
+from fedjax_sim.timelines import Clients, cohorts, live, presets
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
-from fedjax_sim.timelines.live import (
-    Clock,
-    Drawn,
-    Flights,
-    Instant,
-    Live,
-    Received,
-    Sizes,
-    begin_work,
-    with_clock,
-)
+from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
 from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
@@ -224,7 +214,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         devices, start, zero = devices_of(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
         order = jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
         clients = order[: hyper.concurrency]
-        flights = begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
+        flights = live.begin_work(devices, clients, jnp.zeros_like(clients), start, zero)
         nothing, never = jnp.zeros(num, kind), jnp.zeros(num, "int32")
         known = Known(nothing, jnp.zeros((num, hyper.choice.window), kind), never, nothing)
         return Pace(start, zero, zero, never.at[clients].set(1), flights, known, drawn)
@@ -254,7 +244,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
             free = pace.flights._replace(client=put(pace.flights.client, place, EMPTY))
             pace = pace._replace(known=pace.known._replace(latency=latency), flights=free)
             client = best_client(key, devices, pace, done.ends)
-            work = begin_work(devices, client, pace.turns[client], done.ends, pace.tick)
+            work = live.begin_work(devices, client, pace.turns[client], done.ends, pace.tick)
             pace = pace._replace(
                 event=pace.event + 1,
                 turns=put(pace.turns, client, pace.turns[client] + 1),
@@ -309,7 +299,7 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
     return time * hyper.concurrency * hyper.delays.mean_rate / hyper.times_per_update
 
 
-system = with_clock(
+system = live.with_clock(
     fedbuff.system,
     Live(
         lambda hyper: Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True),

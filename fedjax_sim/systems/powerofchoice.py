@@ -26,24 +26,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import settings, trees
 from fedjax_sim.clients import LastingTraining, losses_of
 from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_counts import downlink_of_slots, report_messages
-from fedjax_sim.settings import ConfigError, choice, count, is_known, real, struct
+from fedjax_sim.settings import ConfigError, choice, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Clock,
-    Live,
-    LiveCohorts,
-    Sizes,
-    live_rounds,
-    with_clock,
-)
-from fedjax_sim.timelines.presets import FAVANO, preset
-from fedjax_sim.trees import shapes_of_model
+from fedjax_sim.timelines import live, presets
+from fedjax_sim.timelines.live import Asked, Choosing, Clock, Live, LiveCohorts, Sizes
 from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_precision_bits
 
 
@@ -52,14 +43,14 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
     tells_losses = True
-    num_chosen: int = count(3, "Candidates with the largest losses, which train, m.")
+    num_chosen: int = settings.count(3, "Candidates with the largest losses, which train, m.")
     candidates: str = choice(
         "uniform",
         ("uniform", "by_examples"),
         'Who is a candidate. "uniform": a uniform set of clients. "by_examples": chances in '
         "proportion to numbers of examples.",
     )
-    loss_time: float = real(
+    loss_time: float = settings.real(
         0.0,
         "Time that it takes to learn the candidates' losses, in units of virtual time.",
         least=0,
@@ -108,7 +99,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         share = hyper.share(counts, chosen)
         return Asked(chosen, None, share, None, executed, needed, takes=hyper.loss_time)
 
-    return live_rounds(hyper, select, num_used=hyper.num_chosen, draw=draw)
+    return live.live_rounds(hyper, select, num_used=hyper.num_chosen, draw=draw)
 
 
 def count_bits_of_clients(
@@ -120,10 +111,10 @@ def count_bits_of_clients(
       The bits that each slot's client sends and receives, `i64[T, S]` each, and those that the
       candidates send and receive together who stand in no slot, `i64[T, 2]`.
     """
-    model = shapes_of_model(problem)
+    model = trees.shapes_of_model(problem)
     is_chosen = timeline.clients != EMPTY
     num_chosen = is_chosen.sum(axis=1, dtype=np.int64)
-    nothing_is_lost = not hyper.delays.loses_updates and is_known(hyper.clock.deadline, 0)
+    nothing_is_lost = not hyper.delays.loses_updates and settings.is_known(hyper.clock.deadline, 0)
     # Then fewer reports than are asked for are those of all candidates.
     is_short = nothing_is_lost & (num_chosen < hyper.num_chosen)
     num_others = np.where(is_short, 0, hyper.num_selected - num_chosen)
@@ -158,12 +149,12 @@ def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
     check_numbers(hyper, timeline, most=hyper.num_chosen)
 
 
-system = with_clock(
+system = live.with_clock(
     fedavg.system,
     Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     summary="federated averaging of the candidates with the largest losses",
     messages=report_messages()._replace(
         per_tick=count_bits, by_client=bits_by_client, check=check_chosen

@@ -20,27 +20,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import replicate
+from fedjax_sim import batching, types
 from fedjax_sim.clients import LocalTraining, local_training, read_rows, write_clients
 from fedjax_sim.compression import Identity, messages
 from fedjax_sim.compression.messages import Compression
 from fedjax_sim.server import COMBINED, Robust, check_numbers, combination_of
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, presets, schedule_contacts
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Hints,
-    Key,
-    Messages,
-    Params,
-    Plan,
-    Problem,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Problem
 
 
 @struct
@@ -61,33 +48,33 @@ class State(NamedTuple):
         compression.
     """
 
-    server: Params
-    clients: Params
-    known: Params
+    server: types.Params
+    clients: types.Params
+    known: types.Params
 
 
-def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
+def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     """Schedule periodic contacts, the same as FAVANO's from the same key."""
     return schedule_contacts(key, hyper, num_ticks)[0]
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
     is_compressed = not isinstance(hyper.compression, Identity)
     combination = combination_of(hyper, problem.counts.shape[0])
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         server = problem.init(key)
-        clients = replicate(server, problem.counts.shape[0])
+        clients = batching.replicate(server, problem.counts.shape[0])
         return State(server, clients, clients if is_compressed else ())
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         is_present = event.clients >= 0
         rows = jnp.maximum(event.clients, 0)
         start, known = read_rows(state.clients, rows), read_rows(state.known, rows)
         local, work = train(key, event, starts=start)  # y[i], after min(E, K) steps, not scaled
-        sent = replicate(state.server, event.clients.shape[0])
+        sent = batching.replicate(state.server, event.clients.shape[0])
         seen = messages.decode_messages(
             hyper.compression, key, event, known, sent, way="down"
         )  # v[i]
@@ -104,7 +91,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         clients = write_clients(state.clients, event.clients, mixed)
         return State(server, clients, write_clients(state.known, event.clients, known)), work
 
-    def client_models(state: State) -> tuple[Params, Array]:
+    def client_models(state: State) -> tuple[types.Params, types.Array]:
         return state.clients, jnp.ones(problem.counts.shape)
 
     return Algorithm(
@@ -112,25 +99,25 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     )
 
 
-def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
+def message_bits(params: types.Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a message to the server and of one from it."""
     up = hyper.aggregator.chosen.message_bits(hyper.compression, params)
     return up, messages.count_message_bits(hyper.compression, params)
 
 
 paper = presets.preset(Hyper, presets.FAVANO)
-system = System(
+system = types.System(
     "quafl",
     Hyper,
     timeline,
     algorithm,
     "periodic contacts; clients mix the server's model into their own",
     overshoot=False,
-    messages=Messages(
+    messages=types.Messages(
         message_bits,
         relies_on=RELIED_ON,
         check=check_numbers,
     ),
-    hints=Hints(lambda hyper, time: time / hyper.period),
+    hints=types.Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )

@@ -56,33 +56,12 @@ from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_counts import downlink_of_slots
 from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.timelines import Clients, cohorts, presets
+from fedjax_sim.timelines import Clients, cohorts, live, presets
 from fedjax_sim.timelines.delays.devices import is_lost
-from fedjax_sim.timelines.live import (
-    Clock,
-    Drawn,
-    Flights,
-    Instant,
-    Live,
-    Received,
-    Sizes,
-    begin_work,
-    with_clock,
-)
+from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import are_in_time, check_clients
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Hints,
-    Key,
-    Leaf,
-    Params,
-    Plan,
-    Problem,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Problem
 
 
 @struct
@@ -112,7 +91,7 @@ class Hyper(Clients, LocalTraining, Reports):
         super().check_together()
         check_clients(self, are_distinct=True)
 
-    def share(self, counts: Array) -> Array:
+    def share(self, counts: types.Array) -> types.Array:
         """Compute the weights of the clients, which sum to 1: `f[N]`.
 
         Args:
@@ -137,12 +116,12 @@ class Rounds(NamedTuple):
     """
 
     now: Instant
-    tick: Array
-    turns: Array
+    tick: types.Array
+    turns: types.Array
     work: Flights
-    has_reported: Array
-    was_picked: Array
-    has_crashed: Array
+    has_reported: types.Array
+    was_picked: types.Array
+    has_crashed: types.Array
     drawn: Drawn
 
 
@@ -151,25 +130,25 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     num, quota, share = hyper.num_clients, hyper.num_selected, hyper.share(problem.counts)
     everyone = jnp.arange(num, dtype="int32")
 
-    def init(key: Key) -> Rounds:
+    def init(key: types.Key) -> Rounds:
         drawn = draw_clients(key, hyper)
         work, none = Flights.none(num, drawn.speeds.rate), jnp.zeros(num, bool)
         start, zero = Instant.at(0.0), jnp.int32(0)
         # Everyone is up to date.
         return Rounds(start, zero, jnp.zeros(num, "int32"), work, ~none, none, none, drawn)
 
-    def distribute(key: Key, carried: Rounds) -> Rounds:
+    def distribute(key: types.Key, carried: Rounds) -> Rounds:
         """Let the clients begin that are up to date or deprecated, or that crashed."""
         devices = devices_of(key, hyper, carried.drawn)
         is_deprecated = carried.tick - carried.work.version >= hyper.lag_tolerance
         is_synced = carried.has_reported | is_deprecated
         begins = is_synced | carried.has_crashed
         version = jnp.where(is_synced, carried.tick, carried.work.version)
-        new = begin_work(devices, everyone, carried.turns, carried.now, version)
+        new = live.begin_work(devices, everyone, carried.turns, carried.now, version)
         work = jax.tree.map(lambda a, b: jnp.where(begins, a, b), new, carried.work)
         return carried._replace(work=work, turns=carried.turns + begins)
 
-    def next_round(key: Key, carried: Rounds, state: Any) -> tuple[Rounds, Received]:
+    def next_round(key: types.Key, carried: Rounds, state: Any) -> tuple[Rounds, Received]:
         devices, carried = devices_of(key, hyper, carried.drawn), distribute(key, carried)
         work, now = carried.work, carried.now
         lost = is_lost(devices, everyone, work.number)
@@ -203,7 +182,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
         return after, received
 
-    def in_use(carried: Rounds) -> Array:
+    def in_use(carried: Rounds) -> types.Array:
         """List the newest versions: who works from an older one is deprecated."""
         return jnp.maximum(carried.tick - jnp.arange(hyper.lag_tolerance), types.EMPTY)
 
@@ -221,24 +200,24 @@ class State(NamedTuple):
       base: `i32[N]`, version of the global model that each client has.
     """
 
-    server: Params
-    versions: Params
+    server: types.Params
+    versions: types.Params
     memo: Memo
-    cache: Params
-    base: Array
+    cache: types.Params
+    base: types.Array
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind SAFA to a problem."""
     train = local_training(problem, hyper, plan)
     wire, share = Wire(problem, hyper, plan), hyper.share(problem.counts)
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         first = wire.first_version(problem.init(key))
         cache = batching.replicate(first.server, hyper.num_clients)
         return State(*first, cache, jnp.zeros(hyper.num_clients, "int32"))
 
-    def step(key: Key, state: State, event: Any) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: Any) -> tuple[State, types.Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
@@ -260,7 +239,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return wire.algorithm(init, step)
 
 
-def handed_out(hyper: Hyper, timeline: Timeline) -> Timeline:
+def handed_out(hyper: Hyper, timeline: types.Timeline) -> types.Timeline:
     """Return who receives the global model as each round begins, in a slot for each client.
 
     Args:
@@ -279,7 +258,9 @@ def handed_out(hyper: Hyper, timeline: Timeline) -> Timeline:
     return timeline._replace(clients=clients, version=np.broadcast_to(tick, clients.shape))
 
 
-def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+def count_bits_of_clients(
+    problem: Any, hyper: Hyper, timeline: types.Timeline
+) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits that each client sends and receives at each tick: `i64[T, N]` each."""
     model = trees.shapes_of_model(problem)
     up = np.zeros((len(timeline.time), hyper.num_clients), np.int64)
@@ -289,7 +270,9 @@ def count_bits_of_clients(problem: Any, hyper: Hyper, timeline: Timeline) -> tup
     return up, downlink_of_slots(hyper, timeline, model, handed_out(hyper, timeline))
 
 
-def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+def count_bits(
+    problem: Any, hyper: Hyper, timeline: types.Timeline
+) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each."""
     up, down = count_bits_of_clients(problem, hyper, timeline)
     return up.sum(axis=1), down.sum(axis=1)
@@ -307,7 +290,7 @@ def ticks_within(hyper: Hyper, time: float) -> Any:
     return time * share * hyper.delays.mean_rate / hyper.times_per_update
 
 
-system = with_clock(
+system = live.with_clock(
     fedbuff.system,
     Live(
         lambda hyper: Sizes(
@@ -324,6 +307,6 @@ system = with_clock(
     messages=report_messages(has_weights=False)._replace(
         per_tick=count_bits, by_client=lambda *lane: sum(count_bits_of_clients(*lane))
     ),
-    hints=Hints(ticks_within),
+    hints=types.Hints(ticks_within),
 )
 paper = system.paper

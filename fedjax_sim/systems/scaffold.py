@@ -22,16 +22,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim.batching import replicate
-from fedjax_sim.clients import (
-    ABOUT_TRAINING,
-    ClientTraining,
-    LocalTraining,
-    WholeGradients,
-    gradients_at,
-    local_training,
-)
-from fedjax_sim.clients.rows import read_clients, write_clients
+from fedjax_sim import batching, clients
+from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, local_training, rows
 from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages
 from fedjax_sim.settings import choice, group, real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
@@ -44,7 +36,7 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
 
     gradient_setting = "control"
     training: ClientTraining = group(
-        ClientTraining(), ABOUT_TRAINING, without=("optimizer", "optimizer_state")
+        ClientTraining(), clients.ABOUT_TRAINING, without=("optimizer", "optimizer_state")
     )
     control: str = choice(
         "steps",
@@ -58,19 +50,19 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind SCAFFOLD to a problem."""
     share, wire = hyper.shares(problem.counts), Wire(problem, hyper, plan)
-    gradient_at = gradients_at(problem, hyper, plan, is_exact=hyper.control == "exact")
+    gradient_at = clients.gradients_at(problem, hyper, plan, is_exact=hyper.control == "exact")
     # y_i <- y_i - eta_l (g_i(y_i) + c - c_i)
     train = local_training(problem, hyper, plan, is_corrected=True)
 
     def init(key: Key) -> RoundState:
         x = problem.init(key)
         c = optax.tree.zeros_like(x)
-        return RoundState(x, c, replicate(c, problem.counts.shape[0]), wire.first((x, c)))
+        return RoundState(x, c, batching.replicate(c, problem.counts.shape[0]), wire.first((x, c)))
 
     def step(key: Key, state: RoundState, event: Event) -> tuple[RoundState, Work]:
         # Local steps with the drift taken off.
         x, c = wire.start(state.memo, (state.server, state.memory))
-        before = read_clients(state.clients, event.clients)  # c_i
+        before = rows.read_clients(state.clients, event.clients)  # c_i
         correction = jax.tree.map(lambda c, c_i: c[None] - c_i, c, before)
         local, work = train(key, event, start=x, extras=(correction,))
         # New control variates of the clients.
@@ -82,7 +74,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
             after, more = gradient_at(key, event, x)
             work = work.and_more(more)
         # What the server hears of both, and its new model and control variate.
-        starts = (replicate(x, event.clients.shape[0]), before)
+        starts = (batching.replicate(x, event.clients.shape[0]), before)
         (local, after), memo = wire.receive(key, event, state.memo, starts, (local, after))
         believed = wire.combination.believed(event, (local, after))
         learns = jnp.where(event.steps > 0, believed, EMPTY)  # nothing without a step
@@ -92,7 +84,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         x = optax.tree.add_scale(state.server, hyper.server_lr, progress)
         c = optax.tree.add(state.memory, gain)  # c + (1 / N) sum_i (c_i+ - c_i)
         memo = wire.publish(key, event, memo, (x, c))
-        return RoundState(x, c, write_clients(state.clients, learns, after), memo), work
+        return RoundState(x, c, rows.write_clients(state.clients, learns, after), memo), work
 
     def received(state: RoundState) -> Any:
         return wire.start(state.memo, (state.server, state.memory))[0]

@@ -50,21 +50,9 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put
-from fedjax_sim.timelines.live import (
-    Asked,
-    Choosing,
-    Clock,
-    Drawn,
-    Instant,
-    Live,
-    LiveCohorts,
-    Round,
-    Sizes,
-    live_rounds,
-    with_clock,
-)
+from fedjax_sim.timelines import live, presets
+from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
-from fedjax_sim.timelines.presets import FAVANO, preset
 from fedjax_sim.types import EMPTY, Array, Key, Params
 
 CLIENTS_AT_ONCE = 50
@@ -169,12 +157,12 @@ class Memory(NamedTuple):
     accuracy: Array
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Any, hyper: Hyper) -> live.Clock:
     """Bind TiFL's clock."""
     settings, num_clients = hyper.choice, hyper.num_clients
     counts, is_adaptive = jnp.asarray(problem.counts), settings.policy == "adaptive"
 
-    def first(hyper: Hyper, drawn: Drawn) -> Memory:
+    def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
         given = settings.by_tier(1.0 if is_adaptive else settings.probability)
         return Memory(
             jnp.zeros(num_clients, "int32"),
@@ -190,7 +178,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         noise = jax.random.gumbel(tier_key, (settings.num_tiers,), float)
         return noise, jax.random.uniform(client_key, (num_clients,), float)
 
-    def select(key: Key, now: Choosing) -> Asked:
+    def select(key: Key, now: live.Choosing) -> live.Asked:
         memory, number, (noise, lot) = now.memory, now.round.number, now.drawn
         executed = needed = jnp.int32(0)
         if is_adaptive:
@@ -229,11 +217,11 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         )
         clients = jnp.where(lot >= 0, found, EMPTY)
         share = hyper.share(counts, clients)
-        return Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
+        return live.Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
 
-    rounds = live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw, first=first)
+    rounds = live.live_rounds(hyper, select, num_used=hyper.num_selected, draw=draw, first=first)
 
-    def init(key: Key) -> Round:
+    def init(key: Key) -> live.Round:
         begun = rounds.init(key)
         tier, now = profile(streams.lane_stream(key, "profile"), hyper, begun.drawn)
         return begun._replace(now=now, memory=begun.memory._replace(tier=tier))
@@ -241,7 +229,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     return rounds._replace(init=init)
 
 
-def profile(key: Key, hyper: Hyper, drawn: Drawn) -> tuple[Array, Instant]:
+def profile(key: Key, hyper: Hyper, drawn: live.Drawn) -> tuple[Array, live.Instant]:
     """Measure how long clients take and sort them into tiers.
 
     Args:
@@ -255,14 +243,14 @@ def profile(key: Key, hyper: Hyper, drawn: Drawn) -> tuple[Array, Instant]:
     devices = devices_of(key, hyper, drawn)
     limit = jnp.where(settings.time_limit > 0, settings.time_limit, jnp.inf)
 
-    def measure(now: Instant, number: Array) -> tuple[Instant, Array]:
+    def measure(now: live.Instant, number: Array) -> tuple[live.Instant, Array]:
         running = running_time(devices, everyone, jnp.full_like(everyone, number))
         _, taken = times_of_work(devices, everyone, now, running)
         taken = jnp.minimum(taken, limit.astype(taken.dtype))
         return now.later(taken.max()), taken
 
     rounds = jnp.arange(settings.profile_rounds, dtype="int32")
-    now, taken = jax.lax.scan(measure, Instant.at(0.0), rounds)
+    now, taken = jax.lax.scan(measure, live.Instant.at(0.0), rounds)
     responds = (taken < limit).any(axis=0)
     order = jnp.argsort(jnp.where(responds, taken.sum(axis=0), jnp.inf), stable=True)
     rank = jnp.zeros_like(everyone).at[order].set(everyone)
@@ -319,18 +307,18 @@ def change_probs(accuracy: Array) -> Array:
     return (num - rank) / (num * (num + 1) / 2)
 
 
-def sizes(hyper: Hyper) -> Sizes:
+def sizes(hyper: Hyper) -> live.Sizes:
     """State that every slot is filled if nobody can be missing, or was left out of all tiers."""
     is_full = hyper.misses_nobody and is_known(hyper.choice.time_limit, 0)
-    return Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full, is_even=True)
+    return live.Sizes(hyper.num_selected, hyper.local_steps, is_full=is_full, is_even=True)
 
 
-system = with_clock(
+system = live.with_clock(
     fedavg.system,
-    Live(sizes, clock),
+    live.Live(sizes, clock),
     name="tifl",
     Hyper=Hyper,
-    paper=preset(Hyper, FAVANO),
+    paper=presets.preset(Hyper, presets.FAVANO),
     summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
 )
 paper = system.paper

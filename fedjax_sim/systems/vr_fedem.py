@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.batching import replicate
+from fedjax_sim import batching, types
 from fedjax_sim.clients import (
     Expectation,
     check_batch_size,
@@ -44,19 +44,7 @@ from fedjax_sim.server import (
 )
 from fedjax_sim.settings import ConfigError, choice, group, struct, whole
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Fit,
-    Hints,
-    Key,
-    LatentProblem,
-    Plan,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm
 
 
 @struct
@@ -94,17 +82,17 @@ class State(NamedTuple):
       batches: Mini-batches of single clients so far, `i32[]`.
     """
 
-    server: Array
+    server: types.Array
     memory: Memory
-    oracle: Array
-    seen: Array
-    field: Array
-    random: Array
-    passes: Array
-    batches: Array
+    oracle: types.Array
+    seen: types.Array
+    field: types.Array
+    random: types.Array
+    passes: types.Array
+    batches: types.Array
 
 
-def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
+def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     """Schedule rounds of all clients.
 
     Clients that do not take part have weight 0. They have no steps only if they freeze.
@@ -115,24 +103,26 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     return schedule._replace(steps=jnp.ones_like(schedule.steps))
 
 
-def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(
+    problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
+) -> Algorithm[State, types.Work]:
     """Bind VR-FedEM to a problem."""
     expect = local_expectation(problem, hyper, plan)
     num_clients = problem.counts.shape[0]
     freezes = hyper.offline == "freeze"
 
-    def natural(server: Array) -> Array:
+    def natural(server: types.Array) -> types.Array:
         return problem.natural(problem.maximise(server))
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         server = problem.init(key)
         oracle = problem.client_statistics(natural(server))
         memory = first_memory(hyper.memories, oracle - server[None])
-        seen = replicate(server, num_clients) if freezes else server
+        seen = batching.replicate(server, num_clients) if freezes else server
         passes, batches = jnp.asarray(1, "int32"), jnp.asarray(0, "int32")
         return State(server, memory, oracle, seen, memory.server, server, passes, batches)
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         # Outer steps (k = 0) pass over all examples, except the first, which the
         # initial oracle made.
         is_present, active = event.clients >= 0, event.weight > 0
@@ -157,7 +147,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
         target = oracle - state.server[None]
         field, memory = exchange(hyper, key, event, state.memory, target, active)
         if freezes:
-            now = replicate(state.server, event.clients.shape[0])
+            now = batching.replicate(state.server, event.clients.shape[0])
             seen = write_clients(seen, jnp.where(computes | is_pass, event.clients, -1), now)
         else:
             seen = keep_if_empty(event, state.server, seen)
@@ -172,7 +162,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
             state.batches + 2 * computes.sum(dtype="int32"),
         ), work
 
-    def metrics(state: State) -> dict[str, Array]:
+    def metrics(state: State) -> dict[str, types.Array]:
         statistics = problem.client_statistics(natural(state.server))
         error = state.memory.clients - statistics + state.server[None]
         per_batch = hyper.batch_size / problem.counts.sum()
@@ -186,7 +176,7 @@ def algorithm(problem: LatentProblem, hyper: Hyper, plan: Plan) -> Algorithm[Sta
 
 
 paper = presets.preset(Hyper, {**presets.EM, "batch_size": 5})
-system = System(
+system = types.System(
     "vr_fedem",
     Hyper,
     timeline,
@@ -194,7 +184,7 @@ system = System(
     "FedEM with variance reduction: full passes at the outer steps, differences in between",
     overshoot=False,
     messages=memory_messages,
-    hints=Hints(lambda hyper, time: time / hyper.round_length),
-    fit=Fit(LatentProblem, check_batch_size),
+    hints=types.Hints(lambda hyper, time: time / hyper.round_length),
+    fit=types.Fit(types.LatentProblem, check_batch_size),
     paper=paper,
 )

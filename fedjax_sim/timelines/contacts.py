@@ -8,19 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    check_left,
-    count,
-    group,
-    is_not,
-    real,
-    struct,
-    switch,
-)
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays.devices import (
     bisect,
@@ -45,36 +35,36 @@ class ContactClock(Checked):
         hyper = favano.Hyper(num_selected=20, clock=clock)
     """
 
-    server_wait: float = real(
+    server_wait: float = settings.real(
         1.0,
         "Time that the server waits between two exchanges, in units of virtual time.",
         least=0,
         of_time=True,
     )
-    server_interact: float = real(
+    server_interact: float = settings.real(
         0.0,
         "Duration of the server's exchange with clients, in units of virtual time.",
         least=0,
         of_time=True,
     )
-    first_contact: float = real(
+    first_contact: float = settings.real(
         1.0,
         "Time of the first contact, in periods. 1 gives clients a first window of work; 0 makes "
         "contact at time 0, when no step is done.",
         least=0,
     )
-    carry_residual: bool = switch(
+    carry_residual: bool = settings.switch(
         False,
         "Whether an unfinished step keeps its running time at a contact, counted anew from then; "
         "otherwise the time is drawn again.",
     )
-    busy_during_interaction: bool = switch(
+    busy_during_interaction: bool = settings.switch(
         False,
         "Whether a contacted client starts to compute only when the exchange is over, which "
         "shortens the window between contacts.",
-        only_with={"server_interact": is_not(0)},
+        only_with={"server_interact": settings.is_not(0)},
     )
-    strict_deadline: bool = switch(
+    strict_deadline: bool = settings.switch(
         False,
         "Whether a step counts only if it ends strictly before the contact; otherwise a step that "
         "ends at the contact counts too.",
@@ -91,10 +81,10 @@ class Contacts(Clients):
         assert hyper.period == 2
     """
 
-    num_selected: int = count(
+    num_selected: int = settings.count(
         10, "Size of the cohort, S: clients contacted per tick, drawn without replacement."
     )
-    clock: ContactClock = group(ContactClock(), "when the server contacts clients")
+    clock: ContactClock = settings.group(ContactClock(), "when the server contacts clients")
 
     @property
     def period(self) -> float:
@@ -121,7 +111,7 @@ class Contacts(Clients):
         if self.delays.runtime_law == "count_geom":
             switches = "carry_residual", "busy_during_interaction", "strict_deadline"
             why = "under runtime_law = count_geom, whose counts do not depend on time"
-            check_left(self, {f"clock.{name}": False for name in switches}, why)
+            settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
@@ -154,7 +144,7 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
     clock = (jnp.arange(num_ticks) + hyper.clock.first_contact) * period
     clients = draw_cohorts(
-        lane_stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks
+        streams.lane_stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks
     )
     devices, selected = draw_devices(key, hyper), clients
     if devices.windows is not None or devices.loss is not None:
@@ -199,7 +189,7 @@ def _law_steps(key: Key, clients: Array, window: Array, hyper: Contacts) -> Arra
     speeds = Speeds(*(leaf[clients] for leaf in draw_client_speeds(key, hyper)))
     law, ticks = hyper.delays.runtime_law, jnp.arange(clients.shape[0])
     num = 1 if law == "count_geom" else hyper.local_steps
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(lane_stream(key, "runtimes"), ticks)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(streams.lane_stream(key, "runtimes"), ticks)
     times = jax.vmap(lambda own, speeds: draw_runtimes(own, speeds, num, law))(keys, speeds)
     if law == "count_geom":
         steps = jnp.minimum(times[..., 0], hyper.local_steps)

@@ -75,7 +75,8 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
     An import is the name and the file that it is from.
     """
     entries: dict[str, list[Definition | ast.Constant | tuple[str, Path]]] = {}
-    tree = ast.parse(path.read_text())
+    stub = path.with_suffix(".pyi")
+    tree = ast.parse((stub if stub.exists() else path).read_text())
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -85,8 +86,11 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
     for node in ast.walk(tree):
         if isinstance(node, Definition):
             entries.setdefault(node.name, []).append(node)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedjax_sim"):
-            folder = ROOT.parent.joinpath(*str(node.module).split("."))
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        home = f"fedjax_sim.{node.module}" if node.level else str(node.module)  # Of the stub.
+        if node.module and home.startswith("fedjax_sim"):
+            folder = ROOT.parent.joinpath(*home.split("."))
             file = folder.with_suffix(".py")
             found = file if file.exists() else folder / "__init__.py"
             for alias in node.names:
@@ -99,7 +103,7 @@ def public_definitions() -> dict[str, Definition | ast.Constant]:
     found: dict[str, Definition | ast.Constant] = {}
     single = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in SINGLE_MODULES]
     for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
-        for name in names_in(ast.parse(path.read_text())):
+        for name in names_in(path):
             if (entry := definition_of(name, path)) is None:
                 continue
             found[entry[0]] = entry[1]

@@ -30,11 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
-from fedjax_sim.theory.hierarchical import (
-    Delays,
-    Numbers,
-    max_iterations,
-)
+from fedjax_sim.theory import hierarchical
+from fedjax_sim.theory.hierarchical import Delays, Numbers
 
 
 @checked
@@ -350,7 +347,7 @@ def corollary_bound(
     if rounds < smooth**2:
         raise ValueError(f"rounds is {rounds}, but must be at least L^2 = {smooth**2:g}")
     size = np.asarray(group_size, np.float64)
-    most = np.array([max_iterations(sync_time, float(c)) for c in delays.shift])
+    most = np.array([hierarchical.max_iterations(sync_time, float(c)) for c in delays.shift])
     kappa, kappa_t = (
         imbalance(size),
         float(len(size) * np.sum((size * most) ** 2) / np.sum(size) ** 2),

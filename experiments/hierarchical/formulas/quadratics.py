@@ -22,13 +22,8 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 
 from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
-from fedjax_sim.theory.hierarchical import (
-    Delays,
-    Numbers,
-    RoundTime,
-    iteration_law,
-    round_time,
-)
+from fedjax_sim.theory import hierarchical
+from fedjax_sim.theory.hierarchical import Delays, Numbers, RoundTime
 
 MOST_ROUNDS = 1e7
 """Number of rounds after which `time_to` takes a target that is not yet reached as out of reach."""
@@ -203,7 +198,7 @@ def one_round(problem: Quadratics, *, sync_time: AtLeast0, delays: Delays) -> Ro
     for w, size, c, m in zip(
         weight, problem.group_size, delays.shift, delays.mean_exp, strict=True
     ):
-        law = iteration_law(sync_time, shift=float(c), mean_exp=float(m))
+        law = hierarchical.iteration_law(sync_time, shift=float(c), mean_exp=float(m))
         t = np.arange(1, len(law) + 1)
         moved, spread = group_moments(t[:, None], lr=problem.lr, curvature=problem.curvature)
         factor = (w / _divisor(problem.rule, t.astype(np.float64)))[:, None]
@@ -235,7 +230,7 @@ def loss_at(
     Raises:
         ValueError: If the problem's `rule` is neither "divide_by_steps" nor "average".
     """
-    law = round_time(sync_time, delays)
+    law = hierarchical.round_time(sync_time, delays)
     rounds = np.maximum((np.asarray(time, np.float64) + _overshoot(law)) / law.mean - 1, 0)
     return one_round(problem, sync_time=sync_time, delays=delays).after(
         problem.start_square, rounds
@@ -271,7 +266,7 @@ def time_to(target: float, problem: Quadratics, *, sync_time: AtLeast0, delays: 
         return np.inf
     k = int(reached[0])
     rounds = 0.0 if k == 0 else float(brentq(gap, grid[k - 1], grid[k]))
-    law = round_time(sync_time, delays)
+    law = hierarchical.round_time(sync_time, delays)
     return max(law.mean * (rounds + 1) - _overshoot(law), 0.0)
 
 

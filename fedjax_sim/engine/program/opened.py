@@ -13,23 +13,12 @@ from typing import Any, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import streams, trees
+from fedjax_sim import events, settings, streams, trees, types
 from fedjax_sim.engine import contract
 from fedjax_sim.engine.program.live import LiveLane, has_twice, learn_if, open_live
-from fedjax_sim.events import next_trace, noting_changes
 from fedjax_sim.results.metric_names import check_metrics
-from fedjax_sim.settings import names_of
 from fedjax_sim.targets import is_for_cpu, tracing_for
-from fedjax_sim.types import (
-    Algorithm,
-    AnyProblem,
-    Array,
-    Event,
-    Key,
-    Params,
-    Plan,
-    System,
-)
+from fedjax_sim.types import Algorithm
 
 
 class Machine(NamedTuple):
@@ -58,10 +47,10 @@ class Machine(NamedTuple):
 class _Starting:
     """A problem with a given initial model; all else is the problem's."""
 
-    def __init__(self, problem: AnyProblem, start: Params):
+    def __init__(self, problem: types.AnyProblem, start: types.Params):
         self._problem, self._start = problem, start
 
-    def init(self, key: Key) -> Params:
+    def init(self, key: types.Key) -> types.Params:
         return self._start
 
     def tree_flatten(self) -> tuple[Any, None]:
@@ -83,7 +72,7 @@ def _starting(names: frozenset[str]) -> type[_Starting]:
     return jax.tree_util.register_pytree_node_class(type("Starting", (_Starting,), members))
 
 
-def _with_start(problem: AnyProblem, start: Params) -> _Starting:
+def _with_start(problem: types.AnyProblem, start: types.Params) -> _Starting:
     names = {*dir(problem)} | {*getattr(problem, "__dict__", ())}
     kind = _starting(frozenset(name for name in names if not name.startswith("_")))
     return kind(problem, start)
@@ -102,15 +91,15 @@ class Opened(NamedTuple):
       live: The system's live clock; None if the schedule is planned.
     """
 
-    system: System
+    system: types.System
     problem: Any
     hyper: Any
-    key: Key
-    plan: Plan
+    key: types.Key
+    plan: types.Plan
     algorithm: Algorithm
     live: LiveLane | None = None
 
-    def init(self, start: Params | None = None) -> Any:
+    def init(self, start: types.Params | None = None) -> Any:
         """Make the initial state.
 
         A system draws its first model by `problem.init` and by nothing else, whatever else its
@@ -135,7 +124,11 @@ class Opened(NamedTuple):
         return None if self.live is None else self.live.draw_ahead(state, number)
 
     def step(
-        self, state: Any, event: Event, ahead: Any = None, num_ticks: Array | None = None
+        self,
+        state: Any,
+        event: types.Event,
+        ahead: Any = None,
+        num_ticks: types.Array | None = None,
     ) -> tuple[Any, Any]:
         """Take one tick, and check its result.
 
@@ -156,10 +149,10 @@ class Opened(NamedTuple):
         module = getattr(self.algorithm.step, "__module__", None) or ""
         return module.partition(".")[0] == __name__.partition(".")[0]
 
-    def _learn(self, state: Any, event: Event) -> tuple[Any, Any]:
-        event = event.within(facts=event.facts._replace(trace=next_trace()))
+    def _learn(self, state: Any, event: types.Event) -> tuple[Any, Any]:
+        event = event.within(facts=event.facts._replace(trace=events.next_trace()))
         state, event = _apart((state, event))
-        with noting_changes() as changes:
+        with events.noting_changes() as changes:
             key = streams.tick_key(self.key, event.tick)
             result = self.algorithm.step(key, state, event)
         contract.check_step(state, event, result, changes)
@@ -169,7 +162,7 @@ class Opened(NamedTuple):
             faults += _impossible_steps(info.event)
         return loud(after, faults), info
 
-    def _faults_of(self, event: Event) -> list[Array]:
+    def _faults_of(self, event: types.Event) -> list[types.Array]:
         """Tell whether a changed event has clients or steps that it cannot have: `bool[]` each."""
         faults = _impossible_steps(event)
         if not event.facts.has_own_clients:
@@ -181,7 +174,7 @@ class Opened(NamedTuple):
 
     def evaluate(
         self, state: Any, further: Collection[str] = ()
-    ) -> tuple[Params, dict[str, Array]]:
+    ) -> tuple[types.Params, dict[str, types.Array]]:
         """Compute the model and the metrics of a state.
 
         Args:
@@ -195,12 +188,12 @@ class Opened(NamedTuple):
             contract.read_metrics(self.problem.evaluate(model)),
             self.algorithm.metrics(state),
         ]
-        taken = {*names_of(self.system.Hyper), *further}
+        taken = {*settings.names_of(self.system.Hyper), *further}
         check_metrics([pair for each in found for pair in each.items()], taken)
         return model, trees.in_32_bits({**found[0], **found[1]})
 
 
-def _impossible_steps(event: Event) -> list[Array]:
+def _impossible_steps(event: types.Event) -> list[types.Array]:
     """Tell whether a slot has fewer steps than none, or more than its changed event said.
 
     Nothing if steps are those of the schedule; see `Event._replace`.
@@ -212,7 +205,7 @@ def _impossible_steps(event: Event) -> list[Array]:
     return [is_wrong.any()]
 
 
-def loud(tree: Any, faults: list[Array]) -> Any:
+def loud(tree: Any, faults: list[types.Array]) -> Any:
     """Make a tree nan if there is a fault."""
     if not faults:
         return tree
@@ -243,7 +236,9 @@ def _is_exact(leaf: Any) -> bool:
     return jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, bool)
 
 
-def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> Opened:
+def open_lane(
+    system: types.System, problem: Any, hyper: Any, key: types.Key, plan: types.Plan
+) -> Opened:
     """Make the algorithm of a lane and check it.
 
     Args:
@@ -256,6 +251,6 @@ def open_lane(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
     return Opened(system, problem, hyper, key, plan, algorithm, live)
 
 
-def learning_key(seed: int | Array) -> Key:
+def learning_key(seed: int | types.Array) -> types.Key:
     """Return the random key of learning of a lane, by its seed."""
     return streams.stream(jax.random.key(seed), "learning")

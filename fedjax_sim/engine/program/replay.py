@@ -23,7 +23,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_sim import targets
+from fedjax_sim import events, targets, types
 from fedjax_sim.batching import LANE_AXIS, map_families, map_lanes
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
@@ -33,18 +33,8 @@ from fedjax_sim.engine.planning.schedule import Schedule, Tables, event_at, look
 from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
 from fedjax_sim.engine.program.live import happened_of
 from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
-from fedjax_sim.events import HAPPENED
 from fedjax_sim.results.metric_names import scalars_of
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import (
-    Array,
-    Event,
-    Facts,
-    Params,
-    Plan,
-    System,
-    Work,
-)
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
@@ -57,9 +47,9 @@ MOST_TOGETHER = 1024
 class Limbs(NamedTuple):
     """A sum of whole numbers of 32 bits, which may need more, from the lowest bits up."""
 
-    low: Array
-    middle: Array
-    high: Array
+    low: types.Array
+    middle: types.Array
+    high: types.Array
 
     def total(self) -> np.ndarray:
         """Put the sum together once it is on the host: `i64`."""
@@ -86,9 +76,9 @@ class Program(NamedTuple):
       code: Number of the users' code in the program, see `number_of_code`.
     """
 
-    system: System
-    plan: Plan
-    facts: Facts
+    system: types.System
+    plan: types.Plan
+    facts: types.Facts
     placement: Placement
     chunk: tuple[int, int]
     keep_models: bool = False
@@ -132,7 +122,7 @@ class Replay:
         lanes: Lanes,
         schedule: Schedule,
         *,
-        starts: Params | None = None,
+        starts: types.Params | None = None,
         is_described: bool = False,
     ):
         """Deal lanes to their devices.
@@ -267,7 +257,7 @@ class Replay:
         """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
         return self._of_devices(self._schedule.between(first, first + self.program.chunk[0]))
 
-    def first_holders(self) -> Array | None:
+    def first_holders(self) -> types.Array | None:
         """Put the holders of the initial model on the devices: `i32[D, H]`."""
         held = self._schedule.held
         return None if held is None else self._of_devices(held.holders[:, 0])
@@ -453,7 +443,7 @@ def _is_small(leaf: Any) -> bool:
 
 @partial(RunsOnce, static_argnums=0, keep_unused=True)
 def _begin(
-    program: Program, lanes: Lanes, holders: Array | None, starts: Params | None = None
+    program: Program, lanes: Lanes, holders: types.Array | None, starts: types.Params | None = None
 ) -> Any:
     """Compute initial carries and the first evaluation of all lanes.
 
@@ -464,7 +454,9 @@ def _begin(
       starts: Models to start from, leaves `[L, ...]`; None to draw them.
     """
 
-    def begin(lane: Opened, row: Array, holders: Any, start: Params | None = None) -> Any:
+    def begin(
+        lane: Opened, row: types.Array, holders: Any, start: types.Params | None = None
+    ) -> Any:
         state = lane.init(start)
         carry = _Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
@@ -476,7 +468,7 @@ def _begin(
     return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
 
 
-def _received(lane: Opened, state: Any) -> Params:
+def _received(lane: Opened, state: Any) -> types.Params:
     """Return the model that clients receive of the server's version, for `client_variance`."""
     return (lane.algorithm.received or lane.algorithm.model)(lane.learnt(state))
 
@@ -488,7 +480,7 @@ def _advance(
     carries: Any,
     tables: Tables,
     place: Any,
-    is_running: Array | None,
+    is_running: types.Array | None,
 ) -> Any:
     """Replay a chunk.
 
@@ -509,7 +501,7 @@ def _advance(
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
         return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
 
-    def advance(lane: Opened, row: Array, given: Any, carry: _Carry) -> Any:
+    def advance(lane: Opened, row: types.Array, given: Any, carry: _Carry) -> Any:
         tables, place = given
         algorithm = lane.algorithm
         first = place[0] if program.block else place
@@ -526,8 +518,8 @@ def _advance(
         @jax.named_scope("tick")
         def tick(
             carry: _Carry,
-            given: tuple[tuple[Array, Array], Any],
-            num_ticks: Array | None = num_ticks,
+            given: tuple[tuple[types.Array, types.Array], Any],
+            num_ticks: types.Array | None = num_ticks,
         ) -> tuple[_Carry, Any]:
             place, ahead = given
             number = (first + place[0]) * per_eval + place[1]
@@ -547,7 +539,7 @@ def _advance(
             return _Carry(state, versions), (counts, happened)
 
         # An evaluation: the ticks before it, and the metrics of the model after them.
-        def take_ticks(carry: _Carry, number: Array, begin: Any, length: int) -> Any:
+        def take_ticks(carry: _Carry, number: types.Array, begin: Any, length: int) -> Any:
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
             if not differs:
                 return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
@@ -556,7 +548,7 @@ def _advance(
             left = jnp.clip(num_ticks - (first + number) * per_eval - begin, 0, length)
             shortest, longest = jax.lax.pmin(left, LANE_AXIS), jax.lax.pmax(left, LANE_AXIS)
 
-            def take(i: Array, both: Any, **last: Any) -> Any:
+            def take(i: types.Array, both: Any, **last: Any) -> Any:
                 carry, found = tick(both[0], ((number, begin + i), None), **last)
                 return carry, jax.tree.map(lambda all, one: all.at[i].set(one), both[1], found)
 
@@ -565,11 +557,11 @@ def _advance(
             both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
             return jax.lax.fori_loop(shortest, longest, take, both)
 
-        def observe(carry: _Carry, number: Array, counted: Collection[str] = ()) -> Any:
+        def observe(carry: _Carry, number: types.Array, counted: Collection[str] = ()) -> Any:
             held = tables.held and look_up(tables.held.holders, (row, number))
             return _observe(program, lane, carry, held, counted)
 
-        def evaluation(carry: _Carry, number: Array) -> Any:
+        def evaluation(carry: _Carry, number: types.Array) -> Any:
             carry, (counts, happened) = take_ticks(carry, number, 0, per_eval)
             return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
 
@@ -578,7 +570,7 @@ def _advance(
 
         # A stretch of ticks: block by block, with counts that add up until the
         # evaluation.
-        def block(i: Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
+        def block(i: types.Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
             carry, totals = both
             begin = i * program.block
             carry, (counts, happened) = take_ticks(carry, jnp.int32(0), begin, program.block)
@@ -611,26 +603,26 @@ def _advance(
     return _over_lanes(advance_or_wait, program, lanes, tables=both, varying=(carries, is_running))
 
 
-def _counts_of(info: Any) -> tuple[dict[str, Array], dict[str, Array]]:
+def _counts_of(info: Any) -> tuple[dict[str, types.Array], dict[str, types.Array]]:
     """Split an `Info` into numbers, by name, and who took part if the step has changed that."""
     counts = info._asdict()
     event = counts.get("event")
     if not isinstance(event, tuple):  # A number, or nothing.
         return counts, {}
     del counts["event"]
-    if isinstance(info, Work):
+    if isinstance(info, types.Work):
         del counts["seen"]  # of live clocks
-    if not isinstance(event, Event) or event.facts.is_scheduled:
+    if not isinstance(event, types.Event) or event.facts.is_scheduled:
         return counts, {}
     return counts, {
-        f"{HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps", "weight")
+        f"{events.HAPPENED}{name}": getattr(event, name) for name in ("clients", "steps", "weight")
     }
 
 
-def _summed(counts: dict[str, Array]) -> dict[str, Any]:
+def _summed(counts: dict[str, types.Array]) -> dict[str, Any]:
     """Sum the counts of ticks, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
 
-    def total(count: Array) -> Any:
+    def total(count: types.Array) -> Any:
         if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:
             return count.sum(axis=0)
         count = count.astype("int32")
@@ -643,7 +635,7 @@ def _summed(counts: dict[str, Array]) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
-    def final(lane: Opened, row: Array, _: None, carry: _Carry) -> Params:
+    def final(lane: Opened, row: types.Array, _: None, carry: _Carry) -> types.Params:
         return lane.algorithm.model(lane.learnt(carry.state))
 
     return _over_lanes(final, program, lanes, varying=(carries,))
@@ -654,9 +646,9 @@ def _observe(
     program: Program,
     lane: Opened,
     carry: _Carry,
-    holders: Array | None,
+    holders: types.Array | None,
     counted: Collection[str] = (),
-) -> tuple[dict[str, Array], Any]:
+) -> tuple[dict[str, types.Array], Any]:
     """Compute an evaluation's metrics; also return the model if models are kept, else None.
 
     counted: names of the algorithm's `Info`.

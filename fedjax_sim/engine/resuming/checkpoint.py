@@ -37,13 +37,7 @@ import numpy as np
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.request import ANY_JAX, Options
-from fedjax_sim.engine.resuming.files import (
-    ANY,
-    CONFIGURATION,
-    files_in,
-    read_configuration,
-    ticks_of,
-)
+from fedjax_sim.engine.resuming import files
 from fedjax_sim.lifecycle import (
     InputError,
     remove_scratch,
@@ -255,7 +249,7 @@ class Checkpoint:
         """
         with writing_to("checkpoint", self._folder):
             if not self._resume:
-                for path in (*self._files(), self._folder / CONFIGURATION):
+                for path in (*self._files(), self._folder / files.CONFIGURATION):
                     path.unlink(missing_ok=True)
             remove_scratch(self._folder)
         self._identity = self._identify(planned)
@@ -267,7 +261,7 @@ class Checkpoint:
 
     def _heal_configuration(self, planned: Mapping[str, Any]) -> None:
         """Write a configuration that is missing or damaged, unless states are of another run."""
-        where = f"{CONFIGURATION} in {self._folder}"
+        where = f"{files.CONFIGURATION} in {self._folder}"
         if any(next(self._sound(kind, self._identity), None) for kind in ("state", "result")):
             say(f"{where} was damaged or missing and was written again: the checkpoints fit.")
         elif self._files("state") or self._files("result"):
@@ -275,12 +269,12 @@ class Checkpoint:
                 f"{where} is damaged or missing, and no checkpoint there is an undamaged one of "
                 "this run: remove the folder to start anew."
             )
-        elif (self._folder / CONFIGURATION).exists():
+        elif (self._folder / files.CONFIGURATION).exists():
             say(f"{where} is damaged, and no checkpoint was written: starting from the beginning.")
         self._write_configuration(planned)
 
     def _write_configuration(self, planned: Mapping[str, Any]) -> None:
-        write_record(self._folder / CONFIGURATION, {"asked": self._asked, "planned": planned})
+        write_record(self._folder / files.CONFIGURATION, {"asked": self._asked, "planned": planned})
 
     def load(self, states: Any) -> Saved | None:
         """Read the newest undamaged state. Damaged ones are reported.
@@ -339,7 +333,7 @@ class Checkpoint:
         for kind, named in curves.items():
             arrays |= {f"{kind}:{name}": values for name, values in named.items()}
         self._write("state", done, self._identity, arrays)
-        kept = [path for path in self._files("state") if ticks_of(path) <= done][:2]
+        kept = [path for path in self._files("state") if files.ticks_of(path) <= done][:2]
         self._remove(path for path in self._files("state") if path not in kept)
         self._last = time.monotonic()
         self._lasted = self._last - began
@@ -354,9 +348,9 @@ class Checkpoint:
         for path in paths:
             path.unlink(missing_ok=True)
 
-    def _files(self, kind: str = ANY) -> list[Path]:
+    def _files(self, kind: str = files.ANY) -> list[Path]:
         """List the array files of a kind, the newest first."""
-        return files_in(self._folder, kind)
+        return files.files_in(self._folder, kind)
 
     def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
         """Write an array file. Its content says to which run it belongs, its name its digest."""
@@ -391,11 +385,11 @@ class Checkpoint:
                 for entry, values in entries.items():
                     name, at, dtype = entry.partition("@")
                     arrays[name] = values.view(dtype) if at else values
-                yield ticks_of(path), arrays
+                yield files.ticks_of(path), arrays
 
     def _read_configuration(self) -> dict[str, Any] | None:
         """Read the configuration; None if it is missing or damaged."""
-        return read_configuration(self._folder)
+        return files.read_configuration(self._folder)
 
     def _compare(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Refuse a folder of another configuration."""

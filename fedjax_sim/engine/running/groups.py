@@ -11,23 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_sim import events, lifecycle
 from fedjax_sim.engine.planning.lanes import Lane
 from fedjax_sim.engine.program.prepare import Planned, plan_group
 from fedjax_sim.engine.program.replay import Replay
 from fedjax_sim.engine.request import Options
-from fedjax_sim.engine.resuming.checkpoint import (
-    Checkpoint,
-    checkpoint_of,
-    pack_curves,
-    pack_timelines,
-    unpack_curves,
-    unpack_timelines,
-)
+from fedjax_sim.engine.resuming import checkpoint
+from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
-from fedjax_sim.events import HAPPENED
-from fedjax_sim.lifecycle import say
 from fedjax_sim.results.curves import Curves, Returned
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Layout, System, Timeline
@@ -58,7 +51,11 @@ class Ready(NamedTuple):
         """
         planned, replay, options, saved, _ = self
         if saved is not None:
-            drawn = pack_timelines(planned.timelines, planned.ticks) if self.is_drawn else None
+            drawn = (
+                checkpoint.pack_timelines(planned.timelines, planned.ticks)
+                if self.is_drawn
+                else None
+            )
             saved.open(planned.decided(replay), drawn=drawn)
         return replay_group(planned, replay, options, saved, meanwhile)
 
@@ -76,17 +73,17 @@ def plan_or_load(
     if options.checkpoints is None:
         planned = plan_group(system, group, options, longest=longest())
         return Ready(planned, planned.on_devices(), options)
-    saved = checkpoint_of(system, group, options)
+    saved = checkpoint.checkpoint_of(system, group, options)
     saved.check_asked()
     found, decided = saved.drawn(), saved.decided()
-    drawn = None if found is None else unpack_timelines(found)
+    drawn = None if found is None else checkpoint.unpack_timelines(found)
     most = 0 if decided else longest()
     planned = _plan_again(system, group, options, decided, longest=most, drawn=drawn)
     if saved.has_result():
         same = planned.decided(planned.on_devices(is_described=True))
         if (known := saved.finished(same)) is not None:
-            say(f"{system.name} had ended; its result is read (lanes: {len(group)}).")
-            part = collect(planned, unpack_curves(known, planned.model), options)
+            lifecycle.say(f"{system.name} had ended; its result is read (lanes: {len(group)}).")
+            part = collect(planned, checkpoint.unpack_curves(known, planned.model), options)
             if options.watch.trackers:
                 _track_finished(system, planned.group, part, options)
             return part
@@ -152,9 +149,9 @@ def replay_group(
     def report(done: int, seen: Curves) -> np.ndarray:
         if planned.program.plan.live is not None and options.watch.is_needed:
             happened = {
-                name.removeprefix(HAPPENED): value[:, :num_evals]
+                name.removeprefix(events.HAPPENED): value[:, :num_evals]
                 for name, value in seen.infos.items()
-                if name.startswith(HAPPENED)
+                if name.startswith(events.HAPPENED)
             }
             lived = lived_so_far(planned, happened)
             watch.know(lived.ticks, lived.time)
@@ -167,7 +164,7 @@ def replay_group(
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
     if saved is not None:
-        saved.finish(pack_curves(curves))
+        saved.finish(checkpoint.pack_curves(curves))
     return collect(planned, curves, options)
 
 

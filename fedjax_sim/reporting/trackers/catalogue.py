@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fedjax_sim.checking import OneOf, checked
-from fedjax_sim.reporting.trackers.csv_file import CSV
-from fedjax_sim.reporting.trackers.labels import load_extra
+from fedjax_sim.reporting.trackers import csv_file, labels
 from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
 from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard
 from fedjax_sim.reporting.trackers.weights_and_biases import WandB
@@ -26,7 +25,7 @@ def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
     Raises:
       ConfigError: If it is not.
     """
-    load_extra(name, TRACKERS[name])
+    labels.load_extra(name, TRACKERS[name])
 
 
 @checked
@@ -47,7 +46,7 @@ def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Pat
     """
     within = Path(folder).absolute() / name
     if name == "csv":
-        return CSV(within.with_name("log.csv"))
+        return csv_file.CSV(within.with_name("log.csv"))
     if name == "tensorboard":
         made: Tracker = TensorBoard(within)
         for path in within.glob("*/events.out.tfevents.*"):

@@ -9,23 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import streams
+from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.compression.base import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    clients_named,
-    is_known,
-    part,
-    real,
-    struct,
-    whole,
-)
+from fedjax_sim.settings import Checked, ConfigError, choice, part, struct, whole
 from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
@@ -55,7 +45,7 @@ class Adversary(Checked):
         parse_attack,
         meaning="What malicious clients send instead of their progress.",
     )
-    malicious: Any = real(
+    malicious: Any = settings.real(
         0.0,
         "Share of the clients that are malicious. Its product with the number of clients is "
         "rounded. Which clients they are is drawn for each seed; those of a smaller share stay "
@@ -65,7 +55,7 @@ class Adversary(Checked):
         simpler_at=(0.0,),
         only_with={"attack": _is_attack, "attackers": lambda clients: not clients},
     )
-    attackers: tuple[int, ...] = clients_named(
+    attackers: tuple[int, ...] = settings.clients_named(
         "Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )
@@ -94,7 +84,7 @@ class Adversary(Checked):
     @property
     def is_nobody(self) -> bool:
         """Whether it is known that nobody is malicious."""
-        return not self.attackers and is_known(self.malicious, 0)
+        return not self.attackers and settings.is_known(self.malicious, 0)
 
     @property
     def is_idle(self) -> bool:

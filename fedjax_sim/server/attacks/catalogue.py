@@ -7,26 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, settings
+from fedjax_sim.server.attacks import informed
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
-from fedjax_sim.server.attacks.informed import (
-    ALittleIsEnough,
-    InnerProduct,
-    Mimic,
-    MinMax,
-    MinSum,
-)
 from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
-from fedjax_sim.settings import (
-    Named,
-    OneOfSeveral,
-    alternatives,
-    fixed,
-    parse_kind,
-    parts,
-    struct,
-    whole,
-)
+from fedjax_sim.settings import Named, OneOfSeveral, fixed, parts, struct, whole
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -100,18 +85,18 @@ ATTACKS: Named[type[Attack]] = Named.of(
     Gaussian,
     FreeRider,
     NotFinite,
-    ALittleIsEnough,
-    InnerProduct,
-    MinMax,
-    MinSum,
-    Mimic,
+    informed.ALittleIsEnough,
+    informed.InnerProduct,
+    informed.MinMax,
+    informed.MinSum,
+    informed.Mimic,
     OneAttack,
     example="sign_flip:scale=2",
 )
 """Every kind of attack, by name."""
 
 
-@checked
+@checking.checked
 def parse_attack(text: str) -> Attack:
     """Read an attack from text.
 
@@ -127,10 +112,10 @@ def parse_attack(text: str) -> Attack:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("attack", ATTACKS, text, last="options")
+    return settings.parse_kind("attack", ATTACKS, text, last="options")
 
 
-@checked
+@checking.checked
 def attacks_of_one_program(attacks: Sequence[Attack]) -> list[OneAttack]:
     """Make attacks that share the compiled program of a sweep, one for each of a list.
 
@@ -143,4 +128,6 @@ def attacks_of_one_program(attacks: Sequence[Attack]) -> list[OneAttack]:
     Returns:
       As many attacks, each of which is one of the same kinds.
     """
-    return [OneAttack(which=which, options=options) for which, options in alternatives(attacks)]
+    return [
+        OneAttack(which=which, options=options) for which, options in settings.alternatives(attacks)
+    ]

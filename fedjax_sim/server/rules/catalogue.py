@@ -8,20 +8,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
+from fedjax_sim import checking, settings
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
 from fedjax_sim.server.rules.secure import SecureSum
-from fedjax_sim.settings import (
-    Named,
-    OneOfSeveral,
-    alternatives,
-    fixed,
-    parse_kind,
-    parts,
-    struct,
-    whole,
-)
+from fedjax_sim.settings import Named, OneOfSeveral, fixed, parts, struct, whole
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -99,7 +90,7 @@ RULES: Named[type[Rule]] = Named(
 """Every kind of rule, by name."""
 
 
-@checked
+@checking.checked
 def parse_rule(text: str) -> Rule:
     """Read a rule from text.
 
@@ -117,10 +108,10 @@ def parse_rule(text: str) -> Rule:
       ConfigError: If the name, a field or a value is not allowed.
     """
     last = "options" if text.startswith(f"{OneOf.name}:") else "inner"
-    return parse_kind("rule", RULES, text, last=last)
+    return settings.parse_kind("rule", RULES, text, last=last)
 
 
-@checked
+@checking.checked
 def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
     """Make rules that share the compiled program of a sweep, one for each of a list.
 
@@ -133,4 +124,4 @@ def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
     Returns:
       As many rules, each of which is one of the same kinds.
     """
-    return [OneOf(which=which, options=options) for which, options in alternatives(rules)]
+    return [OneOf(which=which, options=options) for which, options in settings.alternatives(rules)]

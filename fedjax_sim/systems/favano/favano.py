@@ -24,7 +24,7 @@ what the paper's server can know.
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import timelines
+from fedjax_sim import timelines, types
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
@@ -37,18 +37,7 @@ from fedjax_sim.server import (
 from fedjax_sim.settings import ConfigError, choice, is_known, struct, switch
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import Contacts, cohorts, presets
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Hints,
-    Key,
-    Plan,
-    Problem,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Problem
 
 REWEIGHTS = (
     "stochastic",
@@ -102,7 +91,7 @@ class Hyper(Contacts, LocalTraining, Reports):
             raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), allowed)
 
 
-def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
+def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     """Schedule periodic contacts; the arguments are those of `System.timeline`.
 
     The weight of a slot is 1 / alpha.
@@ -112,15 +101,15 @@ def timeline(key: Key, hyper: Hyper, num_ticks: int) -> Timeline:
     return schedule._replace(weight=weight)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Versioned, types.Work]:
     """Bind FAVANO to a problem; the arguments are those of `System.algorithm`."""
     train = local_training(problem, hyper, plan)
     wire = Wire(problem, hyper, plan)
 
-    def init(key: Key) -> Versioned:
+    def init(key: types.Key) -> Versioned:
         return wire.first_version(problem.init(key))
 
-    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
+    def step(key: types.Key, state: Versioned, event: types.Event) -> tuple[Versioned, types.Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         local, memo = wire.receive(key, event, state.memo, start, local)
@@ -133,7 +122,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned
     return wire.algorithm(init, step)
 
 
-def inverse_alpha(schedule: Timeline, rate: Array, hyper: Hyper) -> Array:
+def inverse_alpha(schedule: types.Timeline, rate: types.Array, hyper: Hyper) -> types.Array:
     """Compute 1 / alpha of every slot, 0 where no step was done.
 
     Args:
@@ -154,7 +143,9 @@ def inverse_alpha(schedule: Timeline, rate: Array, hyper: Hyper) -> Array:
     return jnp.where(schedule.steps > 0, 1 / jnp.where(schedule.steps > 0, alpha, 1.0), 0.0)
 
 
-def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array, Array]:
+def _expectations(
+    schedule: types.Timeline, rate: types.Array, hyper: Hyper
+) -> tuple[types.Array, types.Array]:
     """Compute P(E > 0) and E[E ^ K] from the law of the step count: `f64[T, S]` each."""
     clients, num_ticks = schedule.clients, schedule.clients.shape[0]
     speeds, speed = rate, clients
@@ -177,7 +168,7 @@ def _expectations(schedule: Timeline, rate: Array, hyper: Hyper) -> tuple[Array,
     return any_step[tick, speed], mean[tick, speed]
 
 
-def _estimates(schedule: Timeline) -> tuple[Array, Array]:
+def _estimates(schedule: types.Timeline) -> tuple[types.Array, types.Array]:
     """Estimate the same by means over the client's contacts so far, this one included."""
     shape, dtype = schedule.clients.shape, schedule.weight.dtype
     steps = schedule.steps.ravel()
@@ -185,7 +176,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
     order = jnp.argsort(schedule.clients.ravel(), stable=True)
     back, visits = jnp.argsort(order), visits[order]
 
-    def running_mean(value: Array) -> Array:
+    def running_mean(value: types.Array) -> types.Array:
         total = jnp.cumsum(value[order])
         before = (total - value[order])[jnp.arange(total.size) - visits]
         return ((total - before) / (visits + 1))[back].reshape(shape)
@@ -195,7 +186,7 @@ def _estimates(schedule: Timeline) -> tuple[Array, Array]:
 
 paper = presets.preset(Hyper, presets.FAVANO)
 """Its docstring names the experiments."""
-system = System(
+system = types.System(
     "favano",
     Hyper,
     timeline,
@@ -203,7 +194,7 @@ system = System(
     "periodic contacts; progress divided by alpha, which makes it nearly independent of speed",
     overshoot=False,
     messages=report_messages(has_weights=False),
-    hints=Hints(lambda hyper, time: time / hyper.period),
+    hints=types.Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )
 """FAVANO under its name."""

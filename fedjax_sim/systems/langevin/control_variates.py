@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.batching import any_lane, replicate
+from fedjax_sim import batching, server
 from fedjax_sim.clients import rows, whole_gradients
 from fedjax_sim.clients.mini_batches import BatchGradient
-from fedjax_sim.server import weighted_sum
 from fedjax_sim.settings import Checked, choice, struct, whole
 from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
 
@@ -87,7 +86,7 @@ class ControlVariates:
         if not self.is_used:
             return Anchor()
         zero = optax.tree.zeros_like(model)
-        slopes = zero if self.is_global else replicate(zero, len(self.counts))
+        slopes = zero if self.is_global else batching.replicate(zero, len(self.counts))
         return Anchor(model, slopes, jnp.int32(-1))
 
     def move(self, key: Key, event: Event, anchor: Anchor, model: Params) -> tuple[Anchor, Work]:
@@ -120,7 +119,7 @@ class ControlVariates:
         def to_model() -> tuple[Anchor, Work]:
             slopes, work = self.slopes_at(key, everyone, model)
             if self.is_global:
-                slopes = weighted_sum(self.counts, slopes)
+                slopes = server.weighted_sum(self.counts, slopes)
             else:
                 of_f = jax.vmap(lambda g, scale: optax.tree.scale(scale, g))(slopes, self.factor)
                 slopes = jax.tree.map(lambda g, f: f.astype(g.dtype), slopes, of_f)
@@ -132,7 +131,7 @@ class ControlVariates:
         def stay() -> tuple[Anchor, Work]:
             return anchor, optax.tree.zeros_like(jax.eval_shape(to_model)[1])
 
-        return jax.lax.cond(any_lane(has_come), to_model, stay)
+        return jax.lax.cond(batching.any_lane(has_come), to_model, stay)
 
     def of_slots(self, anchor: Anchor, clients: Array) -> tuple[Params, ...]:
         """Return the whole gradient of each slot, leaves `[S, ...]`; () without control variates.
@@ -144,7 +143,7 @@ class ControlVariates:
         if not self.is_used:
             return ()
         if self.is_global:
-            return (replicate(anchor.slopes, len(clients)),)
+            return (batching.replicate(anchor.slopes, len(clients)),)
         return (rows.read_rows(anchor.slopes, clients),)
 
     def corrected(

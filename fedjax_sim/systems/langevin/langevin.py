@@ -56,37 +56,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import streams, types
-from fedjax_sim.clients import (
-    BatchGradient,
-    ClientTraining,
-    Training,
-    add_langevin_noise,
-    add_momentum,
-    batch_gradient,
-    check_exact,
-    local_steps,
-    of_pair,
-    precondition,
-    whole_gradient,
-    without_gradients,
-)
+from fedjax_sim import clients, settings, streams, types
+from fedjax_sim.clients import BatchGradient, ClientTraining, Training, local_steps
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import keep_if_empty, mean_of
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    count,
-    group,
-    is_known,
-    is_not,
-    real,
-    static,
-    struct,
-    switch,
-)
+from fedjax_sim.settings import Checked, ConfigError, choice, struct
 from fedjax_sim.systems.langevin.control_variates import (
     Anchor,
     Controls,
@@ -102,22 +77,7 @@ from fedjax_sim.systems.langevin.preconditioning import (
     count_precondition_bits,
 )
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Event,
-    Fit,
-    Hints,
-    Key,
-    Leaf,
-    Messages,
-    Params,
-    Plan,
-    Problem,
-    System,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Algorithm, Problem
 
 
 def _makes_transformation(value: object) -> bool:
@@ -131,18 +91,18 @@ def _makes_transformation(value: object) -> bool:
 class Dynamics(Checked):
     """Settings of the dynamics that Langevin steps follow."""
 
-    noise_correction: bool = switch(
+    noise_correction: bool = settings.switch(
         False,
         "Whether private noise is scaled down so that partial participation keeps the temperature.",
     )
-    transform: Callable[[], optax.GradientTransformation] = static(
+    transform: Callable[[], optax.GradientTransformation] = settings.static(
         optax.identity,
         "a function that makes an optax gradient transformation",
         _makes_transformation,
         meaning="Applied to the gradients of f^c before each step, such as "
         "`partial(optax.clip_by_global_norm, 1.0)`.",
     )
-    friction: float = real(
+    friction: float = settings.real(
         1.0, "Friction a of SGHMC; 1 for none of its momentum.", above=0, most=1, simpler_at=(1.0,)
     )
 
@@ -151,36 +111,42 @@ class Dynamics(Checked):
 class Hyper(WeightedRounds):
     """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
 
-    step_size: float = real(1e-6, "Step size eta, of the order of 1 / n.", above=0)
-    step_decay: float = real(
+    step_size: float = settings.real(1e-6, "Step size eta, of the order of 1 / n.", above=0)
+    step_decay: float = settings.real(
         0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
     )
-    temperature: float = real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
+    temperature: float = settings.real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
     # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
     # s_c^2 = rho^2 + (1 - rho^2) / p_c.
-    rho: float = real(
+    rho: float = settings.real(
         0.0,
         "Weight of the noise that all clients share (the correlation of their noise is smaller).",
         least=0,
         most=1,
         simpler_at=(0.0, 1.0),
-        only_with={"temperature": is_not(0)},
+        only_with={"temperature": settings.is_not(0)},
     )
     gradient: str = choice(
         "minibatch", ("minibatch", "exact"), "Gradients of a mini-batch or of all examples."
     )
-    batch_size: int = count(32, "Examples of a mini-batch.")
-    training: ClientTraining = group(
+    batch_size: int = settings.count(32, "Examples of a mini-batch.")
+    training: ClientTraining = settings.group(
         ClientTraining(sampling="without_replacement"),
         "clipping of the gradients of single examples",
         without=("sampling", "optimizer", "optimizer_state"),
     )
-    dynamics: Dynamics = group(Dynamics(), "momentum, transformed gradients, private noise")
-    control_variates: Controls = group(Controls(), "anchors that lessen the gradients' noise")
-    preconditioning: Preconditioning = group(
+    dynamics: Dynamics = settings.group(
+        Dynamics(), "momentum, transformed gradients, private noise"
+    )
+    control_variates: Controls = settings.group(
+        Controls(), "anchors that lessen the gradients' noise"
+    )
+    preconditioning: Preconditioning = settings.group(
         Preconditioning(), "steps scaled by the gradients' size"
     )
-    messages: ModelMemories = group(ModelMemories(), "compression of messages, and its memories")
+    messages: ModelMemories = settings.group(
+        ModelMemories(), "compression of messages, and its memories"
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -226,22 +192,25 @@ class State(NamedTuple):
       square: The preconditioner's V.
     """
 
-    server: Params
-    velocity: Params = ()
-    memory: Params = ()
+    server: types.Params
+    velocity: types.Params = ()
+    memory: types.Params = ()
     anchor: Anchor = Anchor()
     square: Square = Square()
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
+def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
-    is_exact, has_momentum = hyper.gradient == "exact", not is_known(hyper.dynamics.friction, 1)
+    is_exact, has_momentum = (
+        hyper.gradient == "exact",
+        not settings.is_known(hyper.dynamics.friction, 1),
+    )
     variates = ControlVariates(problem, hyper, plan, factor)
     scaling = Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
 
-    def init(key: Key) -> State:
+    def init(key: types.Key) -> State:
         server = problem.init(key)
         velocity = optax.tree.zeros_like(server) if has_momentum else ()
         memory = hyper.messages.first_memories(
@@ -249,7 +218,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         )
         return State(server, velocity, memory, variates.first(server), scaling.first(server))
 
-    def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         # Before the steps: the anchor and the preconditioner of this round, and the
         # noise of all clients.
         first = event.tick * jnp.asarray(hyper.local_steps, "int32")  # k of the round's first step
@@ -262,7 +231,9 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         shared = shared_noise(hyper, streams.lane_stream(key, "shared noise"), first)
         most_steps = event.facts.most_steps
 
-        def training(start: Params, client: Array, offset: Array, *whole: Params) -> Training:
+        def training(
+            start: types.Params, client: types.Array, offset: types.Array, *whole: types.Params
+        ) -> Training:
             client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
             gradient = variates.corrected(  # of f^c
                 mean_gradient(key, client_key, client, first, most_steps),
@@ -274,7 +245,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
                 hyper, streams.lane_stream(client_key, "private noise"), first, share[client]
             )
             moves = langevin_steps(hyper, first, root, [*shared, *private])
-            return Training(of_pair(gradient) if has_momentum else gradient, moves)
+            return Training(clients.of_pair(gradient) if has_momentum else gradient, moves)
 
         # K local steps of every slot.
         start = (state.server, state.velocity) if has_momentum else state.server
@@ -287,7 +258,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
                 allowed = "identity where a step changes how many local steps clients do"
                 raise ConfigError("messages.compression", str(hyper.messages.compression), allowed)
             known = langevin_steps(hyper, first, root, shared)
-            known = without_gradients(known, start, hyper.local_steps)
+            known = clients.without_gradients(known, start, hyper.local_steps)
             mean, memory = decode_mean(hyper, key, event, share, memory, known, local)
         # The round's state; an empty round changes nothing.
         server, velocity = mean if has_momentum else (mean, ())
@@ -297,14 +268,18 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
         return keep_if_empty(event, after, state), work
 
     def mean_gradient(
-        key: Key, client_key: Key, client: Array, first: Array, most_steps: int | None
+        key: types.Key,
+        client_key: types.Key,
+        client: types.Array,
+        first: types.Array,
+        most_steps: int | None,
     ) -> BatchGradient:
         """Return the gradient of the client's mean loss, on mini-batches or on all examples."""
         if is_exact:
             noise = streams.lane_stream(client_key, "noise")
-            return whole_gradient(problem, noise, client, first, most_steps=most_steps)
+            return clients.whole_gradient(problem, noise, client, first, most_steps=most_steps)
         batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
-        return batch_gradient(
+        return clients.batch_gradient(
             problem, batches, key, client, first, most_steps=most_steps, is_alone=True
         )
 
@@ -312,55 +287,61 @@ def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
 
 
 def langevin_steps(
-    hyper: Hyper, first: Array, root: Params, noises: list[optax.GradientTransformation]
+    hyper: Hyper, first: types.Array, root: types.Params, noises: list[optax.GradientTransformation]
 ) -> optax.GradientTransformation:
     """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
     drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
     moves = optax.chain(drift, *noises)
-    moves = moves if hyper.preconditioning.preconditioner == "none" else precondition(moves, root)
+    moves = (
+        moves
+        if hyper.preconditioning.preconditioner == "none"
+        else clients.precondition(moves, root)
+    )
     moves = optax.chain(hyper.dynamics.transform(), moves)
     return (
         moves
-        if is_known(hyper.dynamics.friction, 1)
-        else add_momentum(moves, hyper.dynamics.friction)
+        if settings.is_known(hyper.dynamics.friction, 1)
+        else clients.add_momentum(moves, hyper.dynamics.friction)
     )
 
 
-def eta(hyper: Hyper, k: Array) -> Array:
+def eta(hyper: Hyper, k: types.Array) -> types.Array:
     """Compute the size of step k."""
     return hyper.step_size / (1 + hyper.step_size * hyper.step_decay * k)
 
 
-def shared_noise(hyper: Hyper, key: Key, first: Array) -> list[optax.GradientTransformation]:
+def shared_noise(
+    hyper: Hyper, key: types.Key, first: types.Array
+) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau rho^2) xi; no transformation if it is known to be 0."""
-    if is_known(hyper.temperature, 0) or is_known(hyper.rho, 0):
+    if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 0):
         return []
     return [noise_of(hyper, key, first, temperature(hyper) * hyper.rho**2)]
 
 
 def private_noise(
-    hyper: Hyper, key: Key, first: Array, share: Array
+    hyper: Hyper, key: types.Key, first: types.Array, share: types.Array
 ) -> list[optax.GradientTransformation]:
     """Make sqrt(2 eta tau (1 - rho^2) / p_c) xi^c; no transformation if it is known to be 0."""
-    if is_known(hyper.temperature, 0) or is_known(hyper.rho, 1):
+    if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 1):
         return []
     correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
     private = temperature(hyper) * (1 - hyper.rho**2) / (share * correction)
     return [noise_of(hyper, key, first, private)]
 
 
-def temperature(hyper: Hyper) -> Array | float:
+def temperature(hyper: Hyper) -> types.Array | float:
     """Compute the temperature of a step's noise, a tau with momentum."""
-    if is_known(hyper.dynamics.friction, 1):
+    if settings.is_known(hyper.dynamics.friction, 1):
         return hyper.temperature
     return hyper.temperature * hyper.dynamics.friction
 
 
 def noise_of(
-    hyper: Hyper, key: Key, first: Array, tau: Array | float
+    hyper: Hyper, key: types.Key, first: types.Array, tau: types.Array | float
 ) -> optax.GradientTransformation:
     """Make noise of temperature tau whose draws depend on the key and k alone."""
-    return add_langevin_noise(key, lambda k: eta(hyper, k), tau, first=first)
+    return clients.add_langevin_noise(key, lambda k: eta(hyper, k), tau, first=first)
 
 
 RELIED_ON = (
@@ -372,7 +353,9 @@ RELIED_ON = (
 """Settings by which messages are counted, with the values that add none."""
 
 
-def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+def traffic(
+    problem: Problem, hyper: Hyper, timeline: types.Timeline
+) -> tuple[types.Leaf, types.Leaf] | None:
     """Count the bits sent up and down at each tick, where clients send more than their models."""
     if hyper.control_variates.anchor == "none" and hyper.preconditioning.preconditioner == "none":
         return None
@@ -386,7 +369,7 @@ def traffic(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, L
     return senders * up + both_ways + slopes, senders * down + both_ways + slopes_and_anchors
 
 
-def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> Leaf | None:
+def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> types.Leaf | None:
     """Count the bits that each client sends and receives at each tick, `i64[T, N]`.
 
     None without control variates, as only participants send and receive then.
@@ -405,13 +388,13 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> Leaf |
 
 
 @jax.jit
-def _first_model(problem: Problem) -> Params:
+def _first_model(problem: Problem) -> types.Params:
     return problem.init(jax.random.key(0))
 
 
-def message_bits(params: Params, hyper: Hyper) -> tuple[int, int]:
+def message_bits(params: types.Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a model, with its velocity if there is one, up and down."""
-    sent = params if is_known(hyper.dynamics.friction, 1) else (params, params)
+    sent = params if settings.is_known(hyper.dynamics.friction, 1) else (params, params)
     return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
 
 
@@ -424,24 +407,26 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
       ConfigError: If exact gradients are asked for and the problem has none.
     """
     if hyper.gradient == "exact":
-        check_exact(problem, "gradient", "exact", "minibatch")
+        clients.check_exact(problem, "gradient", "exact", "minibatch")
     if hyper.control_variates.anchor != "none":
-        check_exact(problem, "control_variates.anchor", hyper.control_variates.anchor, "none")
+        clients.check_exact(
+            problem, "control_variates.anchor", hyper.control_variates.anchor, "none"
+        )
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
     return hyper.weighted(counts)
 
 
 paper = presets.preset(Hyper, presets.LOCK_STEP)
 """Its docstring names the experiments."""
-system = System(
+system = types.System(
     "langevin",
     Hyper,
     schedule_weighted_rounds,
     algorithm,
     "federated averaging Langevin dynamics: averages of noisy local steps sample a posterior",
-    messages=Messages(message_bits, traffic, bits_by_client, relies_on=RELIED_ON),
-    hints=Hints(rounds_within),
-    fit=Fit(complete=complete),
+    messages=types.Messages(message_bits, traffic, bits_by_client, relies_on=RELIED_ON),
+    hints=types.Hints(rounds_within),
+    fit=types.Fit(complete=complete),
     paper=paper,
 )
 """FA-LD under its name."""

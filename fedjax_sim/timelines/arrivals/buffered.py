@@ -15,18 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import settings
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    count,
-    fields,
-    group,
-    real,
-    struct,
-    switch,
-)
+from fedjax_sim.settings import Checked, ConfigError, choice, fields, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import (
@@ -78,7 +69,7 @@ class ArrivalClock(Checked):
         hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(buffer_size=5, clock=clock)
     """
 
-    server_interact: float = real(
+    server_interact: float = settings.real(
         0.0,
         "Duration of the server's exchange with clients, in units of virtual time, once the buffer "
         'is full. Has no effect under restart "replaced", "free" and "before_aggregation".',
@@ -92,7 +83,7 @@ class ArrivalClock(Checked):
         "When a client that finished an update starts the next one, and from which model; the "
         "readings are explained at `fedjax_sim.timelines.ArrivalClock`.",
     )
-    send_old_model: bool = switch(
+    send_old_model: bool = settings.switch(
         False,
         "Whether reporting clients get the model from before the tick that took their update, as "
         'in QuAFL\'s public simulator. This is the only causal choice under restart "own_finish".',
@@ -114,13 +105,17 @@ class Arrivals(Clients):
         assert hyper.num_at_work == 8  # all clients, because there are fewer than 20
     """
 
-    buffer_size: int = count(10, "Updates that fill the buffer and make the server act, Z (or b).")
-    concurrency: int = count(
+    buffer_size: int = settings.count(
+        10, "Updates that fill the buffer and make the server act, Z (or b)."
+    )
+    concurrency: int = settings.count(
         20,
         'Clients at work at one time, M, under restart "replaced"; all clients if there are fewer.',
         only_with={"clock.restart": ("replaced",)},
     )
-    clock: ArrivalClock = group(ArrivalClock(), "when clients start, and when the server acts")
+    clock: ArrivalClock = settings.group(
+        ArrivalClock(), "when clients start, and when the server acts"
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.

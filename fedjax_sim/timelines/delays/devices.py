@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked
-from fedjax_sim.settings import is_known
+from fedjax_sim import checking, settings
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
 from fedjax_sim.types import EMPTY, Array, Key
@@ -92,7 +91,7 @@ def draw_devices(key: Key, hyper: Clients) -> Devices:
     )
 
 
-@checked
+@checking.checked
 def loss_shares(hyper: Clients) -> Array | None:
     """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
 
@@ -264,7 +263,7 @@ def is_lost(devices: Devices, client: Array, update: Array) -> Array:
     return draw_losses(devices.key, devices.loss, client, update)
 
 
-@checked
+@checking.checked
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
     """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
 
@@ -308,7 +307,7 @@ def _windows(key: Key, hyper: Clients) -> Windows | None:
         times = [jnp.asarray(x, float) for x in found]
         places = jnp.asarray(first[:-1]), jnp.asarray(first[1:])
         return Windows._make([*places, *times, int(np.diff(first).max())])
-    if is_known(hyper.delays.off_time, 0):
+    if settings.is_known(hyper.delays.off_time, 0):
         return None
     on, off = jnp.asarray(hyper.delays.on_time, float), jnp.asarray(hyper.delays.off_time, float)
     everyone = jnp.arange(num, dtype="int32")

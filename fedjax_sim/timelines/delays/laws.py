@@ -13,24 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, OneOf, checked
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    DefaultTime,
-    choice,
-    count,
-    fields,
-    group,
-    idle_of,
-    is_known,
-    is_not,
-    real,
-    static,
-    struct,
-    value_of,
-)
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.settings import Checked, ConfigError, DefaultTime, choice, fields, struct
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
 from fedjax_sim.types import Array, Key
@@ -98,7 +83,7 @@ class ClientDelays(Checked):
         assert fedavg.Hyper(delays=slow) == fedavg.Hyper(slow_fraction=0.5, rate_slow=0.1)
     """
 
-    slow_fraction: float = real(
+    slow_fraction: float = settings.real(
         0.0,
         "Share of slow clients; their number is rounded up to a whole number.",
         least=0,
@@ -108,23 +93,23 @@ class ClientDelays(Checked):
         "random",
         ("random", "last"),
         "Which clients are slow: a random set per lane, or the clients with the highest numbers.",
-        only_with={"slow_fraction": is_not(0)},
+        only_with={"slow_fraction": settings.is_not(0)},
     )
-    rate_fast: float = real(
+    rate_fast: float = settings.real(
         1.0,
         "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
         of_time=True,
-        only_with={"slow_fraction": is_not(1)},
+        only_with={"slow_fraction": settings.is_not(1)},
     )
-    rate_slow: float = real(
+    rate_slow: float = settings.real(
         1 / 8,
         "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
         above=0,
         of_time=True,
-        only_with={"slow_fraction": is_not(0)},
+        only_with={"slow_fraction": settings.is_not(0)},
     )
-    rate_spread: float = real(
+    rate_spread: float = settings.real(
         0.5,
         "Spread of the clients' rates around those of fast and slow clients: rates are log-normal "
         "with unchanged means, and their logarithm has this standard deviation. 0 for equal rates.",
@@ -136,76 +121,76 @@ class ClientDelays(Checked):
         RUNTIME_LAWS,
         "Law of running times; the laws are explained at `fedjax_sim.timelines.ClientDelays`.",
     )
-    spread_fast: float = real(
+    spread_fast: float = settings.real(
         0.0,
         "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
         least=0,
-        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": is_not(1)},
+        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": settings.is_not(1)},
     )
-    spread_slow: float = real(
+    spread_slow: float = settings.real(
         0.0,
         "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
         least=0,
-        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": is_not(0)},
+        only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": settings.is_not(0)},
     )
     time_of: str = choice(
         "step",
         ("step", "update"),
         "What one running time covers: each of the K local steps, or the update as a whole.",
     )
-    drop_rate: float = real(
+    drop_rate: float = settings.real(
         0.0,
         "Share of finished updates that are lost on the way to the server.",
         least=0,
         most=0.99,
         simpler_at=(0.0,),
     )
-    on_time: float = real(
+    on_time: float = settings.real(
         1.0,
         "Length of the windows in which a client works, in units of virtual time. A break of "
         "`off_time` follows each window, and each client starts at a random place of this cycle.",
         above=0,
         of_time=True,
-        only_with={"off_time": is_not(0)},
+        only_with={"off_time": settings.is_not(0)},
     )
-    off_time: float = real(
+    off_time: float = settings.real(
         0.0,
         "Length of the break after each working window, in units of virtual time; 0 for no breaks.",
         least=0,
         simpler_at=(0.0,),
     )
-    cycle_spread: float = real(
+    cycle_spread: float = settings.real(
         1.0,
         "Part of the cycle of window and break over which the clients' places at time 0 are "
         "spread. 1 makes about as many available at any time; with 0 all have the same hours.",
         least=0,
         most=1,
-        only_with={"off_time": is_not(0)},
+        only_with={"off_time": settings.is_not(0)},
     )
-    bits_up: float = real(
+    bits_up: float = settings.real(
         0.0,
         "Bits of a client's update, for the time that a table's bandwidths make it take; 0 for the "
         "bits that the system sends.",
         least=0,
         only_with={"client_table": _has_bandwidth},
     )
-    bits_down: float = real(
+    bits_down: float = settings.real(
         0.0,
         "Bits of the model that a client receives, for the time that a table's bandwidths make it "
         "take; 0 for the bits that the system sends.",
         least=0,
         only_with={"client_table": _has_bandwidth},
     )
-    client_table: Any = static(
+    client_table: Any = settings.static(
         None,
         "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.delays.client_table`",
         lambda value: value is None or isinstance(value, ClientTable),
         read_client_table,
         meaning="Names, speeds, bandwidths, losses and windows of single clients.",
     )
-    trace: Any = static(
+    trace: Any = settings.static(
         None,
         "a Trace, or the name of a CSV file with columns client, start, finish",
         lambda value: value is None or isinstance(value, Trace),
@@ -310,13 +295,15 @@ class ClientDelays(Checked):
     @property
     def loses_updates(self) -> bool:
         """Whether updates may be lost, as far as is known."""
-        return self.drop_rates is not self.drop_rate or not is_known(self.drop_rate, 0)
+        return self.drop_rates is not self.drop_rate or not settings.is_known(self.drop_rate, 0)
 
     @property
     def has_breaks(self) -> bool:
         """Whether clients may be away, as far as is known."""
         table = self.client_table
-        return not is_known(self.off_time, 0) or (table is not None and table.windows is not None)
+        return not settings.is_known(self.off_time, 0) or (
+            table is not None and table.windows is not None
+        )
 
     @property
     def connections(self) -> tuple[tuple[Any, np.ndarray | None], ...]:
@@ -335,13 +322,15 @@ class Clients(Checked):
         assert hyper.times_per_update == 1  # one running time covers all five steps
     """
 
-    num_clients: int = count(
+    num_clients: int = settings.count(
         100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
     )
-    local_steps: int = count(
+    local_steps: int = settings.count(
         10, "Local steps of a client's update, or at most between two contacts, K."
     )
-    delays: ClientDelays = group(ClientDelays(), "which clients are fast, and how long work takes")
+    delays: ClientDelays = settings.group(
+        ClientDelays(), "which clients are fast, and how long work takes"
+    )
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -359,14 +348,16 @@ class Clients(Checked):
             self.recorded  # noqa: B018 - checks the clients
         if not self.source_of_times:
             return
-        times = [x for x in fields(type(self)) if isinstance(value_of(self, x), DefaultTime)]
-        idle = idle_of(self)
+        times = [
+            x for x in fields(type(self)) if isinstance(settings.value_of(self, x), DefaultTime)
+        ]
+        idle = settings.idle_of(self)
         left = [name for name in times if name not in idle]
         if left:
             others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
             allowed = f"given in the unit of time of {self.source_of_times}{others}"
             allowed += ": defaults are in another unit"
-            raise ConfigError(left[0], value_of(self, left[0]), allowed)
+            raise ConfigError(left[0], settings.value_of(self, left[0]), allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place.
@@ -497,7 +488,7 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
         return Speeds(jnp.asarray(table.rate, float), jnp.asarray(table.spread, float))
     place = jnp.arange(num)[::-1]
     if delays.slow_clients == "random":
-        place = jax.random.permutation(lane_stream(key, "speeds"), num)
+        place = jax.random.permutation(streams.lane_stream(key, "speeds"), num)
     num_slow = jnp.ceil(jnp.asarray(delays.slow_fraction, float) * num - 1e-6)
     pairs = (delays.rate_slow, delays.rate_fast), (delays.spread_slow, delays.spread_fast)
     speeds = Speeds(
@@ -507,9 +498,9 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
         )
     )
     spread = delays.rate_spread
-    if is_known(spread, 0):
+    if settings.is_known(spread, 0):
         return speeds
-    normal = jax.random.normal(lane_stream(key, "rates"), (num,), speeds.rate.dtype)
+    normal = jax.random.normal(streams.lane_stream(key, "rates"), (num,), speeds.rate.dtype)
     return speeds._replace(rate=speeds.rate * jnp.exp(spread * normal - spread**2 / 2))
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.timelines.delays.client_table import names_as_text, naming_file, read_rows
+from fedjax_sim.timelines.delays import client_table
 from fedjax_sim.types import Array
 
 
@@ -132,7 +132,7 @@ class Trace:
         Raises:
           ConfigError: If some rows name a client, and another row does not.
         """
-        names = names_as_text(client_names)
+        names = client_table.names_as_text(client_names)
         if set(self.texts).isdisjoint(names):
             return self
         return _of_names(self, names)
@@ -219,7 +219,7 @@ def read_trace(path: str | Path) -> Trace:
       ConfigError: If the file cannot be read, or holds values that are not allowed.
     """
     columns = dict.fromkeys(["client", "start", "finish"])
-    rows, header = read_rows("trace", path, columns)
+    rows, header = client_table.read_rows("trace", path, columns)
     if header < columns.keys():
         allowed = "a CSV file with rows, and with columns client, start and finish"
         raise ConfigError("trace", str(path), allowed)
@@ -232,6 +232,6 @@ def read_trace(path: str | Path) -> Trace:
                 f"trace {name} in row {row + 1}", rows[row][name], "a number"
             ) from None
 
-    with naming_file(path):
+    with client_table.naming_file(path):
         times = [[number(name, row) for row in range(len(rows))] for name in ("start", "finish")]
         return Trace([row["client"] for row in rows], *times)

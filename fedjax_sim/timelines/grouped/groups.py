@@ -15,24 +15,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import settings
 from fedjax_sim.checking import AtLeast0, checked
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    choice,
-    count,
-    fields,
-    filled,
-    fixed,
-    group,
-    is_known,
-    real,
-    reals,
-    static,
-    struct,
-    value_of,
-    whole,
-)
+from fedjax_sim.settings import Checked, ConfigError, choice, fields, fixed, group, struct, whole
 from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
 from fedjax_sim.types import EMPTY, Leaf
 
@@ -81,7 +66,7 @@ class Grouping(Checked):
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(num_clients=20, grouping=uneven)
     """
 
-    group_sizes: Any = static(
+    group_sizes: Any = settings.static(
         None,
         "whole numbers from 1 joined by +, such as 5+15, one per group",
         lambda x: _are_whole(x, 1),
@@ -91,7 +76,7 @@ class Grouping(Checked):
         "remainder.",
         only_with={"association": (None,)},
     )
-    association: Any = static(
+    association: Any = settings.static(
         None,
         "whole numbers joined by +, such as 0+1+1, one group per client or -1",
         lambda x: _are_whole(x, EMPTY),
@@ -99,13 +84,13 @@ class Grouping(Checked):
         meaning="Group of each client, instead of group sizes; -1 for a client that does not take "
         "part.",
     )
-    active_per_group: int = count(
+    active_per_group: int = settings.count(
         0,
         "Clients of a group that take part in a round, drawn anew for each round; delays count "
         "only these. 0 for all of them, as in the paper.",
         least=0,
     )
-    group_weights: Any = static(
+    group_weights: Any = settings.static(
         "clients",
         "clients, examples, equal, or numbers from 0 joined by +, one per group",
         _are_weights,
@@ -127,27 +112,27 @@ class IterationDelays(Checked):
         assert np.allclose(groups.mean_iteration(), 4 * 0.1 + 1.0 + 0.5)  # groups of four
     """
 
-    shift_per_client: float = real(
+    shift_per_client: float = settings.real(
         0.01,
         "Constant part of an iteration's delay per client of the group, in units of virtual time.",
         least=0,
         of_time=True,
     )
-    shift: Any = reals(
+    shift: Any = settings.reals(
         0.85,
         "Constant part of an iteration's delay that does not depend on the group's size, in units "
         "of virtual time: one number for all groups, or one per group.",
         least=0,
         of_time=True,
     )
-    mean_per_client: float = real(
+    mean_per_client: float = settings.real(
         0.001,
         "Mean of the exponential part of an iteration's delay per client of the group, in units of "
         "virtual time.",
         least=0,
         of_time=True,
     )
-    mean: Any = reals(
+    mean: Any = settings.reals(
         0.085,
         "Mean of the exponential part of an iteration's delay that does not depend on the group's "
         "size, in units of virtual time: one number for all groups, or one per group.",
@@ -173,27 +158,27 @@ class ExchangeDelays(Checked):
         'the paper. "group": one draw per group and round; a round ends when the exchange of the '
         "last group does.",
     )
-    exchange_shift_per_group: float = real(
+    exchange_shift_per_group: float = settings.real(
         0.0,
         "Constant part of the global exchange's delay per group, in units of virtual time.",
         least=0,
         of_time=True,
     )
-    exchange_shift: Any = reals(
+    exchange_shift: Any = settings.reals(
         0.0,
         "Constant part of the global exchange's delay that does not depend on the number of "
         "groups, in units of virtual time: one number for all groups, or one per group.",
         least=0,
         of_time=True,
     )
-    exchange_mean_per_group: float = real(
+    exchange_mean_per_group: float = settings.real(
         0.0,
         "Mean of the exponential part of the global exchange's delay per group, in units of "
         "virtual time.",
         least=0,
         of_time=True,
     )
-    exchange_mean: Any = reals(
+    exchange_mean: Any = settings.reals(
         0.0,
         "Mean of the exponential part of the global exchange's delay that does not depend on the "
         "number of groups, in units of virtual time: one number for all groups, or one per group.",
@@ -217,13 +202,13 @@ class GroupClock(Checked):
         "Local iterations that a group does at least in a round. With a sync time of 0 it does "
         "exactly so many (kappa_2 of HierFAVG).",
     )
-    sync_growth: float = real(
+    sync_growth: float = settings.real(
         0.0,
         "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth), in units of "
         "virtual time.",
         least=0,
     )
-    ticks_per_round: int = count(
+    ticks_per_round: int = settings.count(
         1,
         "Number of ticks J into which a round is cut, at equal parts of its sync time, so that the "
         "groups' models can be evaluated before the round ends. Only the last tick aggregates.",
@@ -262,10 +247,10 @@ class Groups(Clients):
 
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
     local_steps: int = fixed(1)
-    client_steps: int = count(
+    client_steps: int = settings.count(
         1, "Local steps of a client in one iteration of its group, E (kappa_1 of HierFAVG)."
     )
-    client_epochs: float = real(
+    client_epochs: float = settings.real(
         0.0,
         "Passes over a client's examples in one iteration of its group, instead of client_steps: "
         "ceil(client_epochs m / batch_size) local steps for a client of m examples. 0 for "
@@ -280,10 +265,10 @@ class Groups(Clients):
     )
     # What `complete_groups` fills in from the problem, where something depends on it: the clients'
     # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
-    examples: Any = filled()
-    steps_of_epochs: Any = filled()
-    num_groups: int = count(2, "Number of groups, M.")
-    sync_time: float = real(
+    examples: Any = settings.filled()
+    steps_of_epochs: Any = settings.filled()
+    num_groups: int = settings.count(2, "Number of groups, M.")
+    sync_time: float = settings.real(
         5.0,
         "Sync time S, in units of virtual time. 0 gives one local iteration per round; the whole "
         "time budget keeps the groups isolated until its end.",
@@ -337,7 +322,7 @@ class Groups(Clients):
             *("exchange.exchange_shift", "exchange.exchange_mean"),
         )
         for name in per_group:
-            value = value_of(self, name)
+            value = settings.value_of(self, name)
             size = np.size(value)
             if size not in (1, self.num_groups):
                 raise ConfigError(name, value, f"one number, or num_groups = {self.num_groups}")
@@ -456,7 +441,7 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
     Raises:
       ConfigError: If iterations last for epochs and there is no problem.
     """
-    has_epochs = not is_known(hyper.client_epochs, 0)
+    has_epochs = not settings.is_known(hyper.client_epochs, 0)
     if problem is None and has_epochs:
         allowed = "0 for a schedule without a problem, which says how many examples clients have"
         raise ConfigError("client_epochs", hyper.client_epochs, allowed)

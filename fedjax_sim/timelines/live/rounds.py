@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import streams
+from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, count, group, is_known, struct
+from fedjax_sim.settings import ConfigError, struct
 from fedjax_sim.timelines.cohorts import client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
@@ -47,9 +47,9 @@ class LiveCohorts(Clients):
         assert hyper.num_asked == 5 and hyper.misses_nobody
     """
 
-    num_selected: int = count(10, "Size of the cohort, S: reports that a round uses.")
+    num_selected: int = settings.count(10, "Size of the cohort, S: reports that a round uses.")
     weighting: str = client_weighting("the mean of the reports that are used")
-    clock: CohortClock = group(CohortClock(), "how long a round takes")
+    clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -79,7 +79,7 @@ class LiveCohorts(Clients):
     def misses_nobody(self) -> bool:
         """Whether everyone who is asked reports: nothing is lost or late, and nobody is away."""
         comes = not (self.delays.has_breaks or self.delays.loses_updates)
-        return comes and is_known(self.clock.deadline, 0)
+        return comes and settings.is_known(self.clock.deadline, 0)
 
     def share(self, counts: Array, clients: Array) -> Array | None:
         """Return what reports of clients `i32[A]` weigh, `f[A]`; None if they weigh the same.

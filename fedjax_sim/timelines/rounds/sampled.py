@@ -15,38 +15,15 @@ from typing import Any, TypeVar, cast
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import settings, streams, types
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import (
-    Checked,
-    ConfigError,
-    check_left,
-    choice,
-    count,
-    filled,
-    fixed,
-    group,
-    real,
-    struct,
-    switch,
-)
-from fedjax_sim.streams import lane_stream
+from fedjax_sim.settings import Checked, ConfigError, choice, fixed, struct
 from fedjax_sim.timelines import cohorts, presets
 from fedjax_sim.timelines.cohorts import Draws
 from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.timelines.rounds import synchronous
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
-from fedjax_sim.types import (
-    Algorithm,
-    Array,
-    Fit,
-    Hints,
-    Key,
-    Messages,
-    Plan,
-    Settings,
-    System,
-    Timeline,
-)
+from fedjax_sim.types import Algorithm
 
 
 @struct
@@ -67,7 +44,7 @@ class Cohort(Checked):
         'to numbers of examples. "poisson": each client independently with probability S / N, S '
         "being `num_selected`, and all weights are 1 / S.",
     )
-    with_replacement: bool = switch(
+    with_replacement: bool = settings.switch(
         False,
         "Whether a client may be drawn several times in a round. It works once, and its weight is "
         "counted as often as it was drawn.",
@@ -85,19 +62,19 @@ class CohortRounds(Clients):
         assert hyper.shares(jnp.array([1.0, 3.0])).tolist() == [1 / 4, 3 / 4]
     """
 
-    local_epochs: float = real(
+    local_epochs: float = settings.real(
         0.0,
         "Passes over its m examples that a client makes in a round, E, instead of `local_steps`: "
         "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
         least=0,
     )
-    num_selected: int = count(10, "Size of the cohort, S.")
-    cohort: Cohort = group(Cohort(), "who is asked, and what the reports weigh")
-    clock: CohortClock = group(CohortClock(), "how long a round takes")
+    num_selected: int = settings.count(10, "Size of the cohort, S.")
+    cohort: Cohort = settings.group(Cohort(), "who is asked, and what the reports weigh")
+    clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
     # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of
     # examples, `f64[N]`, if something depends on them.
     has_epochs: bool = fixed(False)
-    examples: Any = filled()
+    examples: Any = settings.filled()
 
     def check_together(self) -> None:
         """Check combinations of settings.
@@ -109,7 +86,7 @@ class CohortRounds(Clients):
         super().check_together()
         if self.cohort.selection == "poisson":
             values = {"cohort.weighting": "equal", "cohort.with_replacement": False}
-            check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
+            settings.check_left(self, values | {"clock.num_asked": 0}, 'with selection = "poisson"')
         are_distinct = not self.cohort.with_replacement
         synchronous.check_clients(self, are_distinct=are_distinct)
         if are_distinct and self.clock.num_asked > self.num_clients:
@@ -155,7 +132,7 @@ class CohortRounds(Clients):
         counts = np.ones(self.num_clients) if problem is None else np.asarray(problem.counts, float)
         return hyper.replace(examples=counts, has_epochs=has_epochs)
 
-    def shares(self, counts: Array) -> Array:
+    def shares(self, counts: types.Array) -> types.Array:
         """Compute the clients' weights in the objective, `f[N]` of sum 1, from their examples."""
         share = counts if self.cohort.weighting == "examples" else jnp.ones_like(counts)
         return share / share.sum()
@@ -168,11 +145,11 @@ HyperT = TypeVar("HyperT", bound=CohortRounds)
 def cohort_system(
     name: str,
     hyper: type[HyperT],
-    algorithm: Callable[[Any, HyperT, Plan], Algorithm[Any, Any]],
+    algorithm: Callable[[Any, HyperT, types.Plan], Algorithm[Any, Any]],
     summary: str,
     *,
-    messages: Messages = Messages(),
-) -> System[HyperT, Any, Any]:
+    messages: types.Messages = types.Messages(),
+) -> types.System[HyperT, Any, Any]:
     """Combine an algorithm with rounds of sampled clients; `paper` is FAVANO's comparison.
 
     `algorithm`, `summary` and `messages` are those of `System`.
@@ -187,21 +164,23 @@ def cohort_system(
     Returns:
       The system.
     """
-    return System(
+    return types.System(
         name,
         hyper,
         schedule_cohort_rounds,
         algorithm,
         summary,
         messages=messages,
-        hints=Hints(synchronous.rounds_within),
+        hints=types.Hints(synchronous.rounds_within),
         paper=presets.preset(hyper, presets.FAVANO),
-        fit=Fit(complete=lambda hyper, problem: hyper.completed(problem)),
+        fit=types.Fit(complete=lambda hyper, problem: hyper.completed(problem)),
     )
 
 
 @checked
-def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timeline:
+def schedule_cohort_rounds(
+    key: types.Key, hyper: types.Settings, num_ticks: Count
+) -> types.Timeline:
     """Schedule rounds of sampled clients.
 
     Reports that are not used leave no trace in the timeline, nor in the local steps and bits that
@@ -219,13 +198,13 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
       sampling they are all 1 / S.
     """
     num_asked = hyper.clock.num_asked or hyper.num_selected
-    clients, times = _draw_asked(lane_stream(key, "cohorts"), hyper, num_asked, num_ticks)
+    clients, times = _draw_asked(streams.lane_stream(key, "cohorts"), hyper, num_asked, num_ticks)
     share = times.astype(float)
     if hyper.cohort.weighting == "examples" and hyper.examples is not None:
         share = share * hyper.examples[clients]
     is_poisson = hyper.cohort.selection == "poisson"
 
-    def weigh(share: Array) -> Array:
+    def weigh(share: types.Array) -> types.Array:
         total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
         return share / (hyper.num_selected if is_poisson else total)
 
@@ -240,7 +219,7 @@ def schedule_cohort_rounds(key: Key, hyper: Settings, num_ticks: Count) -> Timel
     )
 
 
-def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
+def _draw_asked(key: types.Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
     """Draw the clients that are asked, and how often each was drawn: `[T, A]`."""
     if hyper.cohort.selection == "poisson":
         cohort, is_member = cohorts.draw_poisson_cohorts(key, hyper.num_clients, num, num_ticks)
@@ -257,7 +236,7 @@ def _draw_asked(key: Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draw
     return Draws(clients, jnp.ones_like(clients))
 
 
-def _steps_of(clients: Array, hyper: Any) -> Array:
+def _steps_of(clients: types.Array, hyper: Any) -> types.Array:
     """Compute the local steps of each slot's client: `i[T, A]`."""
     # A quotient that is a whole number must not become the next one by rounding.
     quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
