@@ -337,9 +337,11 @@ def test_no_argument_or_local_has_the_name_of_an_imported_module(module: str) ->
         if f"{node.module}.{alias.name}".removeprefix("fedjax_sim.") in MODULES
     }
     bound = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    fields = {line.target for each in classes for line in each.body if hasattr(line, "target")}
     bound |= {
         node.id
         for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and node not in fields
     }
     assert not modules & bound

@@ -17,8 +17,9 @@ from flax import linen as nn
 from flax.typing import Dtype
 
 from fedjax_sim.checking import Count, OneOf, checked
-from fedjax_sim.models import cnn, convolution, mlp
-from fedjax_sim.models.convolution import Convolution
+from fedjax_sim.models.cnn import conv, group_norm
+from fedjax_sim.models.convolution import Convolution, auto, max_pool
+from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
 
@@ -47,7 +48,7 @@ class ResNet(nn.Module):
     stages: tuple[Count, ...]
     blocks: Count
     stem: Annotated[str, OneOf(("cifar", "imagenet"))] = "cifar"
-    convolution: Convolution = convolution.auto
+    convolution: Convolution = auto
     dtype: Dtype | None = None
 
     @nn.compact
@@ -55,14 +56,14 @@ class ResNet(nn.Module):
         """Compute the logits `[..., num_classes]` of images `[..., H, W, C]`."""
         if self.stem == "imagenet":
             x = nn.relu(self._conv_and_norm(x, self.stages[0], 7, strides=2, padding=3))
-            x = convolution.max_pool(x, 3, stride=2, pad=1)
+            x = max_pool(x, 3, stride=2, pad=1)
         else:
             x = nn.relu(self._conv_and_norm(x, self.stages[0], 3))
         for i, features in enumerate(self.stages):
             for j in range(self.blocks):
                 x = self._block(x, features, strides=2 if i > 0 and j == 0 else 1)
         x = x.mean((-3, -2))
-        return mlp.dense(self.num_classes, x.shape[-1], self.dtype)(x)
+        return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
     def _block(self, x: Array, features: int, strides: int) -> Array:
         """Apply a basic block; the shortcut has a 1x1 convolution if the shape changes."""
@@ -77,13 +78,13 @@ class ResNet(nn.Module):
     ) -> Array:
         """Apply a convolution without bias, then group normalisation."""
         sizes = {"strides": strides, "padding": padding}
-        x = cnn.conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
-        return cnn.group_norm(x, 8, self.dtype)
+        x = conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
+        return group_norm(x, 8, self.dtype)
 
 
 @checked
 def resnet20(
-    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
+    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-20 for 32x32 images, with 1x1 convolutions as shortcuts.
 
@@ -104,7 +105,7 @@ def resnet20(
 
 @checked
 def resnet18(
-    num_classes: Count, *, convolution: Convolution = convolution.auto, dtype: Dtype | None = None
+    num_classes: Count, *, convolution: Convolution = auto, dtype: Dtype | None = None
 ) -> ResNet:
     """Make a ResNet-18 for images of 64x64 or more, with the ImageNet stem.
 

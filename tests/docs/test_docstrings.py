@@ -13,6 +13,7 @@ under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
 
 import ast
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,12 +41,13 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 def names_in(path: Path) -> list[str]:
     """Read what a module exports, or list the public definitions of one that exports nothing."""
-    if (names := exports.names_in(path)) is not None:
+    if path.name == "__init__.py" and (names := exports.names_in(path)) is not None:
         return names
     tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return ast.literal_eval(node.value)
+            module = ".".join(path.relative_to(ROOT.parent).parent.parts)
+            return importlib.import_module(module).__all__
     return [
         node.name
         for node in tree.body
@@ -75,7 +77,8 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
     An import is the name and the file that it is from.
     """
     entries: dict[str, list[Definition | ast.Constant | tuple[str, Path]]] = {}
-    tree = ast.parse(path.read_text())
+    stub = path.with_suffix(".pyi")
+    tree = ast.parse((stub if stub.exists() else path).read_text())
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -85,8 +88,10 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
     for node in ast.walk(tree):
         if isinstance(node, Definition):
             entries.setdefault(node.name, []).append(node)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedjax_sim"):
-            folder = ROOT.parent.joinpath(*str(node.module).split("."))
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        module = f"fedjax_sim.{module}" if getattr(node, "level", 0) else module
+        if isinstance(node, ast.ImportFrom) and module.startswith("fedjax_sim"):
+            folder = ROOT.parent.joinpath(*module.split("."))
             file = folder.with_suffix(".py")
             found = file if file.exists() else folder / "__init__.py"
             for alias in node.names:
@@ -99,7 +104,7 @@ def public_definitions() -> dict[str, Definition | ast.Constant]:
     found: dict[str, Definition | ast.Constant] = {}
     single = [ROOT.joinpath(*name.split(".")).with_suffix(".py") for name in SINGLE_MODULES]
     for path in [*sorted(ROOT.rglob("__init__.py")), *single]:
-        for name in names_in(ast.parse(path.read_text())):
+        for name in names_in(path):
             if (entry := definition_of(name, path)) is None:
                 continue
             found[entry[0]] = entry[1]
