@@ -336,13 +336,12 @@ def test_no_argument_or_local_has_the_name_of_an_imported_module(module: str) ->
         for alias in node.names
         if f"{node.module}.{alias.name}".removeprefix("fedjax_sim.") in MODULES
     }
-    nodes = [*ast.walk(tree)]
-    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-    fields = {n.target for each in classes for n in each.body if isinstance(n, ast.AnnAssign)}
-    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    fields = {line.target for each in classes for line in each.body if hasattr(line, "target")}
     bound |= {
         node.id
-        for node in nodes
+        for node in ast.walk(tree)
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and node not in fields
     }
     assert not modules & bound

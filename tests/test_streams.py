@@ -22,7 +22,7 @@ def names_of_streams() -> set[str]:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                called = ast.unparse(node.func).removeprefix("streams.")
+                called = ast.unparse(node.func).rpartition(".")[2]
                 place = {"stream": 1, "lane_stream": 1, "tick_key": 2}.get(called)
                 for name in [] if place is None else node.args[place : place + 1]:
                     said = f"{path.name}: a stream's name is a literal"

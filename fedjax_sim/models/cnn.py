@@ -12,8 +12,9 @@ from flax import linen as nn
 from flax.typing import Dtype
 
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.models import convolution, mlp
+from fedjax_sim.models import convolution
 from fedjax_sim.models.convolution import Convolution
+from fedjax_sim.models.mlp import dense, flatten
 from fedjax_sim.types import Array, Key
 
 
@@ -44,10 +45,10 @@ class LeNet(nn.Module):
         convolve_and_pool = convolution.pooled(self.convolution)
         for features in (6, 16):
             x = nn.relu(conv(x, features, 5, convolve_and_pool, self.dtype, padding="VALID"))
-        x = mlp.flatten(x)
+        x = flatten(x)
         for features in (120, 84):
-            x = nn.relu(mlp.dense(features, x.shape[-1], self.dtype)(x))
-        return mlp.dense(self.num_classes, x.shape[-1], self.dtype)(x)
+            x = nn.relu(dense(features, x.shape[-1], self.dtype)(x))
+        return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
 @checked
@@ -88,11 +89,11 @@ class DoubleConvNet(nn.Module):
             x = convolution.max_pool(x)
             rate = 0.3 if i == 0 else 0.5
             x = nn.Dropout(rate, broadcast_dims=(-3, -2), deterministic=not train)(x)
-        x = mlp.flatten(x)
-        x = nn.relu(mlp.dense(128, x.shape[-1], self.dtype)(x))
+        x = flatten(x)
+        x = nn.relu(dense(128, x.shape[-1], self.dtype)(x))
         x = group_norm(x, 4, self.dtype)
         x = nn.Dropout(0.5, deterministic=not train)(x)
-        return mlp.dense(self.num_classes, x.shape[-1], self.dtype)(x)
+        return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
 @checked
@@ -117,9 +118,9 @@ class SmallCNN(nn.Module):
         """Compute the logits `[..., num_classes]` of images `[..., H, W, C]`."""
         for features in (32, 64):
             x = nn.relu(conv(x, features, 3, self.convolution, self.dtype, padding="VALID"))
-        x = mlp.flatten(convolution.max_pool(x))
-        x = nn.relu(mlp.dense(128, x.shape[-1], self.dtype)(x))
-        return mlp.dense(self.num_classes, x.shape[-1], self.dtype)(x)
+        x = flatten(convolution.max_pool(x))
+        x = nn.relu(dense(128, x.shape[-1], self.dtype)(x))
+        return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
 
 def conv(

@@ -17,8 +17,9 @@ from flax import linen as nn
 from flax.typing import Dtype
 
 from fedjax_sim.checking import Count, OneOf, checked
-from fedjax_sim.models import cnn, mlp
+from fedjax_sim.models.cnn import conv, group_norm
 from fedjax_sim.models.convolution import Convolution, auto, max_pool
+from fedjax_sim.models.mlp import dense
 from fedjax_sim.types import Array
 
 
@@ -62,7 +63,7 @@ class ResNet(nn.Module):
             for j in range(self.blocks):
                 x = self._block(x, features, strides=2 if i > 0 and j == 0 else 1)
         x = x.mean((-3, -2))
-        return mlp.dense(self.num_classes, x.shape[-1], self.dtype)(x)
+        return dense(self.num_classes, x.shape[-1], self.dtype)(x)
 
     def _block(self, x: Array, features: int, strides: int) -> Array:
         """Apply a basic block; the shortcut has a 1x1 convolution if the shape changes."""
@@ -77,8 +78,8 @@ class ResNet(nn.Module):
     ) -> Array:
         """Apply a convolution without bias, then group normalisation."""
         sizes = {"strides": strides, "padding": padding}
-        x = cnn.conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
-        return cnn.group_norm(x, 8, self.dtype)
+        x = conv(x, features, window, self.convolution, self.dtype, bias=False, **sizes)
+        return group_norm(x, 8, self.dtype)
 
 
 @checked

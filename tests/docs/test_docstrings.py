@@ -13,6 +13,7 @@ under "Returns:", or by a first line whose verb names it ("Compute E[t_i].").
 
 import ast
 import functools
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,12 +41,13 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 def names_in(path: Path) -> list[str]:
     """Read what a module exports, or list the public definitions of one that exports nothing."""
-    if (names := exports.names_in(path)) is not None:
+    if path.name == "__init__.py" and (names := exports.names_in(path)) is not None:
         return names
     tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return ast.literal_eval(node.value)
+            module = ".".join(path.relative_to(ROOT.parent).parent.parts)
+            return importlib.import_module(module).__all__
     return [
         node.name
         for node in tree.body
@@ -86,11 +88,10 @@ def in_module(path: Path) -> dict[str, list[Definition | ast.Constant | tuple[st
     for node in ast.walk(tree):
         if isinstance(node, Definition):
             entries.setdefault(node.name, []).append(node)
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        home = f"fedjax_sim.{node.module}" if node.level else str(node.module)  # Of the stub.
-        if node.module and home.startswith("fedjax_sim"):
-            folder = ROOT.parent.joinpath(*home.split("."))
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        module = f"fedjax_sim.{module}" if getattr(node, "level", 0) else module
+        if isinstance(node, ast.ImportFrom) and module.startswith("fedjax_sim"):
+            folder = ROOT.parent.joinpath(*module.split("."))
             file = folder.with_suffix(".py")
             found = file if file.exists() else folder / "__init__.py"
             for alias in node.names:

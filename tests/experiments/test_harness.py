@@ -4,6 +4,7 @@ import importlib
 import inspect
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,7 @@ def test_every_module_with_a_run_is_listed() -> None:
     found = {
         f"{path.parent.name}/{path.stem}"
         for path in root.glob("*/*.py")
-        if "\ndef run(arguments: Arguments)" in path.read_text()
+        if re.search(r"\ndef run\(arguments: (harness\.)?Arguments\)", path.read_text())
     }
     assert set(registry.names()) == found
 

@@ -56,7 +56,7 @@ def job(tmp_path: Path) -> Callable[[str, str], Job]:
 
     def make(name: str, program: str) -> Job:
         folder = tmp_path / "parts" / name
-        command = (sys.executable, "-u", "-S", "-c", program, str(folder))
+        command = (sys.executable, "-u", "-c", program, str(folder))
         return Job(f"part {name}", command, folder, tmp_path)
 
     return make
@@ -185,7 +185,7 @@ import sys, time
 from pathlib import Path
 from fedjax_sim.launch.jobs import Job, start_job
 folder = Path({str(tmp_path)!r})
-command = (sys.executable, "-S", "-c", {part!r}, str(folder))
+command = (sys.executable, "-c", {part!r}, str(folder))
 start_job(Job("part a", command, folder / "a", folder))
 time.sleep(60)
 """
