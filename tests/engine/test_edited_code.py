@@ -5,8 +5,12 @@ kinds. What plain JAX does not notice either may go unnoticed.
 """
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -497,3 +501,67 @@ def test_data_and_settings_make_no_difference() -> None:
     user = User("", "x")
     other = user.names["Problem"](np.full(2, 7, "int32"))
     assert number_of_code(partial(_trace_problem, other, 1), other) == user.number()
+
+
+def test_autoreload_and_cells_of_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that IPython's `%autoreload` patches in place, and a cell that is run again."""
+    shells = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "edited_by_autoreload.py"
+    shell = shells.InteractiveShell()
+
+    def run(cell: str) -> None:
+        shell.run_cell(cell, silent=True).raise_error()
+
+    def write(body: str, second: int) -> None:
+        path.write_text(f"def term(x):\n    return {body}\n")
+        os.utime(path, (second, second))
+
+    write("x", 1_000_000_000)
+    run("%load_ext autoreload\n%autoreload 2")
+    run(f"{START}\nimport edited_by_autoreload\nterm = edited_by_autoreload.term")
+
+    def found() -> list[float]:
+        run("problem = Problem(np.ones(2, 'int32'))")
+        return norms(shell.user_ns["problem"])
+
+    before = found()
+    assert found() == before
+    write("0.5 * x", 1_000_000_100)
+    patched = found()
+    run("def term(x): return 0.25 * x")
+    redefined = found()
+    assert len({before[1], patched[1], redefined[1]}) == 3
+    for factor, values in ((1, before), (0.5, patched), (0.25, redefined)):
+        assert values == norms(User("", f"{factor} * x").problem)
+
+
+def test_programs_that_are_kept_are_those_of_the_code(tmp_path: Path) -> None:
+    """Two versions of a loss take turns on one folder of `keep_compiled`."""
+
+    def run(factor: int, **environment: str) -> str:
+        source = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import fedjax_sim
+from tests.engine.test_edited_code import User, norms
+fedjax_sim.keep_compiled({bool(environment)})
+print(norms(User("", "{factor} * x").problem))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", source],
+            env={name: text for name, text in os.environ.items() if "CACHE" not in name}
+            | environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    kept = {"FEDJAX_SIM_CACHE": str(tmp_path)}
+    found = [run(factor, **kept) for factor in (1, 2, 1)]
+    assert found[0] == found[2] != found[1]
+    assert any(tmp_path.rglob("*-cache")), "programs were kept"
+    assert found[1] == run(2)
