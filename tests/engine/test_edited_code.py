@@ -513,7 +513,7 @@ def test_autoreload_and_cells_of_a_notebook(
     shell = shells.InteractiveShell()
 
     def run(cell: str) -> None:
-        shell.run_cell(cell, silent=True).raise_error()
+        shell.run_cell(cell).raise_error()
 
     def write(body: str, second: int) -> None:
         path.write_text(f"def term(x):\n    return {body}\n")
