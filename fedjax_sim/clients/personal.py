@@ -111,6 +111,6 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
         return {}
     values = problem.evaluate_clients(model_of)
     metrics = {f"personal_{name}": jnp.nanmean(value) for name, value in values.items()}
-    if getattr(problem, "per_client", False):
+    if trees.has(problem, "per_client") and problem.per_client:
         metrics |= {f"personal_client_{name}[client]": value for name, value in values.items()}
     return metrics

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checking, streams
+from fedjax_sim import checking, streams, trees
 from fedjax_sim.settings import choice, real, static, struct
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
 
@@ -99,7 +99,7 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     def sent(key: Key) -> Any:
         statistics = problem.init(key)
         params = problem.maximise(statistics)
-        return statistics, getattr(problem, "unknown", lambda whole: whole)(params)
+        return statistics, problem.unknown(params) if trees.has(problem, "unknown") else params
 
     bits = full_precision_bits(jax.eval_shape(sent, jax.random.key(0)))
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits

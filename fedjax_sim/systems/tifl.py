@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, streams
+from fedjax_sim import batching, streams, trees
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.server import Reports
 from fedjax_sim.settings import (
@@ -270,7 +270,7 @@ def tier_accuracies(
       tier: `i32[N]`.
     """
     model: Params = state.server
-    if getattr(problem, "has_tests_of_clients", False):
+    if trees.has(problem, "has_tests_of_clients") and problem.has_tests_of_clients:
         found = problem.evaluate_clients(lambda client: model)
         quality = found["accuracy"] if "accuracy" in found else -found["loss"]
     else:

@@ -486,6 +486,17 @@ def test_no_look_up_of_a_user_is_run() -> None:
     user, plain = User(source, "f(x)"), User("", "x")
     user.run("Problem = jax.tree_util.register_dataclass(dataclasses.dataclass(Broken))")
     assert norms(user.problem) == norms(plain.problem)
+    # Systems that ask for more than a problem must have, such as metrics of single clients.
+    extra = "\n    def evaluate_clients(self, of): return {'norm': jnp.sum(of(0)) * jnp.ones(2)}\n"
+    made = "Problem = jax.tree_util.register_dataclass(dataclasses.dataclass(Personal))"
+    for each in (user, plain):
+        each.run(f"class Personal(Problem):{extra}\n{made}")
+    for name in ("tifl", "ditto"):
+        system = fedjax_sim.SYSTEMS[name]
+        hyper = system.paper(num_clients=2, num_selected=1, batch_size=1, local_steps=1)
+        hyper = hyper.replace(num_tiers=1) if name == "tifl" else hyper
+        found, known = (norms(each.problem, system=system, hyper=hyper) for each in (user, plain))
+        assert found == known
 
 
 def test_arrays_are_not_kept_alive() -> None:
