@@ -6,7 +6,7 @@ from `fedbuff.py` (asynchronous) or `fedavg.py` (synchronous). A system with par
 needs is a folder, with the algorithm in the file of its name: `favano`, `langevin`.
 Systems do not import each other: what two of them need lives in `fedjax_sim.clients`,
 `fedjax_sim.server`, `fedjax_sim.compression` or `fedjax_sim.timelines`. Only a system that is the
-algorithm of another one on a live clock, such as `oort`, imports that.
+algorithm of another one with a clock or a setting more, such as `oort` or `fedprox`, imports that.
 
 A system is loaded when it is first used, and all of them with `SYSTEMS`.
 """

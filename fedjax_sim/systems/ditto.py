@@ -41,15 +41,11 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     num_clients = problem.counts.shape[0]
     wire = Wire(problem, hyper, plan, train=local_training)
     train = local_training(problem, hyper, plan)
-    personalise = local_training(  # grad F_k(v_k) + lambda (v_k - w^t)
-        problem,
-        hyper,
-        plan,
-        direction=lambda g, v, q, start, w: jax.tree.map(
-            lambda g, v, w: g + hyper.attachment * (v - w), g, v, w
-        ),
-        is_elementwise=True,
-    )
+
+    def pulled(g: Params, v: Params, q: Array, start: Params, w: Params) -> Params:
+        return jax.tree.map(lambda g, v, w: g + hyper.attachment * (v - w), g, v, w)
+
+    personalise = local_training(problem, hyper, plan, direction=pulled, is_elementwise=True)
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

@@ -1,12 +1,10 @@
 """Expectation maximisation (Dempster, Laird and Rubin 1977) in the space of expected statistics.
 
-    S_k -> `state.server`    S_{k+1} = mean_i s_i(T(S_k)), eq. (5) of arXiv 2111.02083
+    S_k -> `server`    S_{k+1} = mean_i s_i(T(S_k)), eq. (5) of arXiv 2111.02083
 
 The parameters of classical EM are theta_k = T(S_k). It is the baseline of FedEM: in every round
 every client evaluates all its examples and sends their mean statistics uncompressed.
 """
-
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,34 +26,22 @@ class Hyper(CoinRounds, Expectation):
     batches: str = fixed("full")
 
 
-class State(NamedTuple):
-    """The state of EM.
-
-    Attributes:
-      server: Expected statistics S_k, `f[q]`.
-    """
-
-    server: types.Array
-
-
 def algorithm(
     problem: types.LatentProblem, hyper: Hyper, plan: types.Plan
-) -> Algorithm[State, types.Work]:
-    """Bind EM to a problem."""
+) -> Algorithm[types.Array, types.Work]:
+    """Bind EM to a problem. The state is S_k, `f[q]`."""
     expect = local_expectation(problem, hyper, plan)
 
-    def init(key: types.Key) -> State:
-        return State(problem.init(key))
-
-    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
+    def step(
+        key: types.Key, server: types.Array, event: types.Event
+    ) -> tuple[types.Array, types.Work]:
         is_present = event.clients >= 0
-        natural = problem.natural(problem.maximise(state.server))
+        natural = problem.natural(problem.maximise(server))
         means, work = expect(key, event, natural, is_full=True, works=is_present)
         num_present = jnp.maximum(is_present.sum(), 1).astype(means.dtype)
-        after = State(weighted_sum(is_present, means) / num_present)
-        return keep_if_empty(event, after, state), work
+        return keep_if_empty(event, weighted_sum(is_present, means) / num_present, server), work
 
-    return Algorithm(init, step, model=lambda state: state.server)
+    return Algorithm(problem.init, step, model=lambda server: server)
 
 
 def count_bits(

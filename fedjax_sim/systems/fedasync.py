@@ -67,9 +67,8 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
             allowed = "false, because the weight of a single update would be 1"
             raise ConfigError("staleness.normalised", True, allowed)
         if self.staleness.rule not in DISCOUNTS:
-            raise ConfigError(
-                "staleness.rule", self.staleness.rule, "one of " + ", ".join(DISCOUNTS)
-            )
+            allowed = "one of " + ", ".join(DISCOUNTS)
+            raise ConfigError("staleness.rule", self.staleness.rule, allowed)
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:

@@ -18,6 +18,7 @@ these papers compresses messages here, or makes them private; `fedjax_sim.server
 these options do.
 """
 
+from functools import partial
 from typing import Any
 
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
@@ -36,12 +37,14 @@ def algorithm(problem: Problem, hyper: Any, plan: Plan) -> Algorithm[RoundState,
     """Bind FedAvg to a problem. Clients' optimizers may last, and are kept for every client.
 
     Args:
-      problem: What is learnt.
-      hyper: Settings, or those of a system that is FedAvg on a clock of its own.
+      problem: Data and loss.
+      hyper: Settings, or those of a system that is FedAvg on a clock of its own, or with a
+        `proximal` term.
       plan: How the machine is used.
     """
-    train = lasting_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, train=local_training)
+    proximal = getattr(hyper, "proximal", None)
+    train = lasting_training(problem, hyper, plan, proximal=proximal)
+    wire = Wire(problem, hyper, plan, train=partial(local_training, proximal=proximal))
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

@@ -36,7 +36,7 @@ clients and 0.1 with 11, compared with 8.9 and 8.7 under the continuous clock
 (experiments/favano/README.md has the accuracies).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,24 +84,34 @@ class State(NamedTuple):
       server: The newest model, leaves `[...]`.
       versions: Server models that some client works from, leaves `[R, ...]`.
       memo: What both sides remember of messages.
-      velocity: The server's last step, leaves `[...]`; 0 without momentum.
+      velocity: The server's last step, leaves `[...]`; () without momentum.
     """
 
     server: Params
     versions: Params
     memo: Memo
-    velocity: Params
+    velocity: Params = ()
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Work]:
-    """Bind FedBuff to a problem."""
+def algorithm(
+    problem: Problem, hyper: Any, plan: Plan, *, can_repeat: bool = True
+) -> Algorithm[State, Work]:
+    """Bind FedBuff to a problem.
+
+    Args:
+      problem: Data and loss.
+      hyper: Settings, or those of a system that is FedBuff with weights or a clock of its own.
+      plan: How the machine is used.
+      can_repeat: Whether a client may have several slots of a tick.
+    """
     train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, can_repeat=True, train=local_training)
-    has_momentum = not is_known(hyper.server_momentum, 0)
+    wire = Wire(problem, hyper, plan, can_repeat=can_repeat, train=local_training)
+    momentum = getattr(hyper, "server_momentum", 0.0)
+    has_momentum = not is_known(momentum, 0)
 
     def init(key: Key) -> State:
-        server, versions, memo = wire.first_version(problem.init(key))
-        return State(server, versions, memo, jax.tree.map(jnp.zeros_like, server))
+        first = wire.first_version(problem.init(key))
+        return State(*first, jax.tree.map(jnp.zeros_like, first.server) if has_momentum else ())
 
     def step(key: Key, state: State, event: Event) -> tuple[State, Work]:
         start = stale_models(state, event)  # base[i], a stale server model
@@ -111,9 +121,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         change, memo = wire.noisy_sum(key, event, progress, memo)  # 0 if all slots are empty
         velocity = state.velocity
         if has_momentum:
-            change = jax.tree.map(
-                lambda v, d: hyper.server_momentum * v + d, state.velocity, change
-            )
+            change = jax.tree.map(lambda v, d: momentum * v + d, velocity, change)
             still = jax.tree.map(jnp.zeros_like, change)
             velocity = keep_if_empty(event, change, velocity)
             change = keep_if_empty(event, change, still)

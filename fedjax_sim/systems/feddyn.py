@@ -22,13 +22,7 @@ import optax
 
 from fedjax_sim.batching import replicate
 from fedjax_sim.clients import LocalTraining, local_training, read_clients, write_clients
-from fedjax_sim.server import (
-    Reports,
-    RoundState,
-    Wire,
-    keep_if_empty,
-    report_messages,
-)
+from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty, report_messages
 from fedjax_sim.settings import real, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
@@ -45,13 +39,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     """Bind FedDyn to a problem."""
     share, alpha = hyper.shares(problem.counts), hyper.regularization
     wire = Wire(problem, hyper, plan)
-    train = local_training(  # g - g_k + alpha (theta - theta^{t-1})
-        problem,
-        hyper,
-        plan,
-        is_corrected=True,
-        proximal=alpha,
-    )
+    # g - g_k + alpha (theta - theta^{t-1})
+    train = local_training(problem, hyper, plan, is_corrected=True, proximal=alpha)
 
     def init(key: Key) -> RoundState:
         server = problem.init(key)

@@ -43,11 +43,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
     num_clients, wire = problem.counts.shape[0], Wire(problem, hyper, plan)
 
     def in_turn(gradient: Params, model: Params, q: Array, start: Params) -> Params:
-        return jax.tree.map(
-            lambda g, is_own: jnp.where((q < hyper.head_steps) == is_own, g, 0),
-            gradient,
-            hyper.are_personal(model),
-        )
+        is_first, own = q < hyper.head_steps, hyper.are_personal(model)
+        return jax.tree.map(lambda g, is_own: jnp.where(is_first == is_own, g, 0), gradient, own)
 
     direction = in_turn if hyper.head_steps else None
     train = local_training(problem, hyper, plan, direction=direction, is_elementwise=True)

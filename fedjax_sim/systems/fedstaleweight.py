@@ -6,7 +6,8 @@
 
 Algorithm 1: when the buffer holds b updates, tau_j = v - k_j joins the average of its client;
 alpha_j = (E[tau_j] b + 1) / n, divided by the buffer's sum; w_{v+1} = w_v + eta_g sum_j alpha_j
-Delta_j. The weights follow from the schedule alone and are part of the timeline.
+Delta_j. The weights follow from the schedule alone and are part of the timeline; the step with them
+is FedBuff's (`fedbuff`).
 
 Deviation: Algorithm 1 prints the weight without b. It is then not the inverse of a client's share
 of arrivals (Eq. 7), so Eq. 8 is the default.
@@ -27,23 +28,13 @@ clients and U(8, 12) for the last five. In one point the code is not followed: t
 share memory, here each version keeps its values.
 """
 
-import jax
-import jax.numpy as jnp
-
-from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import (
-    Reports,
-    Versioned,
-    WeightedArrivals,
-    Wire,
-    report_messages,
-    schedule_stale_arrivals,
-    stale_models,
-    weigh_arrivals,
-)
+from fedjax_sim import server
+from fedjax_sim.clients import LocalTraining
+from fedjax_sim.server import Reports, WeightedArrivals
 from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
-from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
+from fedjax_sim.types import Hints, System
 
 
 @struct
@@ -54,36 +45,16 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
     server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
-    """Bind FedStaleWeight to a problem."""
-    train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, can_repeat=True, train=local_training)
-
-    def init(key: Key) -> Versioned:
-        return wire.first_version(problem.init(key))
-
-    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
-        start = stale_models(state, event)  # w_{k_j}
-        local, work = train(key, event, starts=start)
-        reports, memo = wire.receive(key, event, state.memo, start, local)
-        progress = jax.tree.map(jnp.subtract, reports, start)  # Delta_j
-        mean = wire.sum(key, event, progress)  # sum_j alpha_j; 0 if all slots are empty
-        server = jax.tree.map(lambda w, d: w + hyper.server_lr * d, state.server, mean)
-        return wire.next_version(key, event, state, memo, server), work
-
-    return wire.algorithm(init, step)
-
-
 paper = presets.preset(Hyper, presets.STALENESS)
 system = System(
     "fedstaleweight",
     Hyper,
-    schedule_stale_arrivals,
-    algorithm,
+    server.schedule_stale_arrivals,
+    fedbuff.algorithm,
     "buffered asynchronous aggregation; weights from staleness give slow clients their share",
     can_repeat=True,
-    messages=report_messages(),
+    messages=server.report_messages(),
     hints=Hints(arrivals_within),
-    weigh=weigh_arrivals,
+    weigh=server.weigh_arrivals,
     paper=paper,
 )

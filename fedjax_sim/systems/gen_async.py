@@ -8,7 +8,8 @@ C tasks circulate: a client works on its tasks in the order in which they came, 
 the model that the task carries. When client J_k has finished one, the server makes the step
 w_{k+1} = w_k - eta / (n p_{J_k}) g_{J_k}(w_{I_k}), draws a client with probabilities p, and sends
 it a task with the new model. In the long run client i sends a share p_i of the gradients, whatever
-its speed is, so that the weight 1 / (n p_i) makes all clients count equally.
+its speed is, so that the weight 1 / (n p_i) makes all clients count equally. The step is FedBuff's
+(`fedbuff`) with a buffer of one.
 
 Deviation: the paper begins with a given set of C clients. Here the first C tasks are drawn with
 probabilities p as well, because a set would be one more setting, which is forgotten after a while.
@@ -18,14 +19,14 @@ gradient), and `server_lr` scales the server's step. `routing_exponent` names a 
 probabilities; `routing` gives them one by one.
 """
 
-import jax
-import jax.numpy as jnp
+from functools import partial
 
-from fedjax_sim.clients import LocalTraining, local_training
-from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models
+from fedjax_sim.clients import LocalTraining
+from fedjax_sim.server import Reports, report_messages
 from fedjax_sim.settings import real, struct
+from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
-from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
+from fedjax_sim.types import Hints, System
 
 
 @struct
@@ -35,32 +36,12 @@ class Hyper(ClientQueues, LocalTraining, Reports):
     server_lr: float = real(1.0, "Learning rate of the server, a factor on its steps.", above=0)
 
 
-def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
-    """Bind Generalized AsyncSGD to a problem."""
-    train = local_training(problem, hyper, plan)
-    wire = Wire(problem, hyper, plan, train=local_training)
-
-    def init(key: Key) -> Versioned:
-        return wire.first_version(problem.init(key))
-
-    def step(key: Key, state: Versioned, event: Event) -> tuple[Versioned, Work]:
-        start = stale_models(state, event)  # w_{I_k}, [1, ...]
-        local, work = train(key, event, starts=start)
-        reports, memo = wire.receive(key, event, state.memo, start, local)
-        progress = jax.tree.map(jnp.subtract, reports, start)  # -eta g_{J_k}(w_{I_k})
-        scaled = wire.sum(key, event, progress)  # / (n p_{J_k}); 0 in an empty slot
-        server = jax.tree.map(lambda w, d: w + hyper.server_lr * d, state.server, scaled)
-        return wire.next_version(key, event, state, memo, server), work
-
-    return wire.algorithm(init, step)
-
-
 paper = presets.preset(Hyper, {**presets.FAVANO, "local_steps": 1})
 system = System(
     "gen_async",
     Hyper,
     schedule_client_queues,
-    algorithm,
+    partial(fedbuff.algorithm, can_repeat=False),
     "clients with queues; each finished gradient is a server step, weighted by 1 / (n p_i)",
     messages=report_messages(),
     hints=Hints(client_queues_within),

@@ -113,11 +113,7 @@ system = types.System(
     algorithm,
     "periodic contacts; clients mix the server's model into their own",
     overshoot=False,
-    messages=types.Messages(
-        message_bits,
-        relies_on=RELIED_ON,
-        check=check_numbers,
-    ),
+    messages=types.Messages(message_bits, relies_on=RELIED_ON, check=check_numbers),
     hints=types.Hints(lambda hyper, time: time / hyper.period),
     paper=paper,
 )

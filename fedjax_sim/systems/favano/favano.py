@@ -39,15 +39,7 @@ from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import Contacts, cohorts, presets
 from fedjax_sim.types import Algorithm, Problem
 
-REWEIGHTS = (
-    "stochastic",
-    "deterministic",
-    "none",
-    "estimated_stochastic",
-    "estimated",
-)
-
-
+REWEIGHTS = ("stochastic", "deterministic", "none", "estimated_stochastic", "estimated")
 CLOSED_FORM = ("stochastic", "deterministic")
 """Reweightings that need a law of the step count."""
 
@@ -81,12 +73,10 @@ class Hyper(Contacts, LocalTraining, Reports):
         if not is_always_there or (table is not None and table.has_bandwidth):
             words = f"{others} where clients have breaks, bandwidths or losses"
             raise ConfigError("reweight", self.reweight, words)
-        if self.delays.runtime_law not in timelines.STEP_COUNT_LAWS:
-            raise ConfigError(
-                "reweight", self.reweight, f"{others} under {self.delays.runtime_law}"
-            )
-        period = np.asarray(self.period, float)
-        if self.delays.runtime_law == "runtime_geom" and np.any(period != np.round(period)):
+        law, period = self.delays.runtime_law, np.asarray(self.period, float)
+        if law not in timelines.STEP_COUNT_LAWS:
+            raise ConfigError("reweight", self.reweight, f"{others} under {law}")
+        if law == "runtime_geom" and np.any(period != np.round(period)):
             allowed = "whole under runtime_geom with this reweighting"
             raise ConfigError("server_wait + server_interact", float(period.ravel()[0]), allowed)
 
@@ -151,16 +141,11 @@ def _expectations(
     speeds, speed = rate, clients
     if hyper.delays.client_table is None and is_known(hyper.delays.rate_spread, 0):
         # Clients of one speed share one law.
-        speeds = jnp.stack(
-            [jnp.asarray(r, float) for r in (hyper.delays.rate_fast, hyper.delays.rate_slow)]
-        )
+        rates = hyper.delays.rate_fast, hyper.delays.rate_slow
+        speeds = jnp.stack([jnp.asarray(rate, float) for rate in rates])
         speed = (rate == speeds[1]).astype("int32")[clients]
-    law = step_counts.StepCounts(
-        speeds,
-        hyper.num_selected / hyper.num_clients,
-        hyper.period,
-        hyper.delays.runtime_law,
-    )
+    share, name = hyper.num_selected / hyper.num_clients, hyper.delays.runtime_law
+    law = step_counts.StepCounts(speeds, share, hyper.period, name)
     if not hyper.alpha_by_tick:
         return law.prob_any()[speed], law.mean(hyper.local_steps)[speed]
     tick = jnp.arange(num_ticks)[:, None]

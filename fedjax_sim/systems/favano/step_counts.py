@@ -78,9 +78,8 @@ class StepCounts:
 
             def next_probability(recent: Array, in_this_round: Array) -> tuple[Array, Array]:
                 """Compute a_k from `recent`: a_{k-1}, a_{k-2}, ... and zeros before a_0."""
-                this = (p * in_this_round + (1 - p) * jnp.sum(in_round[1:] * recent)) / (
-                    1 - (1 - p) * in_round[0]
-                )
+                before = (1 - p) * jnp.sum(in_round[1:] * recent)
+                this = (p * in_this_round + before) / (1 - (1 - p) * in_round[0])
                 return jnp.concatenate([this[None], recent])[: num - 1], this
 
             return jax.lax.scan(next_probability, jnp.zeros(num - 1, counts.dtype), in_round)[1]

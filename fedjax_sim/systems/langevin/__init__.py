@@ -6,21 +6,11 @@
 - `preconditioning`: scales steps and noise by a diagonal that all clients share for a round.
 """
 
-from fedjax_sim.systems.langevin.control_variates import Anchor as Anchor
 from fedjax_sim.systems.langevin.control_variates import Controls as Controls
-from fedjax_sim.systems.langevin.control_variates import ControlVariates as ControlVariates
-from fedjax_sim.systems.langevin.control_variates import count_control_bits as count_control_bits
 from fedjax_sim.systems.langevin.langevin import Dynamics as Dynamics
 from fedjax_sim.systems.langevin.langevin import Hyper as Hyper
-from fedjax_sim.systems.langevin.langevin import State as State
 from fedjax_sim.systems.langevin.langevin import algorithm as algorithm
 from fedjax_sim.systems.langevin.langevin import paper as paper
 from fedjax_sim.systems.langevin.langevin import system as system
 from fedjax_sim.systems.langevin.model_memories import ModelMemories as ModelMemories
-from fedjax_sim.systems.langevin.model_memories import decode_mean as decode_mean
-from fedjax_sim.systems.langevin.preconditioning import Preconditioner as Preconditioner
 from fedjax_sim.systems.langevin.preconditioning import Preconditioning as Preconditioning
-from fedjax_sim.systems.langevin.preconditioning import Square as Square
-from fedjax_sim.systems.langevin.preconditioning import (
-    count_precondition_bits as count_precondition_bits,
-)

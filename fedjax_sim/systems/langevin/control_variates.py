@@ -66,15 +66,9 @@ class ControlVariates:
           hyper: Settings with the fields of `Controls` and of `LocalTraining`'s batches.
           factor: `f[N]`, the gradient of f^c over that of the mean loss of client c.
         """
-        self.is_used, self.is_global = (
-            hyper.control_variates.anchor != "none",
-            hyper.control_variates.anchor == "global",
-        )
-        self.counts, self.factor, self.rounds = (
-            problem.counts,
-            factor,
-            hyper.control_variates.control_rounds,
-        )
+        anchor, self.rounds = hyper.control_variates.anchor, hyper.control_variates.control_rounds
+        self.is_used, self.is_global = anchor != "none", anchor == "global"
+        self.counts, self.factor = problem.counts, factor
         self.slopes_at = whole_gradients.gradients_at(problem, hyper, plan, is_exact=True)
 
     def first(self, model: Params) -> Anchor:
@@ -142,16 +136,16 @@ class ControlVariates:
         """
         if not self.is_used:
             return ()
-        if self.is_global:
-            return (batching.replicate(anchor.slopes, len(clients)),)
-        return (rows.read_rows(anchor.slopes, clients),)
+        is_global, slopes = self.is_global, anchor.slopes
+        found = (
+            batching.replicate(slopes, len(clients))
+            if is_global
+            else rows.read_rows(slopes, clients)
+        )
+        return (found,)
 
     def corrected(
-        self,
-        slope_of: BatchGradient,
-        anchor: Anchor,
-        scale: Array,
-        whole: tuple[Params, ...],
+        self, slope_of: BatchGradient, anchor: Anchor, scale: Array, whole: tuple[Params, ...]
     ) -> BatchGradient:
         """Turn the gradient of a client's mean loss into a corrected one of f^c.
 
@@ -175,24 +169,13 @@ class ControlVariates:
         return gradient
 
 
-def count_control_bits(hyper: Any, senders: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count the bits sent up and down for control variates at each tick: `i64[T]` each.
-
-    Anchors go to all clients, of whom participants receive the server's model anyway. Global
-    control variates need a gradient of every client and go back to all.
+def anchor_moves(hyper: Any, senders: np.ndarray) -> np.ndarray:
+    """Tell at which ticks the anchor moves: `bool[T]`.
 
     Args:
-      hyper: Settings with the fields of `Controls`, and `num_clients`.
+      hyper: Settings with the fields of `Controls`.
       senders: `i64[T]`, participants of each tick.
-      size: Bits of a model.
     """
-    moves = anchor_moves(hyper, senders)
-    slopes = size * hyper.num_clients * moves * (hyper.control_variates.anchor == "global")
-    return slopes, slopes + size * (hyper.num_clients - senders) * moves
-
-
-def anchor_moves(hyper: Any, senders: np.ndarray) -> np.ndarray:
-    """Tell at which ticks the anchor moves: `bool[T]`. The arguments are those above."""
     if hyper.control_variates.anchor == "none":
         return np.zeros(senders.shape, bool)
     period = np.arange(len(senders)) // int(hyper.control_variates.control_rounds)

@@ -56,26 +56,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import clients, settings, streams, types
-from fedjax_sim.clients import BatchGradient, ClientTraining, Training, local_steps
+from fedjax_sim import batching, clients, settings, streams, types
+from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import keep_if_empty, mean_of
 from fedjax_sim.settings import Checked, ConfigError, choice, struct
-from fedjax_sim.systems.langevin.control_variates import (
-    Anchor,
-    Controls,
-    ControlVariates,
-    anchor_moves,
-    count_control_bits,
-)
+from fedjax_sim.systems.langevin import control_variates, preconditioning
+from fedjax_sim.systems.langevin.control_variates import Anchor, Controls
 from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
-from fedjax_sim.systems.langevin.preconditioning import (
-    Preconditioner,
-    Preconditioning,
-    Square,
-    count_precondition_bits,
-)
+from fedjax_sim.systems.langevin.preconditioning import Preconditioning, Square
 from fedjax_sim.timelines import WeightedRounds, presets, rounds_within, schedule_weighted_rounds
 from fedjax_sim.types import Algorithm, Problem
 
@@ -161,10 +151,15 @@ class Hyper(WeightedRounds):
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
-        is_full = self.participants == "full"
-        return super().decided() | (
-            {"dynamics.noise_correction": "full participation"} if is_full else {}
-        )
+        found = super().decided()
+        if self.participants == "full":
+            found["dynamics.noise_correction"] = "full participation"
+        return found
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether clients have velocities, as far as is known."""
+        return not settings.is_known(self.dynamics.friction, 1)
 
     @property
     def noise_inflation(self) -> float:
@@ -172,13 +167,10 @@ class Hyper(WeightedRounds):
 
         It compares partial with full participation.
         """
-        num, selected = self.num_clients, self.num_selected
-        extra = {
-            "full": 0.0,
-            "with_replacement": (num - 1) / selected,
-            "without_replacement": (num - selected) / selected,
-        }
-        return 1 + extra[self.participants]
+        if self.participants == "full":
+            return 1.0
+        others = 1 if self.participants == "with_replacement" else self.num_selected
+        return 1 + (self.num_clients - others) / self.num_selected
 
 
 class State(NamedTuple):
@@ -203,19 +195,16 @@ def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, 
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss
-    is_exact, has_momentum = (
-        hyper.gradient == "exact",
-        not settings.is_known(hyper.dynamics.friction, 1),
-    )
-    variates = ControlVariates(problem, hyper, plan, factor)
-    scaling = Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
+    is_exact, has_momentum = hyper.gradient == "exact", hyper.has_momentum
+    variates = control_variates.ControlVariates(problem, hyper, plan, factor)
+    scaling = preconditioning.Preconditioner(problem, hyper, plan, factor, is_exact=is_exact)
 
     def init(key: types.Key) -> State:
         server = problem.init(key)
-        velocity = optax.tree.zeros_like(server) if has_momentum else ()
-        memory = hyper.messages.first_memories(
-            (server, velocity) if has_momentum else server, len(share)
-        )
+        zero, memory = optax.tree.zeros_like(server), ()
+        if not settings.is_known(hyper.messages.memory, 0):
+            memory = batching.replicate((zero, zero) if has_momentum else zero, len(share))
+        velocity = zero if has_momentum else ()
         return State(server, velocity, memory, variates.first(server), scaling.first(server))
 
     def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
@@ -235,15 +224,16 @@ def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, 
             start: types.Params, client: types.Array, offset: types.Array, *whole: types.Params
         ) -> Training:
             client_key = jax.random.fold_in(streams.lane_stream(key, "local"), client)
-            gradient = variates.corrected(  # of f^c
-                mean_gradient(key, client_key, client, first, most_steps),
-                anchor,
-                factor[client],
-                whole,
-            )
-            private = private_noise(
-                hyper, streams.lane_stream(client_key, "private noise"), first, share[client]
-            )
+            if is_exact:
+                noise = streams.lane_stream(client_key, "noise")
+                mean = clients.whole_gradient(problem, noise, client, first, most_steps=most_steps)
+            else:
+                mean = clients.batch_gradient(
+                    problem, hyper, key, client, first, most_steps=most_steps, is_alone=True
+                )
+            gradient = variates.corrected(mean, anchor, factor[client], whole)  # of f^c
+            own_key = streams.lane_stream(client_key, "private noise")
+            private = private_noise(hyper, own_key, first, share[client])
             moves = langevin_steps(hyper, first, root, [*shared, *private])
             return Training(clients.of_pair(gradient) if has_momentum else gradient, moves)
 
@@ -267,22 +257,6 @@ def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, 
         work = work.and_more(work_at_anchor, work_of_scaling, times=per_step)
         return keep_if_empty(event, after, state), work
 
-    def mean_gradient(
-        key: types.Key,
-        client_key: types.Key,
-        client: types.Array,
-        first: types.Array,
-        most_steps: int | None,
-    ) -> BatchGradient:
-        """Return the gradient of the client's mean loss, on mini-batches or on all examples."""
-        if is_exact:
-            noise = streams.lane_stream(client_key, "noise")
-            return clients.whole_gradient(problem, noise, client, first, most_steps=most_steps)
-        batches: Any = hyper  # It has those settings of LocalTraining by which batches are drawn.
-        return clients.batch_gradient(
-            problem, batches, key, client, first, most_steps=most_steps, is_alone=True
-        )
-
     return Algorithm(init, step, lambda state: state.server, obeys=dict(RELIED_ON))
 
 
@@ -292,17 +266,10 @@ def langevin_steps(
     """Make the steps of one client from its noises: preconditioned and with momentum, if set."""
     drift = optax.scale_by_schedule(lambda q: -eta(hyper, first + q))
     moves = optax.chain(drift, *noises)
-    moves = (
-        moves
-        if hyper.preconditioning.preconditioner == "none"
-        else clients.precondition(moves, root)
-    )
+    if hyper.preconditioning.preconditioner != "none":
+        moves = clients.precondition(moves, root)
     moves = optax.chain(hyper.dynamics.transform(), moves)
-    return (
-        moves
-        if settings.is_known(hyper.dynamics.friction, 1)
-        else clients.add_momentum(moves, hyper.dynamics.friction)
-    )
+    return clients.add_momentum(moves, hyper.dynamics.friction) if hyper.has_momentum else moves
 
 
 def eta(hyper: Hyper, k: types.Array) -> types.Array:
@@ -316,7 +283,8 @@ def shared_noise(
     """Make sqrt(2 eta tau rho^2) xi; no transformation if it is known to be 0."""
     if settings.is_known(hyper.temperature, 0) or settings.is_known(hyper.rho, 0):
         return []
-    return [noise_of(hyper, key, first, temperature(hyper) * hyper.rho**2)]
+    shared = temperature(hyper) * hyper.rho**2
+    return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), shared, first=first)]
 
 
 def private_noise(
@@ -327,21 +295,12 @@ def private_noise(
         return []
     correction = hyper.noise_inflation if hyper.dynamics.noise_correction else 1.0
     private = temperature(hyper) * (1 - hyper.rho**2) / (share * correction)
-    return [noise_of(hyper, key, first, private)]
+    return [clients.add_langevin_noise(key, lambda k: eta(hyper, k), private, first=first)]
 
 
 def temperature(hyper: Hyper) -> types.Array | float:
     """Compute the temperature of a step's noise, a tau with momentum."""
-    if settings.is_known(hyper.dynamics.friction, 1):
-        return hyper.temperature
-    return hyper.temperature * hyper.dynamics.friction
-
-
-def noise_of(
-    hyper: Hyper, key: types.Key, first: types.Array, tau: types.Array | float
-) -> optax.GradientTransformation:
-    """Make noise of temperature tau whose draws depend on the key and k alone."""
-    return clients.add_langevin_noise(key, lambda k: eta(hyper, k), tau, first=first)
+    return hyper.temperature * (hyper.dynamics.friction if hyper.has_momentum else 1)
 
 
 RELIED_ON = (
@@ -364,9 +323,13 @@ def traffic(
     senders = (timeline.clients != types.EMPTY).sum(axis=1, dtype=np.int64)
     up, down = message_bits(model, hyper)
     size = types.full_precision_bits(model)
-    both_ways = count_precondition_bits(hyper, senders, size)
-    slopes, slopes_and_anchors = count_control_bits(hyper, senders, size)
-    return senders * up + both_ways + slopes, senders * down + both_ways + slopes_and_anchors
+    both_ways = senders * size * (hyper.preconditioning.preconditioner != "none")
+    # Anchors go to all clients, of whom participants receive the server's model anyway. Global
+    # control variates need a gradient of every client and go back to all.
+    moves = control_variates.anchor_moves(hyper, senders)
+    slopes = size * hyper.num_clients * moves * (hyper.control_variates.anchor == "global")
+    anchors = size * (hyper.num_clients - senders) * moves
+    return senders * up + both_ways + slopes, senders * down + both_ways + slopes + anchors
 
 
 def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> types.Leaf | None:
@@ -381,9 +344,10 @@ def bits_by_client(problem: Problem, hyper: Hyper, timeline: types.Timeline) -> 
     ticks, slots = np.nonzero(timeline.clients != types.EMPTY)
     takes_part[ticks, timeline.clients[ticks, slots]] = True
     size, senders = types.full_precision_bits(model), takes_part.sum(axis=1, dtype=np.int64)
-    own = sum(message_bits(model, hyper)) + 2 * count_precondition_bits(hyper, takes_part, size)
+    is_scaled = hyper.preconditioning.preconditioner != "none"
+    own = sum(message_bits(model, hyper)) + 2 * size * is_scaled
     slopes = 2 * size * (hyper.control_variates.anchor == "global")
-    moves = anchor_moves(hyper, senders)[:, None]
+    moves = control_variates.anchor_moves(hyper, senders)[:, None]
     return takes_part * own + moves * (slopes + size * ~takes_part)
 
 
@@ -394,7 +358,7 @@ def _first_model(problem: Problem) -> types.Params:
 
 def message_bits(params: types.Params, hyper: Hyper) -> tuple[int, int]:
     """Count the bits of a model, with its velocity if there is one, up and down."""
-    sent = params if settings.is_known(hyper.dynamics.friction, 1) else (params, params)
+    sent = (params, params) if hyper.has_momentum else params
     return count_message_bits(hyper.messages.compression, sent), types.full_precision_bits(sent)
 
 
@@ -408,10 +372,8 @@ def complete(hyper: Hyper, problem: Problem | None) -> Hyper:
     """
     if hyper.gradient == "exact":
         clients.check_exact(problem, "gradient", "exact", "minibatch")
-    if hyper.control_variates.anchor != "none":
-        clients.check_exact(
-            problem, "control_variates.anchor", hyper.control_variates.anchor, "none"
-        )
+    if (anchor := hyper.control_variates.anchor) != "none":
+        clients.check_exact(problem, "control_variates.anchor", anchor, "none")
     counts = np.ones(hyper.num_clients) if problem is None else np.asarray(problem.counts, float)
     return hyper.weighted(counts)
 

@@ -39,20 +39,6 @@ class ModelMemories(Compression):
         only_with={"compression": _compresses},
     )
 
-    def first_memories(self, sent: Params, num_clients: int) -> Params:
-        """Begin with memories of 0.
-
-        Args:
-          sent: What a client sends, leaves `[...]`.
-          num_clients: Number of clients, N.
-
-        Returns:
-          Leaves `[N, ...]`; () without memories.
-        """
-        if is_known(self.memory, 0):
-            return ()
-        return replicate(optax.tree.zeros_like(sent), num_clients)
-
 
 def decode_mean(
     hyper: Any,
@@ -88,7 +74,6 @@ def decode_mean(
         # The server's memory is of all clients: sum_c p_c h_c in place of sum_c w_c h_c.
         kept = optax.tree.sub(weighted_sum(share, memory), weighted_sum(event.weight, known))
         mean = optax.tree.add(mean, kept)
-    moved = jax.tree.map(
-        lambda h, u: h + jnp.asarray(hyper.messages.memory, h.dtype) * u, known, sent
-    )
+    alpha = hyper.messages.memory
+    moved = jax.tree.map(lambda h, u: h + jnp.asarray(alpha, h.dtype) * u, known, sent)
     return mean, write_clients(memory, event.clients, moved)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_sim.clients.whole_gradients import gradients_at
@@ -70,10 +69,8 @@ class Preconditioner:
           is_exact: Whether gradients are of all of a client's examples.
         """
         self.is_used = hyper.preconditioning.preconditioner != "none"
-        self.decay, self.floor = (
-            hyper.preconditioning.precondition_decay,
-            hyper.preconditioning.precondition_floor,
-        )
+        self.decay = hyper.preconditioning.precondition_decay
+        self.floor = hyper.preconditioning.precondition_floor
         self.counts, self.factor = problem.counts, factor
         self.slope_at = gradients_at(problem, hyper, plan, is_exact=is_exact)
 
@@ -83,9 +80,8 @@ class Preconditioner:
         Args:
           model: The model, leaves `[...]`.
         """
-        return (
-            Square(optax.tree.zeros_like(model), jnp.asarray(False)) if self.is_used else Square()
-        )
+        zero = optax.tree.zeros_like(model)
+        return Square(zero, jnp.asarray(False)) if self.is_used else Square()
 
     def move(
         self, key: Key, event: Event, square: Square, model: Params, first_step: Array
@@ -119,17 +115,5 @@ class Preconditioner:
         Args:
           square: V.
         """
-        return jax.tree.map(
-            lambda v: (self.floor + jnp.sqrt(v)).astype(v.dtype) ** -0.5, square.value
-        )
-
-
-def count_precondition_bits(hyper: Any, senders: np.ndarray, size: int) -> np.ndarray:
-    """Count the bits that participants send up, and the server back to them: `i64[T]`.
-
-    Args:
-      hyper: Settings with the fields of `Preconditioning`.
-      senders: `i64[T]`, participants of each tick.
-      size: Bits of a model.
-    """
-    return senders * size * (hyper.preconditioning.preconditioner != "none")
+        floor = self.floor
+        return jax.tree.map(lambda v: (floor + jnp.sqrt(v)).astype(v.dtype) ** -0.5, square.value)
