@@ -83,7 +83,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[Version
             return Training(lambda w, q: jax.grad(losses.client_loss)(w, client, None), steps)
 
         start = server.stale_models(state, event)
-        local, work = local_steps(plan, event, training, starts=start)
+        local, _, work = local_steps(plan, event, training, starts=start)
         moved = server.weighted_sum(event.weight, jax.tree.map(jnp.subtract, local, start))
         return server.next_version(state, event, jax.tree.map(jnp.add, state.server, moved)), work
 

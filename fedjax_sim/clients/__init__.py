@@ -17,7 +17,7 @@ from fedjax_sim.clients.e_steps import Expectation as Expectation
 from fedjax_sim.clients.e_steps import check_batch_size as check_batch_size
 from fedjax_sim.clients.e_steps import local_expectation as local_expectation
 from fedjax_sim.clients.gradient_steps import Direction as Direction
-from fedjax_sim.clients.gradient_steps import Total as Total
+from fedjax_sim.clients.gradient_steps import SumRequest as SumRequest
 from fedjax_sim.clients.gradient_steps import Train as Train
 from fedjax_sim.clients.gradient_steps import Training as Training
 from fedjax_sim.clients.gradient_steps import local_steps as local_steps

@@ -8,12 +8,11 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import optax
 
 from fedjax_sim.checking import checked, unchecked
-from fedjax_sim.clients.gradient_steps import Training, local_steps, training_of
+from fedjax_sim.clients.gradient_steps import Training, local_steps, local_training
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.settings import real, struct
 from fedjax_sim.types import Event, Key, Losses, Params, Plan, Work
@@ -56,7 +55,7 @@ class BaseOptimizer(LocalTraining):
 @checked
 def frozen_training(
     problem: Losses, hyper: BaseOptimizer, plan: Plan
-) -> Callable[[Key, Event, Params, Any], tuple[Params, Work]]:
+) -> Callable[[Key, Event, Params, Params], tuple[Params, Work]]:
     """Bind local training: y <- y - lr U(g, s), as often as the event says.
 
         hyper = BaseOptimizer(lr=0.5, momentum=0.0, batch_size=1)
@@ -68,18 +67,18 @@ def frozen_training(
       A function from the lane's learning key, the tick, the model that all slots start from and
       the statistics s to the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
     """
-    base, training = hyper.local_optimizer(), unchecked(training_of)(problem, hyper, plan)
+    base, bound = hyper.local_optimizer(), unchecked(local_training)(problem, hyper, plan)
 
-    def train(key: Key, event: Event, start: Params, statistics: Any) -> tuple[Params, Work]:
-        def step_with(g: Params, _: Any, y: Params) -> tuple[Params, Any]:
-            return base.update(g, statistics, y)[0], ()
+    def train(key: Key, event: Event, start: Params, statistics: Params) -> tuple[Params, Work]:
+        optimizer = optax.GradientTransformation(
+            lambda y: (), lambda g, _, y: (base.update(g, statistics, y)[0], ())
+        )
 
-        def frozen(*slot: Any) -> Training:
-            optimizer = optax.GradientTransformation(lambda y: (), step_with)
-            return training(key, event.facts, *slot)._replace(
-                optimizer=optimizer, is_elementwise=False
-            )
+        def frozen(*slot: Params) -> Training:
+            given = bound.training(key, event.facts, *slot)
+            return given._replace(optimizer=optimizer, is_elementwise=False)
 
-        return local_steps(plan, event, frozen, start=start)
+        models, _, work = local_steps(plan, event, frozen, start=start)
+        return models, work
 
     return train

@@ -5,11 +5,10 @@ Dimension letters: those of `fedjax_sim.types`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from fedjax_sim import batching, checking
 from fedjax_sim.clients import gradient_steps, rows
-from fedjax_sim.clients.gradient_steps import Direction, Total
+from fedjax_sim.clients.gradient_steps import SumRequest
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
 from fedjax_sim.settings import group, struct
 from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
@@ -29,7 +28,7 @@ class LastingTraining(LocalTraining):
 
 
 @checking.checked
-def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Any:
+def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Params:
     """Make the initial states of all clients' optimizers.
 
         kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
@@ -53,12 +52,11 @@ def lasting_training(
     hyper: LastingTraining,
     plan: Plan,
     *,
-    direction: Direction | None = None,
     proximal: Array | float | None = None,
-) -> Callable[..., tuple[Params, Any, Work]]:
+) -> Callable[..., tuple[Params, Params, Work]]:
     """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
 
-    `direction` and `proximal` are those of `local_training`.
+    `proximal` is that of `local_training`.
 
         kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
         hyper = LastingTraining(batch_size=1, training=kept)
@@ -74,28 +72,24 @@ def lasting_training(
       ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
       spent. The model of an empty slot is its start.
     """
-    training = checking.unchecked(gradient_steps.training_of)(
-        problem, hyper, plan, direction=direction, proximal=proximal
+    bind = checking.unchecked(gradient_steps.local_training)
+    bound, is_kept = (
+        bind(problem, hyper, plan, proximal=proximal),
+        hyper.training.optimizer_state == "kept",
     )
 
     def train(
         key: Key,
         event: Event,
-        optimizers: Any,
+        optimizers: Params,
         *,
         start: Params,
-        extras: Any = (),
-        total: Total | None = None,
-    ) -> tuple[Params, Any, Work]:
-        is_kept = hyper.training.optimizer_state == "kept"
-        ends, states, work = gradient_steps.lasting_steps(
-            plan,
-            event,
-            partial(training, key, event.facts),
-            start=start,
-            extras=extras,
-            states=rows.read_clients(optimizers, event.clients) if is_kept else None,
-            total=total,
+        total: SumRequest | None = None,
+    ) -> tuple[Params, Params, Work]:
+        training = partial(bound.training, key, event.facts)
+        states = rows.read_clients(optimizers, event.clients) if is_kept else None
+        ends, states, work = checking.unchecked(gradient_steps.local_steps)(
+            plan, event, training, start=start, states=states, total=total
         )
         return ends, rows.write_clients(optimizers, event.clients, states) if is_kept else (), work
 

@@ -47,11 +47,11 @@ from fedjax_sim.clients import (
     LossGradient,
     Training,
     batch_loss,
+    local_steps,
     local_training,
     read_clients,
     write_clients,
 )
-from fedjax_sim.clients.gradient_steps import lasting_steps
 from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.privacy import NoLocalPrivacy
 from fedjax_sim.server.aggregation import expand
@@ -253,7 +253,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         def training(_: Params, group: Array, offset: Array, *members: Array) -> Training:
             return iteration_of(key, event, offset, *members)
 
-        groups, states, work = lasting_steps(
+        groups, states, work = local_steps(
             plan, event, training, starts=starts, extras=(clients, weight), states=states
         )
         if states is None:

@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import batching, checking, privacy, streams
-from fedjax_sim.clients import Total, read_clients, write_clients
+from fedjax_sim.clients import SumRequest, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, base
 from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
 from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
@@ -425,7 +425,7 @@ class Wire:
 
     def total(
         self, event: Event, *, of_progress: bool = False, scale: Array | None = None
-    ) -> Total | None:
+    ) -> SumRequest | None:
         """Let training return a sum over clients where the server needs no client's own message.
 
         Training that is given it makes that sum itself, for `average` or `progress`, so that the
@@ -445,7 +445,7 @@ class Wire:
         if not is_summed or not isinstance(self.compression, Identity):
             return None
         weight = event.weight if scale is None else scale * event.weight
-        return Total(weight, of_progress or not self.is_plain(event))
+        return SumRequest(weight, of_progress or not self.is_plain(event))
 
     def is_plain(self, event: Event) -> bool:
         """Tell whether a mean of models is enough, as weights sum to 1 and nothing else is done.
@@ -462,7 +462,7 @@ class Wire:
         state: Any,
         local: Params,
         *,
-        total: Total | None = None,
+        total: SumRequest | None = None,
     ) -> tuple[Params, Memo]:
         """Average the models that the clients of a round report, and publish the mean.
 
@@ -494,7 +494,7 @@ class Wire:
         state: Any,
         local: Params,
         *,
-        total: Total | None = None,
+        total: SumRequest | None = None,
         scale: Array | None = None,
     ) -> tuple[Params, Memo]:
         """Sum the progress that the clients of a round report, with the round's weights.

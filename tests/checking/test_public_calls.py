@@ -23,7 +23,7 @@ MADE_HERE = {
     *("FairnessReport", "Predictive", "Reliability", "Results", "Fitted", "Accounts", "Guarantee"),
     *("RoundTime", "Condition", "Members", "Speeds"),
     # States and messages of algorithms: pytrees, which JAX makes of leaves of any kind.
-    *("Memo", "Memory", "RoundState", "Versioned", "Total", "Training"),
+    *("Memo", "Memory", "RoundState", "Versioned", "SumRequest", "Training"),
     # What live clocks carry, are given and return, likewise.
     *("Instant", "Received", "Clock", "Live", "Drawn"),
     *("Asked", "Choosing", "Round", "Shown", "Flights", "Landed", "Replacing", "Tasks"),

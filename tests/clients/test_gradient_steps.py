@@ -21,7 +21,7 @@ from fedjax_sim import ConfigError, Event, Plan
 from fedjax_sim.clients import (
     BaseOptimizer,
     LocalTraining,
-    Total,
+    SumRequest,
     batch_gradient,
     local_training,
 )
@@ -440,7 +440,7 @@ def test_a_sum_in_place_of_the_models(name: str, of_progress: bool) -> None:
     plan, facts = SUMMED[name]
     event, train = event.within(facts=facts), local_training(problem, hyper, plan)
     total, work = jax.jit(
-        lambda: train(KEY, event, start=start, total=Total(weights, of_progress))
+        lambda: train(KEY, event, start=start, total=SumRequest(weights, of_progress))
     )()
     models, same_work = jax.jit(lambda: train(KEY, event, start=start))()
     each = models - start[None] if of_progress else models
@@ -465,7 +465,7 @@ def test_steps_of_empty_slots_that_are_undone(plan: Plan, regression: Callable) 
     np.testing.assert_array_equal(models[1], start)
     np.testing.assert_array_equal(train(known), models)
     for of_progress in (False, True):
-        total = train(known, total=Total(weights, of_progress))
+        total = train(known, total=SumRequest(weights, of_progress))
         each = models - start[None] if of_progress else models
         np.testing.assert_allclose(total, weights @ each, rtol=2e-6)
 

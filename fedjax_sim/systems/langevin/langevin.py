@@ -240,7 +240,7 @@ def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, 
         # K local steps of every slot.
         start = (state.server, state.velocity) if has_momentum else state.server
         whole = variates.of_slots(anchor, jnp.maximum(event.clients, 0))
-        local, work = local_steps(plan, event, training, start=start, extras=whole)
+        local, _, work = local_steps(plan, event, training, start=start, extras=whole)
         # p_c, 1/S, or j/S for a client drawn j times
         mean, memory = mean_of(event, start, local), state.memory
         if not isinstance(hyper.messages.compression, Identity):
