@@ -30,7 +30,7 @@ is at least 1. If clients have hours, a cohort is drawn from all, as in planned 
 away begins when it is back, and the round waits for it.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,11 @@ from fedjax_sim.server import Reports
 from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines import live, presets
+from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import close
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.rounds.synchronous import rounds_within
-from fedjax_sim.types import EMPTY, Array, Hints, Key
+from fedjax_sim.types import EMPTY, Array, Hints, Key, Problem
 
 
 @struct
@@ -109,11 +109,11 @@ class Memory(NamedTuple):
     due: live.Instant
 
 
-def clock(problem: Any, hyper: Hyper) -> live.Clock:
+def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind AdaComm's clock."""
     settings, counts = hyper.communication, jnp.asarray(problem.counts)
 
-    def first(hyper: Hyper, drawn: Any) -> Memory:
+    def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
         unknown = jnp.full((), jnp.nan, drawn.speeds.rate.dtype)
         return Memory(jnp.int32(hyper.local_steps), unknown, live.Instant.at(settings.adapt_every))
 
@@ -143,12 +143,8 @@ def clock(problem: Any, hyper: Hyper) -> live.Clock:
         late = now.since(due) / settings.adapt_every
         late += close(late)
         is_due = (late >= 0) & ~jnp.isnan(loss)
-        passed = jnp.floor(late) + 1
-        return Memory(
-            jnp.where(is_due, fewer, steps).astype("int32"),
-            first_loss,
-            due.later(passed * settings.adapt_every).where(is_due, due),
-        )
+        next_due = due.later((jnp.floor(late) + 1) * settings.adapt_every).where(is_due, due)
+        return Memory(jnp.where(is_due, fewer, steps).astype("int32"), first_loss, next_due)
 
     sizes = {"num_used": hyper.num_selected, "most_steps": hyper.local_steps}
     return live.live_rounds(hyper, select, **sizes, draw=draw, first=first, learn=learn)
@@ -167,7 +163,6 @@ system = live.with_clock(
     live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps), clock),
     name="adacomm",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="federated averaging with fewer local steps as the loss falls",
     hints=Hints(lambda hyper, time: rounds_within(hyper.replace(local_steps=1), time)),

@@ -31,7 +31,7 @@ Deviation: the paper compresses messages by Polyline encoding. Here they are not
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
 from fedjax_sim.settings import ConfigError, count, real, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
-from fedjax_sim.timelines import Clients, cohorts, live, presets
+from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, is_lost, mean_times
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
@@ -79,9 +79,8 @@ class Hyper(Clients, LocalTraining, Reports):
             raise ConfigError("num_selected", self.num_selected, allowed)
 
 
-def tiers_of(devices: Devices) -> Array:
+def tiers_of(devices: Devices, hyper: Hyper) -> Array:
     """Sort clients into tiers by their mean response time: `i32[N]`, 0 for the fastest."""
-    hyper: Any = devices.hyper
     latency = mean_times(devices)
     if devices.transfer is not None:
         latency = latency + devices.transfer
@@ -112,7 +111,7 @@ class Tiers(NamedTuple):
     drawn: Drawn
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> Clock:
     """Bind the clock of the tiers."""
     counts, num = jnp.asarray(problem.counts), hyper.num_clients
 
@@ -146,25 +145,21 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         work = batching.replicate(one, hyper.num_tiers)
         rounds, ends = jnp.zeros(hyper.num_tiers, "int32"), work.ends.take((slice(None), 0))
         turns = jnp.zeros(num, "int32")
-        carried = Tiers(zero, rounds, turns, tiers_of(devices), work, ends, drawn)
+        carried = Tiers(zero, rounds, turns, tiers_of(devices, hyper), work, ends, drawn)
         for tier in range(hyper.num_tiers):
             carried = begin_round(key, devices, carried, jnp.int32(tier), Instant.at(0.0), zero)
         return carried
 
-    def next_tick(key: Key, carried: Tiers, state: Any) -> tuple[Tiers, Received]:
+    def next_tick(key: Key, carried: Tiers, state: object) -> tuple[Tiers, Received]:
         devices, ends = devices_of(key, hyper, carried.drawn), carried.ends
         is_first = ends.value == ends.value.min()
         tier = jnp.where(is_first, ends.rest, jnp.inf).argmin().astype("int32")
         done, now = carried.work.take(tier), ends.take(tier)
         who = jnp.maximum(done.client, 0)
         is_in = (done.client != EMPTY) & ~is_lost(devices, who, done.number)
-        received = Received(
-            now,
-            jnp.where(is_in, done.client, EMPTY),
-            done.steps,
-            done.version,
-            cohorts.mean_weights(hyper.weighting, counts, who, is_in),
-        )
+        clients = jnp.where(is_in, done.client, EMPTY)
+        weight = cohorts.mean_weights(hyper.weighting, counts, who, is_in)
+        received = Received(now, clients, done.steps, done.version, weight)
         version = carried.tick + 1  # the model that this report makes
         after = begin_round(key, devices, carried, tier, now, version)
         return after._replace(tick=version), received
@@ -208,7 +203,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
         common = jax.tree.map(lambda leaf: leaf[place], start)
         model = wire.mean(key, event, common, reports)
         own = streams.clock_key(key)  # that of the live clock, which has the same tiers
-        tier = tiers_of(devices_of(own, hyper, draw_clients(own, hyper)))[event.clients[place]]
+        devices = devices_of(own, hyper, draw_clients(own, hyper))
+        tier = tiers_of(devices, hyper)[event.clients[place]]
         tiers = jax.tree.map(lambda leaf, new: leaf.at[tier].set(new), state.tiers, model)
         updates = put(state.updates, tier, state.updates[tier] + 1)
         share = updates[::-1] / updates.sum()  # T_tier_(M+1-m) / T
@@ -221,29 +217,21 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[State, Wo
     return wire.algorithm(init, step)
 
 
-def ticks_within(hyper: Hyper, time: float) -> Any:
-    """Estimate how many rounds of all tiers end in a stretch of time, if they are of mean length.
-
-    Args:
-      time: Units of virtual time.
-    """
-    if hyper.delays.trace is not None:
-        return hyper.delays.trace.client.size / hyper.num_selected
-    return time * hyper.num_tiers * hyper.delays.mean_rate / hyper.times_per_update
+def sizes(hyper: Hyper) -> Sizes:
+    """Size the clock by one round of each tier."""
+    return Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True)
 
 
 system = live.with_clock(
     fedbuff.system,
-    Live(
-        lambda hyper: Sizes(hyper.num_selected, hyper.local_steps, hyper.num_tiers, is_even=True),
-        clock,
-    ),
+    Live(sizes, clock),
     name="fedat",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=algorithm,
     summary="tiers of equally fast clients: rounds within each, asynchronous between them",
     can_repeat=False,
-    hints=Hints(ticks_within),
+    hints=Hints(
+        lambda hyper, time: hyper.ticks_within(time, hyper.num_tiers, used=hyper.num_selected)
+    ),
 )
 paper = system.paper

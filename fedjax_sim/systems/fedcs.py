@@ -27,7 +27,7 @@ fastest one. The loss is that of the first mini-batches of those who report, wit
 they receive. It costs one evaluation more for each, which is counted, only with `follows="loss"`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,12 @@ from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports, RoundState
 from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines import live, presets
-from fedjax_sim.timelines.delays.devices import Devices, mean_times
+from fedjax_sim.timelines import live
+from fedjax_sim.timelines.delays.devices import mean_times
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import times_of_work
 from fedjax_sim.timelines.rounds.synchronous import CohortClock
-from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Work
+from fedjax_sim.types import EMPTY, Algorithm, Array, Key, Plan, Problem, Work
 
 ROUNDING = 1e-5
 """By what share deadlines are longer, because a client's time is a rounded sum of many."""
@@ -136,45 +136,39 @@ class Memory(NamedTuple):
     losses: Array
 
 
-def clock(problem: Any, hyper: Hyper) -> live.Clock:
+def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind FedCS's clock."""
-    settings, num_clients = hyper.choice, hyper.num_clients
-    num_candidates = settings.num_candidates or hyper.num_selected
-    counts = jnp.asarray(problem.counts)
+    settings, num_clients, used = hyper.choice, hyper.num_clients, hyper.num_selected
+    num_candidates, counts = settings.num_candidates or used, jnp.asarray(problem.counts)
 
-    def first(hyper: Hyper, drawn: Any) -> Memory:
-        nothing = jnp.zeros((), drawn.speeds.rate.dtype)
-        return Memory(
-            jnp.full_like(nothing, jnp.nan, shape=num_clients),
-            jnp.full(hyper.num_selected, EMPTY, "int32"),
-            nothing,
-            nothing + 1,
-            nothing + jnp.nan,
-            jnp.zeros_like(nothing, shape=2),
+    def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
+        nothing, nobody = (
+            jnp.zeros_like(drawn.speeds.rate, shape=()),
+            jnp.full(used, EMPTY, "int32"),
         )
+        taken = jnp.full_like(nothing, jnp.nan, shape=num_clients)
+        losses = jnp.zeros_like(nothing, shape=2)
+        return Memory(taken, nobody, nothing, nothing + 1, nothing + jnp.nan, losses)
 
     def draw(key: Key, number: Array) -> Array:
         round_key = jax.random.fold_in(streams.lane_stream(key, "choice"), number)
         return jax.random.permutation(round_key, num_clients)[:num_candidates]
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
-        memory = now.memory
-        expected = expected_times(now.devices, now.round.now)
+        memory, devices = now.memory, now.devices
+        # How long clients expect to take if they are asked now.
+        everyone, mean = jnp.arange(num_clients), mean_times(devices)
+        expected = times_of_work(devices, everyone, now.round.now, mean)[1]
         known = jnp.where(jnp.isnan(memory.taken), expected, memory.taken)
         deadline = memory.factor * jnp.quantile(known, settings.quantile)
         # The candidates, and those of them that are expected in time.
         is_candidate = jnp.zeros(num_clients, bool).at[now.drawn].set(True)
-        wait, fastest = jax.lax.top_k(
-            jnp.where(is_candidate, -expected, -jnp.inf), hyper.num_selected
-        )
+        wait, fastest = jax.lax.top_k(jnp.where(is_candidate, -expected, -jnp.inf), used)
         deadline = jnp.maximum(deadline, -wait[0]) * (1 + ROUNDING)
         clients = jnp.where(-wait <= deadline, fastest, EMPTY)
-        return live.Asked(
-            clients,
-            share=hyper.share(counts, clients),
-            deadline=deadline,
-            memory=memory._replace(asked=clients, deadline=deadline.astype(memory.deadline.dtype)),
-        )
+        memory = memory._replace(asked=clients, deadline=deadline.astype(memory.deadline.dtype))
+        share = hyper.share(counts, clients)
+        return live.Asked(clients, share=share, deadline=deadline, memory=memory)
 
     def learn(key: Key, shown: live.Shown) -> Memory:
         memory, reporters = shown.memory, shown.event.clients
@@ -199,24 +193,14 @@ def clock(problem: Any, hyper: Hyper) -> live.Clock:
             losses=jnp.where(is_over, 0, losses).astype(memory.losses.dtype),
         )
 
-    used = hyper.num_selected
     return live.live_rounds(hyper, select, num_used=used, draw=draw, first=first, learn=learn)
 
 
-def expected_times(devices: Devices, now: live.Instant) -> Array:
-    """Compute how long clients expect to take if they are asked now: `f[N]`.
-
-    Args:
-      now: The time.
-    """
-    everyone = jnp.arange(devices.hyper.num_clients)
-    return times_of_work(devices, everyone, now, mean_times(devices))[1]
-
-
-def algorithm(problem: Any, hyper: Any, plan: Plan) -> Algorithm[RoundState, Work]:
-    """Bind FedAvg, which tells the clock the losses if the deadline follows them."""
-    is_told = hyper.choice.follows == "loss"
-    return (seeing_losses(fedavg.algorithm) if is_told else fedavg.algorithm)(problem, hyper, plan)
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+    """Bind FedAvg, which passes losses to the clock if the deadline follows them."""
+    follows_loss = hyper.choice.follows == "loss"
+    bind = seeing_losses(fedavg.algorithm) if follows_loss else fedavg.algorithm
+    return bind(problem, hyper, plan)
 
 
 system = live.with_clock(
@@ -224,7 +208,6 @@ system = live.with_clock(
     live.Live(lambda hyper: live.Sizes(hyper.num_selected, hyper.local_steps, is_even=True), clock),
     name="fedcs",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=algorithm,
     summary="as many clients as are expected before a deadline that follows what was observed",
 )

@@ -30,7 +30,7 @@ report, or as never asked if there is none. Where nobody is available and so nob
 round of the algorithm takes place: R does not grow, and the pacer sees no utility of 0.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,10 @@ from fedjax_sim.server import Reports
 from fedjax_sim.settings import Checked, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put, put_all
-from fedjax_sim.timelines import live, presets
+from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import mean_times
-from fedjax_sim.timelines.live import Asked, Choosing, Clock, Live, LiveCohorts, Shown, Sizes
-from fedjax_sim.types import EMPTY, Array, Key
+from fedjax_sim.timelines.live import Asked, Choosing, Clock, Drawn, Live, LiveCohorts, Shown, Sizes
+from fedjax_sim.types import EMPTY, Array, Key, Problem
 
 UTILITY_CLIP = 0.95
 """Quantile at which utilities are clipped."""
@@ -116,12 +116,12 @@ class Memory(NamedTuple):
     is_round: Array
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> Clock:
     """Bind Oort's clock."""
     choice, num_asked, window = hyper.choice, hyper.num_asked, hyper.choice.pacer_window
     counts = jnp.asarray(problem.counts)
 
-    def first(hyper: Hyper, drawn: Any) -> Memory:
+    def first(hyper: Hyper, drawn: Drawn) -> Memory:
         nothing = jnp.zeros(hyper.num_clients, drawn.speeds.rate.dtype)
         preferred = jnp.asarray(choice.preferred, nothing.dtype)
         never = jnp.zeros(hyper.num_clients, "int32")
@@ -164,9 +164,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         is_there = event.clients != EMPTY
         who = jnp.where(is_there, event.clients, hyper.num_clients)
         found = counts[jnp.maximum(event.clients, 0)] * shown.seen.root_mean_square
-        utility, last, taken = put_all(
-            (memory.utility, memory.last, memory.taken), who, (found, number, shown.taken)
-        )
+        before = memory.utility, memory.last, memory.taken
+        utility, last, taken = put_all(before, who, (found, number, shown.taken))
         total = jnp.where(is_there, found, 0).sum()
         row = jnp.where(memory.is_round, (number - 1) % (2 * window), EMPTY)
         recent = put(memory.recent, row, total)
@@ -195,10 +194,8 @@ def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
     doubt = jnp.sqrt(0.1 * jnp.log(jnp.maximum(number + 1.0, 1)) / jnp.maximum(memory.last, 1))
     wanted = jnp.nanquantile(jnp.where(is_known, memory.taken, jnp.nan), memory.preferred)
     is_late = memory.taken > wanted
-    slowed = (
-        jnp.where(is_late, wanted / jnp.where(is_late, memory.taken, 1), 1) ** choice.time_penalty
-    )
-    return jnp.where(is_known, (utility + doubt) * slowed, 0)
+    pace = jnp.where(is_late, wanted / jnp.where(is_late, memory.taken, 1), 1)
+    return jnp.where(is_known, (utility + doubt) * pace**choice.time_penalty, 0)
 
 
 def sizes(hyper: Hyper) -> Sizes:
@@ -211,7 +208,6 @@ system = live.with_clock(
     Live(sizes, clock),
     name="oort",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=seeing_losses(fedavg.algorithm),
     summary="guided choice of clients: useful and fast ones, in rounds that follow from it",
 )

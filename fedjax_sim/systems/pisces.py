@@ -37,23 +37,24 @@ number of slots. If that happens, reports may be staler than b.
 Deviation: clients whose losses are outliers are not filtered out. `aggregator` has robust rules.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.clients import LocalTraining, seeing_losses
+from fedjax_sim.clients.seen_losses import SeenLosses
 from fedjax_sim.server import Reports, stale_models
 from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
-from fedjax_sim.timelines import Clients, cohorts, live, presets
+from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import are_available, devices_of, draw_clients
 from fedjax_sim.timelines.rounds.synchronous import check_clients
-from fedjax_sim.types import EMPTY, Array, Event, Hints, Key
+from fedjax_sim.types import EMPTY, Array, Event, Hints, Key, Problem
 
 
 @struct
@@ -109,11 +110,6 @@ class Hyper(Clients, LocalTraining, Reports):
         """Most reports of a tick, S."""
         return self.most_reports or min(2 * self.concurrency, self.num_clients)
 
-    @property
-    def server_momentum(self) -> float:
-        """Momentum of the server in FedBuff's algorithm, which Pisces does without."""
-        return 0.0
-
 
 class Known(NamedTuple):
     """What the server knows of the clients.
@@ -167,7 +163,7 @@ class Buffer(NamedTuple):
     filled: Array
 
 
-def utilities(known: Known, turns: Array, penalty: Any) -> Array:
+def utilities(known: Known, turns: Array, penalty: Array | float) -> Array:
     """Compute what the server expects of clients, U: `f[N]`.
 
     Args:
@@ -181,36 +177,28 @@ def utilities(known: Known, turns: Array, penalty: Any) -> Array:
     return jnp.where(turns == 0, jnp.inf, jnp.where(known.reports == 0, -1, utility))
 
 
-def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
-    """Choose the idle client of the highest utility: `i32[]`.
-
-    If no idle client is available, one of the others is chosen and begins as soon as it is.
-
-    Args:
-      key: The lane's clock key.
-      pace: What is known; the free slot has no client.
-      now: The time.
-    """
-    everyone, at_work = jnp.arange(len(pace.turns)), pace.flights.client
-    at_work = jnp.where(at_work == EMPTY, len(everyone), at_work)
-    is_idle = jnp.ones(len(everyone), bool).at[at_work].set(False, mode="drop")
-    is_here = is_idle & are_available(devices, everyone, now)
-    may = jnp.where(is_here.any(), is_here, is_idle)
-    utility = utilities(pace.known, pace.turns, devices.hyper.choice.staleness_penalty)  # type: ignore
-    is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
-    lot = jax.random.uniform(
-        jax.random.fold_in(lane_stream(key, "choice"), pace.event), is_best.shape
-    )
-    return jnp.where(is_best, lot, -1).argmax().astype("int32")
-
-
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> Clock:
     """Bind the clock of Pisces."""
-    counts, num_slots = jnp.asarray(problem.counts), hyper.num_slots
+    counts, num_slots, num = jnp.asarray(problem.counts), hyper.num_slots, hyper.num_clients
+
+    def best_client(key: Key, devices: Devices, pace: Pace, now: Instant) -> Array:
+        """Choose the idle client of the highest utility: `i32[]`.
+
+        If no idle client is available, one of the others is chosen and begins as soon as it is.
+        """
+        at_work = jnp.where(pace.flights.client == EMPTY, num, pace.flights.client)
+        is_idle = jnp.ones(num, bool).at[at_work].set(False, mode="drop")
+        is_here = is_idle & are_available(devices, jnp.arange(num), now)
+        may = jnp.where(is_here.any(), is_here, is_idle)
+        utility = utilities(pace.known, pace.turns, hyper.choice.staleness_penalty)
+        is_best = may & (utility == jnp.where(may, utility, -jnp.inf).max())
+        choice_key = jax.random.fold_in(lane_stream(key, "choice"), pace.event)
+        tie_breaker = jax.random.uniform(choice_key, is_best.shape)
+        return jnp.where(is_best, tie_breaker, -1).argmax().astype("int32")
 
     def init(key: Key) -> Pace:
         drawn = draw_clients(key, hyper)
-        kind, num = drawn.speeds.rate.dtype, hyper.num_clients
+        kind = drawn.speeds.rate.dtype
         devices, start, zero = devices_of(key, hyper, drawn), Instant.at(0.0), jnp.int32(0)
         order = jax.random.permutation(lane_stream(key, "first clients"), num).astype("int32")
         clients = order[: hyper.concurrency]
@@ -219,7 +207,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         known = Known(nothing, jnp.zeros((num, hyper.choice.window), kind), never, nothing)
         return Pace(start, zero, zero, never.at[clients].set(1), flights, known, drawn)
 
-    def next_tick(key: Key, carried: Pace, state: Any) -> tuple[Pace, Received]:
+    def next_tick(key: Key, carried: Pace, state: object) -> tuple[Pace, Received]:
         devices = devices_of(key, hyper, carried.drawn)
 
         def due(pace: Pace, buffer: Buffer) -> Instant:
@@ -263,7 +251,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         flights = pace.flights.after_action(acts, carried.tick)
         return pace._replace(acted=acts, tick=carried.tick + 1, flights=flights), received
 
-    def after(key: Key, pace: Pace, event: Event, state: Any, seen: Any) -> Pace:
+    def after(key: Key, pace: Pace, event: Event, state: object, seen: SeenLosses) -> Pace:
         quality = counts[jnp.maximum(event.clients, 0)] * seen.root_mean_square
         staleness, window = event.tick - event.version, hyper.choice.window
         # A client may have reported several times: by the slots, the later ones later.
@@ -288,28 +276,19 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
     return Clock(init, next_tick, after, lambda pace: pace.flights.versions())
 
 
-def ticks_within(hyper: Hyper, time: float) -> Any:
-    """Estimate how many reports arrive in a stretch of time; there are no more ticks.
-
-    Args:
-      time: Units of virtual time.
-    """
-    if hyper.delays.trace is not None:
-        return hyper.delays.trace.client.size
-    return time * hyper.concurrency * hyper.delays.mean_rate / hyper.times_per_update
+def sizes(hyper: Hyper) -> Sizes:
+    """Size the clock by the clients at work."""
+    return Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True)
 
 
 system = live.with_clock(
     fedbuff.system,
-    Live(
-        lambda hyper: Sizes(hyper.num_slots, hyper.local_steps, hyper.concurrency, is_even=True),
-        clock,
-    ),
+    Live(sizes, clock),
     name="pisces",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=seeing_losses(fedbuff.algorithm, starts=stale_models),
     summary="guided asynchronous learning: useful clients of little staleness, at a bounded pace",
-    hints=Hints(ticks_within),
+    # Ticks are no more than reports.
+    hints=Hints(lambda hyper, time: hyper.ticks_within(time, hyper.concurrency)),
 )
 paper = system.paper

@@ -20,8 +20,6 @@ of all its examples, because they cost one gradient then. They take no time unle
 so.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,9 +31,9 @@ from fedjax_sim.server.report_counts import downlink_of_slots, report_messages
 from fedjax_sim.settings import ConfigError, choice, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.systems import fedavg
-from fedjax_sim.timelines import live, presets
+from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import Asked, Choosing, Clock, Live, LiveCohorts, Sizes
-from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Timeline, full_precision_bits
+from fedjax_sim.types import EMPTY, Array, Key, Leaf, Plan, Problem, Timeline, full_precision_bits
 
 
 @struct
@@ -67,7 +65,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
             raise ConfigError("clock.num_asked", self.clock.num_asked, "0: num_chosen train")
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> Clock:
     """Bind the clock."""
     plan, counts = Plan(slots_at_once=hyper.num_selected), jnp.asarray(problem.counts)
     learning = fedavg.algorithm(problem, hyper, plan)
@@ -88,10 +86,8 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         candidates = order[: hyper.num_selected]
         candidates = jnp.where(is_here[candidates], candidates, EMPTY)
         model = (learning.received or learning.model)(now.state)
-        places = jnp.full(candidates.shape, number)
-        losses, executed = losses_of(
-            problem, hyper, plan, lane_stream(key, "candidates"), candidates, places, model=model
-        )
+        drawn = lane_stream(key, "candidates"), candidates, jnp.full(candidates.shape, number)
+        losses, executed = losses_of(problem, hyper, plan, *drawn, model=model)
         is_candidate = candidates != EMPTY
         found = jnp.where(is_candidate, losses.mean, -jnp.inf)
         chosen = candidates[jax.lax.top_k(found, hyper.num_chosen)[1]]
@@ -103,7 +99,7 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
 
 
 def count_bits_of_clients(
-    problem: Any, hyper: Hyper, timeline: Timeline
+    problem: Problem, hyper: Hyper, timeline: Timeline
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count the bits of messages.
 
@@ -124,13 +120,13 @@ def count_bits_of_clients(
     return is_chosen * up, downlink_of_slots(hyper, timeline, model), num_others[:, None] * each
 
 
-def count_bits(problem: Any, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
+def count_bits(problem: Problem, hyper: Hyper, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each."""
     up, down, of_others = count_bits_of_clients(problem, hyper, timeline)
     return up.sum(axis=1) + of_others[:, 0], down.sum(axis=1) + of_others[:, 1]
 
 
-def bits_by_client(problem: Any, hyper: Hyper, timeline: Timeline) -> np.ndarray:
+def bits_by_client(problem: Problem, hyper: Hyper, timeline: Timeline) -> np.ndarray:
     """Count the bits that each client sends and receives at each tick: `f64[T, N]`.
 
     Those of candidates who stand in no slot are dealt equally to all clients who stand in none.
@@ -144,20 +140,16 @@ def bits_by_client(problem: Any, hyper: Hyper, timeline: Timeline) -> np.ndarray
     return np.where(np.isnan(found), share[:, None], found)
 
 
-def check_chosen(hyper: Hyper, timeline: Timeline) -> None:
-    """Check that those who are chosen are enough for the rule."""
-    check_numbers(hyper, timeline, most=hyper.num_chosen)
-
-
 system = live.with_clock(
     fedavg.system,
     Live(lambda hyper: Sizes(hyper.num_chosen, hyper.local_steps, is_even=True), clock),
     name="powerofchoice",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     summary="federated averaging of the candidates with the largest losses",
     messages=report_messages()._replace(
-        per_tick=count_bits, by_client=bits_by_client, check=check_chosen
+        per_tick=count_bits,
+        by_client=bits_by_client,
+        check=lambda hyper, timeline: check_numbers(hyper, timeline, most=hyper.num_chosen),
     ),
 )
 paper = system.paper

@@ -36,7 +36,7 @@ average the cache again, in which undrafted reports may have come.
 Dimension letters: those of `fedjax_sim.types`; a tick has a slot for every client.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,19 +44,12 @@ import numpy as np
 
 from fedjax_sim import batching, trees, types
 from fedjax_sim.clients import LocalTraining, local_training, write_clients
-from fedjax_sim.server import (
-    Memo,
-    Reports,
-    Wire,
-    keep_if_empty,
-    report_messages,
-    stale_models,
-)
+from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
 from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_counts import downlink_of_slots
 from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
-from fedjax_sim.timelines import Clients, cohorts, live, presets
+from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import is_lost
 from fedjax_sim.timelines.live import Clock, Drawn, Flights, Instant, Live, Received, Sizes
 from fedjax_sim.timelines.live.devices import devices_of, draw_clients
@@ -125,7 +118,7 @@ class Rounds(NamedTuple):
     drawn: Drawn
 
 
-def clock(problem: Any, hyper: Hyper) -> Clock:
+def clock(problem: Problem, hyper: Hyper) -> Clock:
     """Bind the clock of SAFA."""
     num, quota, share = hyper.num_clients, hyper.num_selected, hyper.share(problem.counts)
     everyone = jnp.arange(num, dtype="int32")
@@ -137,20 +130,15 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         # Everyone is up to date.
         return Rounds(start, zero, jnp.zeros(num, "int32"), work, ~none, none, none, drawn)
 
-    def distribute(key: types.Key, carried: Rounds) -> Rounds:
-        """Let the clients begin that are up to date or deprecated, or that crashed."""
-        devices = devices_of(key, hyper, carried.drawn)
+    def next_round(key: types.Key, carried: Rounds, state: object) -> tuple[Rounds, Received]:
+        devices, now = devices_of(key, hyper, carried.drawn), carried.now
+        # The clients begin that are up to date or deprecated, or that crashed.
         is_deprecated = carried.tick - carried.work.version >= hyper.lag_tolerance
         is_synced = carried.has_reported | is_deprecated
         begins = is_synced | carried.has_crashed
         version = jnp.where(is_synced, carried.tick, carried.work.version)
-        new = live.begin_work(devices, everyone, carried.turns, carried.now, version)
+        new = live.begin_work(devices, everyone, carried.turns, now, version)
         work = jax.tree.map(lambda a, b: jnp.where(begins, a, b), new, carried.work)
-        return carried._replace(work=work, turns=carried.turns + begins)
-
-    def next_round(key: types.Key, carried: Rounds, state: Any) -> tuple[Rounds, Received]:
-        devices, carried = devices_of(key, hyper, carried.drawn), distribute(key, carried)
-        work, now = carried.work, carried.now
         lost = is_lost(devices, everyone, work.number)
         taken = work.ends.since(Instant(*(jnp.broadcast_to(leaf, (num,)) for leaf in now)))
         arrival, is_fresh = jnp.where(lost, jnp.inf, taken), ~carried.was_picked
@@ -166,16 +154,14 @@ def clock(problem: Any, hyper: Hyper) -> Clock:
         order = jnp.lexsort((arrival, ~is_fresh, ~is_in))
         is_picked = is_in & jnp.zeros(num, bool).at[order[:quota]].set(True)
         slots = jnp.argsort(arrival, stable=True).astype("int32")
-        received = Received(
-            acts,
-            jnp.where(is_in, everyone, types.EMPTY)[slots],
-            work.steps[slots],
-            work.version[slots],
-            jnp.where(is_picked, share, 0)[slots],
-        )
+        clients = jnp.where(is_in, everyone, types.EMPTY)[slots]
+        weight = jnp.where(is_picked, share, 0)[slots]
+        received = Received(acts, clients, work.steps[slots], work.version[slots], weight)
         after = carried._replace(
             now=acts,
             tick=carried.tick + 1,
+            turns=carried.turns + begins,
+            work=work,
             has_reported=is_in,
             was_picked=is_picked,
             has_crashed=lost & (taken <= ends) & are_in_time(taken, limit),
@@ -217,7 +203,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         cache = batching.replicate(first.server, hyper.num_clients)
         return State(*first, cache, jnp.zeros(hyper.num_clients, "int32"))
 
-    def step(key: types.Key, state: State, event: Any) -> tuple[State, types.Work]:
+    def step(key: types.Key, state: State, event: types.Event) -> tuple[State, types.Work]:
         start = stale_models(state, event)
         local, work = train(key, event, starts=start)
         reports, memo = wire.receive(key, event, state.memo, start, local)
@@ -239,68 +225,50 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
     return wire.algorithm(init, step)
 
 
-def handed_out(hyper: Hyper, timeline: types.Timeline) -> types.Timeline:
-    """Return who receives the global model as each round begins, in a slot for each client.
-
-    Args:
-      hyper: The settings.
-      timeline: One lane's schedule.
-    """
-    num_ticks, everyone = len(timeline.time), np.arange(hyper.num_clients)
-    tick = np.arange(num_ticks)[:, None]
-    # The round after each client's last report, or the first.
-    since = np.zeros((num_ticks + 1, hyper.num_clients), np.int64)
-    rounds, slots = np.nonzero(timeline.clients != types.EMPTY)
-    since[rounds + 1, timeline.clients[rounds, slots]] = rounds + 1
-    since = np.maximum.accumulate(since)[:num_ticks]
-    is_synced = (tick - since) % int(hyper.lag_tolerance) == 0
-    clients = np.where(is_synced, everyone, types.EMPTY)
-    return timeline._replace(clients=clients, version=np.broadcast_to(tick, clients.shape))
-
-
 def count_bits_of_clients(
-    problem: Any, hyper: Hyper, timeline: types.Timeline
+    problem: Problem, hyper: Hyper, timeline: types.Timeline
 ) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits that each client sends and receives at each tick: `i64[T, N]` each."""
     model = trees.shapes_of_model(problem)
-    up = np.zeros((len(timeline.time), hyper.num_clients), np.int64)
+    num_ticks, everyone = len(timeline.time), np.arange(hyper.num_clients)
+    up = np.zeros((num_ticks, hyper.num_clients), np.int64)
     rounds, slots = np.nonzero(timeline.clients != types.EMPTY)
-    message = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
-    up[rounds, timeline.clients[rounds, slots]] = message
-    return up, downlink_of_slots(hyper, timeline, model, handed_out(hyper, timeline))
+    reporting = timeline.clients[rounds, slots]
+    up[rounds, reporting] = hyper.aggregator.chosen.message_bits(hyper.messages.compression, model)
+    # Who receives the global model as each round begins, in a slot for each client: by the number
+    # of the round after its last report, or the first.
+    tick, since = np.arange(num_ticks)[:, None], np.zeros((num_ticks + 1, len(everyone)), np.int64)
+    since[rounds + 1, reporting] = rounds + 1
+    since = np.maximum.accumulate(since)[:num_ticks]
+    clients = np.where((tick - since) % int(hyper.lag_tolerance) == 0, everyone, types.EMPTY)
+    given = timeline._replace(clients=clients, version=np.broadcast_to(tick, clients.shape))
+    return up, downlink_of_slots(hyper, timeline, model, given)
 
 
 def count_bits(
-    problem: Any, hyper: Hyper, timeline: types.Timeline
+    problem: Problem, hyper: Hyper, timeline: types.Timeline
 ) -> tuple[types.Leaf, types.Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each."""
     up, down = count_bits_of_clients(problem, hyper, timeline)
     return up.sum(axis=1), down.sum(axis=1)
 
 
-def ticks_within(hyper: Hyper, time: float) -> Any:
-    """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate.
-
-    Args:
-      time: Units of virtual time.
-    """
-    if hyper.delays.trace is not None:
-        return hyper.delays.trace.client.size / hyper.num_selected
+def ticks_within(hyper: Hyper, time: float) -> float:
+    """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate."""
     share = np.maximum(1, hyper.num_clients / hyper.num_selected / 2)
-    return time * share * hyper.delays.mean_rate / hyper.times_per_update
+    return hyper.ticks_within(time, share, used=hyper.num_selected)
+
+
+def sizes(hyper: Hyper) -> Sizes:
+    """Size the clock by all clients, and by the versions of tolerable ones."""
+    return Sizes(hyper.num_clients, hyper.local_steps, hyper.lag_tolerance, is_even=True)
 
 
 system = live.with_clock(
     fedbuff.system,
-    Live(
-        lambda hyper: Sizes(
-            hyper.num_clients, hyper.local_steps, hyper.lag_tolerance, is_even=True
-        ),
-        clock,
-    ),
+    Live(sizes, clock),
     name="safa",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     algorithm=algorithm,
     summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,

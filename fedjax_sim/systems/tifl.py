@@ -50,7 +50,7 @@ from fedjax_sim.settings import (
 )
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put
-from fedjax_sim.timelines import live, presets
+from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
 from fedjax_sim.types import EMPTY, Array, Key, Params
@@ -132,8 +132,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
           ConfigError: If tiers have fewer clients than are asked in a round.
         """
         super().check_together()
-        fewest = self.num_clients // self.choice.num_tiers
-        if fewest < self.num_asked:
+        if self.num_clients // self.choice.num_tiers < self.num_asked:
             allowed = f"at most {self.num_clients // self.num_asked}, so that every tier has the "
             allowed += f"{self.num_asked} clients that a round asks"
             raise ConfigError("choice.num_tiers", self.choice.num_tiers, allowed)
@@ -162,15 +161,14 @@ def clock(problem: Any, hyper: Hyper) -> live.Clock:
     settings, num_clients = hyper.choice, hyper.num_clients
     counts, is_adaptive = jnp.asarray(problem.counts), settings.policy == "adaptive"
 
+    def members(tier: Array) -> Array:
+        """Tell which clients are in each tier: `bool[T, N]`."""
+        return tier[None] == jnp.arange(settings.num_tiers)[:, None]
+
     def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
         given = settings.by_tier(1.0 if is_adaptive else settings.probability)
-        return Memory(
-            jnp.zeros(num_clients, "int32"),
-            jnp.int32(0),
-            given,
-            settings.by_tier(settings.credits),
-            jnp.zeros_like(given),
-        )
+        credits, zero = settings.by_tier(settings.credits), jnp.int32(0)
+        return Memory(jnp.zeros(num_clients, "int32"), zero, given, credits, jnp.zeros_like(given))
 
     def draw(key: Key, number: Array) -> tuple[Array, Array]:
         round_key = jax.random.fold_in(streams.lane_stream(key, "choice"), number)
@@ -179,27 +177,31 @@ def clock(problem: Any, hyper: Hyper) -> live.Clock:
         return noise, jax.random.uniform(client_key, (num_clients,), float)
 
     def select(key: Key, now: live.Choosing) -> live.Asked:
-        memory, number, (noise, lot) = now.memory, now.round.number, now.drawn
+        memory, number, (noise, draws) = now.memory, now.round.number, now.drawn
         executed = needed = jnp.int32(0)
         if is_adaptive:
             is_read = number % settings.interval == 0
             some_read = batching.any_lane(is_read)
 
             def read() -> Array:
-                found = tier_accuracies(problem, hyper, key, number, now.state, memory.tier)
-                return jnp.where(is_read, found, memory.accuracy)
+                quality = client_accuracies(problem, hyper, key, number, now.state.server)
+                in_tier = jnp.where(members(memory.tier), quality[None].astype(float), jnp.nan)
+                return jnp.where(is_read, jnp.nanmean(in_tier, axis=1), memory.accuracy)
 
             accuracy = jax.lax.cond(some_read, read, lambda: memory.accuracy)
             stalls = accuracy[memory.current] <= memory.accuracy[memory.current]
             changed = is_read & (number > 0) & stalls
-            probability = jnp.where(changed, change_probs(accuracy), memory.probability)
+            # ChangeProbs: the lowest accuracy is the most probable, T, ..., 2, 1 times a factor.
+            num, rank = settings.num_tiers, jnp.argsort(jnp.argsort(accuracy, stable=True))
+            probability = (num - rank) / (num * (num + 1) / 2)
+            probability = jnp.where(changed, probability, memory.probability)
             memory = memory._replace(probability=probability, accuracy=accuracy)
             executed = jnp.where(some_read, num_clients, 0)
             needed = jnp.where(is_read, num_clients, 0)
         # The tier, among those with credits and with clients.
         is_here = now.available() & (memory.tier != EMPTY)
         is_here = jnp.where(is_here.any(), is_here, memory.tier != EMPTY)
-        has_clients = (is_here[None] & members(memory.tier, settings.num_tiers)).any(axis=1)
+        has_clients = (is_here[None] & members(memory.tier)).any(axis=1)
         is_open = has_clients & (memory.probability > 0)
         is_open = jnp.where(is_open.any(), is_open, has_clients)
         if is_adaptive:
@@ -212,10 +214,9 @@ def clock(problem: Any, hyper: Hyper) -> live.Clock:
         if is_adaptive:
             memory = memory._replace(credits=put(credits, current, credits[current] - 1))
         # Clients of it, uniformly.
-        lot, found = jax.lax.top_k(
-            jnp.where(is_here & (memory.tier == current), lot, -1), hyper.num_asked
-        )
-        clients = jnp.where(lot >= 0, found, EMPTY)
+        draws = jnp.where(is_here & (memory.tier == current), draws, -1)
+        largest, found = jax.lax.top_k(draws, hyper.num_asked)
+        clients = jnp.where(largest >= 0, found, EMPTY)
         share = hyper.share(counts, clients)
         return live.Asked(clients, share=share, executed=executed, needed=needed, memory=memory)
 
@@ -258,53 +259,22 @@ def profile(key: Key, hyper: Hyper, drawn: live.Drawn) -> tuple[Array, live.Inst
     return jnp.where(responds, tier, EMPTY), now
 
 
-def tier_accuracies(
-    problem: Any, hyper: Hyper, key: Key, number: Array, state: Any, tier: Array
-) -> Array:
-    """Evaluate the server's model on the test examples of each tier's clients: `f[T]`.
+def client_accuracies(problem: Any, hyper: Hyper, key: Key, number: Array, model: Params) -> Array:
+    """Evaluate a model on the test examples of each client: `f[N]`.
 
     Args:
-      problem: What is learnt.
       key: The lane's clock key.
       number: `i32[]`, the number of the round.
-      tier: `i32[N]`.
     """
-    model: Params = state.server
     if trees.has(problem, "has_tests_of_clients") and problem.has_tests_of_clients:
         found = problem.evaluate_clients(lambda client: model)
-        quality = found["accuracy"] if "accuracy" in found else -found["loss"]
-    else:
-        quality = -jax.lax.map(
-            lambda client: batch_loss(problem, hyper, key, client, number)(model, jnp.int32(0)),
-            jnp.arange(hyper.num_clients, dtype="int32"),
-            batch_size=CLIENTS_AT_ONCE,
-        )
-    is_member = members(tier, hyper.choice.num_tiers)
-    return jnp.nanmean(jnp.where(is_member, quality[None].astype(float), jnp.nan), axis=1)
+        return found["accuracy"] if "accuracy" in found else -found["loss"]
 
+    def loss(client: Array) -> Array:
+        return batch_loss(problem, hyper, key, client, number)(model, jnp.int32(0))
 
-def members(tier: Array, num_tiers: int) -> Array:
-    """Tell which clients are in each tier: `bool[T, N]`.
-
-    Args:
-      tier: `i32[N]`.
-      num_tiers: T.
-    """
-    return tier[None] == jnp.arange(num_tiers)[:, None]
-
-
-def change_probs(accuracy: Array) -> Array:
-    """Give tiers of low accuracy high probabilities: T, ..., 2, 1 times a factor.
-
-    Args:
-      accuracy: `f[T]`.
-
-    Returns:
-      `f[T]`, of sum 1.
-    """
-    num = len(accuracy)
-    rank = jnp.argsort(jnp.argsort(accuracy, stable=True))
-    return (num - rank) / (num * (num + 1) / 2)
+    everyone = jnp.arange(hyper.num_clients, dtype="int32")
+    return -jax.lax.map(loss, everyone, batch_size=CLIENTS_AT_ONCE)
 
 
 def sizes(hyper: Hyper) -> live.Sizes:
@@ -318,7 +288,6 @@ system = live.with_clock(
     live.Live(sizes, clock),
     name="tifl",
     Hyper=Hyper,
-    paper=presets.preset(Hyper, presets.FAVANO),
     summary="rounds of clients that are equally fast, from tiers chosen by their accuracy",
 )
 paper = system.paper

@@ -134,5 +134,4 @@ def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
       hyper: Settings with concrete values.
       time: Length of the stretch, in units of virtual time.
     """
-    busy = np.minimum(hyper.num_tasks, hyper.num_clients)
-    return time * busy * hyper.delays.mean_rate / hyper.times_per_update
+    return hyper.ticks_within(time, np.minimum(hyper.num_tasks, hyper.num_clients))

@@ -456,6 +456,20 @@ class Clients(Checked):
         """Number of running times that add up to the time of an update: K or 1."""
         return self.local_steps if self.delays.time_of == "step" else 1
 
+    def ticks_within(self, time: float, at_once: Any, *, used: int = 1) -> Any:
+        """Estimate how many ticks fit in a stretch of time, from the clients' mean rate.
+
+        With a recorded trace these are the ticks of all of it. Not inside a trace of JAX.
+
+        Args:
+          time: Units of virtual time.
+          at_once: Number of ticks in the time of an update.
+          used: Rows of a recorded trace that a tick uses.
+        """
+        if self.delays.trace is not None:
+            return self.delays.trace.client.size / used
+        return time * at_once * self.delays.mean_rate / self.times_per_update
+
 
 class Speeds(NamedTuple):
     """Parameters of the delay law for every client.
