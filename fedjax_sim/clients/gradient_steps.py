@@ -212,7 +212,7 @@ def local_steps(
     start: Params | None = None,
     starts: Params | None = None,
     extras: Params = (),
-    states: Params = None,
+    states: Params | None = None,
     total: SumRequest | None = None,
 ) -> tuple[Params, Params, Work]:
     """Run every slot's local steps, `event.steps` of them.

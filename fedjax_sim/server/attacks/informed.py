@@ -18,13 +18,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.compression.base import divisor, root, wide_of
-from fedjax_sim.server.attacks.base import (
-    Attack,
-    Cohort,
-    along,
-    in_wide,
-    mean_over,
-)
+from fedjax_sim.server.attacks.base import Attack, Cohort, along, in_wide, mean_over
 from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct
 from fedjax_sim.streams import lane_key
 from fedjax_sim.types import Array, Key, Params
