@@ -94,6 +94,7 @@ class SumRequest(NamedTuple):
     of_progress: bool = False
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Local training that is bound to a problem, settings and a plan.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import batching, trees
 from fedjax_sim.checking import Whole, checked
-from fedjax_sim.privacy import clip_updates
+from fedjax_sim.privacy.clipping import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import Array, Key, Losses, Params, SeparableProblem, Settings
 

@@ -44,11 +44,12 @@ import optax
 
 from fedjax_sim import batching, checking, privacy, streams
 from fedjax_sim.clients import SumRequest, read_clients, write_clients
-from fedjax_sim.compression import Compressor, Identity, base, messages
+from fedjax_sim.compression import Compressor, Identity, messages, powers
 from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server import attacks, own_updates, report_settings, steps, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
+from fedjax_sim.server.attacks.adversary import malicious_slots_of
 from fedjax_sim.server.own_updates import Training
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
 from fedjax_sim.server.versions import Memo, Versioned
@@ -239,7 +240,7 @@ class Wire:
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
             noises=(
-                batching.replicate(jax.tree.map(base.wide_of, zeros), self.privacy.bands - 1)
+                batching.replicate(jax.tree.map(powers.wide_of, zeros), self.privacy.bands - 1)
                 if self.has_memory_of_noise
                 else ()
             ),
@@ -292,7 +293,7 @@ class Wire:
         # counts as one without progress.
         sends = event.steps > 0
         if not self.combination.is_honest:
-            sends = sends | attacks.malicious_slots_of(adversary, key, event, self.num_senders)
+            sends = sends | malicious_slots_of(adversary, key, event, self.num_senders)
         senders = jnp.where(sends, event.clients, EMPTY)
 
         def exchange(estimates: Params, slots: tuple[Array, ...]) -> tuple[Params, Params]:
@@ -340,13 +341,13 @@ class Wire:
             _, earlier = previous_visits(event.clients[None])
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
-        progress = jax.tree.map(lambda y, x: base.wide_of(y) - base.wide_of(x), local, starts)
+        progress = jax.tree.map(lambda y, x: powers.wide_of(y) - powers.wide_of(x), local, starts)
         noisy = privacy.privatise(keys, own_noise, progress)
-        claimed = jax.tree.map(lambda x, d: (base.wide_of(x) + d).astype(x.dtype), starts, noisy)
+        claimed = jax.tree.map(lambda x, d: (powers.wide_of(x) + d).astype(x.dtype), starts, noisy)
         if self.combination.is_honest:
             return claimed
         adversary = self.combination.adversary
-        is_attacker = attacks.malicious_slots_of(adversary, key, event, self.num_senders)
+        is_attacker = malicious_slots_of(adversary, key, event, self.num_senders)
         return where_slots(is_attacker, local, claimed)
 
     def decode(
@@ -577,7 +578,7 @@ class Wire:
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
         self._asked |= {"privacy"}
-        known, _ = finite(jax.tree.map(base.wide_of, updates), event.clients != EMPTY)
+        known, _ = finite(jax.tree.map(powers.wide_of, updates), event.clients != EMPTY)
         return privacy.clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:

@@ -37,7 +37,6 @@ from fedjax_sim.server.attacks.adversary import Adversary as Adversary
 from fedjax_sim.server.attacks.adversary import are_malicious as are_malicious
 from fedjax_sim.server.attacks.adversary import attacked as attacked
 from fedjax_sim.server.attacks.adversary import malicious_slots as malicious_slots
-from fedjax_sim.server.attacks.adversary import malicious_slots_of as malicious_slots_of
 from fedjax_sim.server.attacks.adversary import remembering as remembering
 from fedjax_sim.server.attacks.base import Attack as Attack
 from fedjax_sim.server.attacks.base import Cohort as Cohort

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.compression.base import wide_of
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
