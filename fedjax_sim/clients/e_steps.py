@@ -3,7 +3,8 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any, Protocol, TypeVar
+import dataclasses
+from typing import TypeVar
 
 import chex
 import jax
@@ -60,8 +61,13 @@ def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> Expe
     return hyper
 
 
-class Expect(Protocol):
+@dataclasses.dataclass(frozen=True)
+class Expect:
     """E-steps that are bound to a problem, settings and a plan."""
+
+    problem: LatentProblem
+    hyper: Expectation
+    plan: Plan
 
     def __call__(
         self,
@@ -88,70 +94,47 @@ class Expect(Protocol):
         Returns:
           `f[S, q]`, and the work in expected statistics of single examples.
         """
-
-
-@checking.checked
-def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
-    """Bind the clients' E-steps.
-
-        expect = local_expectation(latent, Expectation(batches="full"), plan)
-        both = event.within(clients=jnp.arange(2))
-        means, _ = expect(key, both, jnp.zeros(1), is_full=True, works=jnp.ones(2, bool))
-        assert jnp.allclose(means, latent.client_statistics(jnp.zeros(1)))
-
-    Returns:
-      A function from key, event and natural parameters to the slots' mean expected statistics,
-      `f[S, q]`, and the work done.
-    """
-    size = hyper.batch_size
-
-    def expect(
-        key: Key,
-        event: Event,
-        natural: Array,
-        *,
-        is_full: Array | bool,
-        works: Array,
-        subtracted: Array | None = None,
-    ) -> tuple[Array, Work]:
         if not event.facts.keeps("steps"):
             allowed = "left as they are: E-steps have batches, and no local steps"
             raise ConfigError("steps of the event", "replaced", allowed)
         chex.assert_rank(natural, 1)
         chex.assert_equal_shape((works, event.clients))
-        clients = jnp.maximum(event.clients, 0)
+        clients, size = jnp.maximum(event.clients, 0), self.hyper.batch_size
         num_phi = 1 if subtracted is None else 2
         # Known before tracing: only mini-batches, or only whole passes. Otherwise both
         # are computed.
         if is_full is False:
-            means, batches = over_batches(key, event, natural, works, subtracted)
+            means, batches = self._over_batches(key, event, natural, works, subtracted)
             return means, Work(
                 num_phi * size * batches, num_phi * size * works.sum(), event.changed
             )
-        of_all = jnp.where(works, problem.counts[clients], 0)
+        of_all = jnp.where(works, self.problem.counts[clients], 0)
         if is_full is True:
-            means, pieces = over_all(clients, natural, works)
+            means, pieces = self._over_all(clients, natural, works)
             return means, Work(size * pieces, of_all.sum(), event.changed)
         # Clients that do the one have weight 0 in the other.
-        of_batch, batches = over_batches(key, event, natural, works & ~is_full, subtracted)
-        of_pass, pieces = over_all(clients, natural, works & is_full)
+        of_batch, batches = self._over_batches(key, event, natural, works & ~is_full, subtracted)
+        of_pass, pieces = self._over_all(clients, natural, works & is_full)
         needed = jnp.where(is_full, of_all.sum(), num_phi * size * works.sum())
         return of_batch + of_pass, Work(size * (num_phi * batches + pieces), needed, event.changed)
 
-    def over_batches(
-        key: Key, event: Event, natural: Array, works: Array, subtracted: Array | None
+    def _over_batches(
+        self, key: Key, event: Event, natural: Array, works: Array, subtracted: Array | None
     ) -> tuple[Array, Array]:
-        """Compute `expect` over mini-batches, and the number of batches evaluated."""
+        """Means over mini-batches, and the number of batches evaluated."""
+        problem, size = self.problem, self.hyper.batch_size
         is_per_slot = subtracted is not None and subtracted.ndim == 2
 
-        def slot(trips: Array, works: Array, client: Array, offset: Array, row: Any) -> Array:
+        def slot(
+            trips: Array, works: Array, client: Array, offset: Array, row: Array | None
+        ) -> Array:
             client_key = jax.random.fold_in(streams.lane_stream(key, "batches"), client)
             weight = jnp.full(size, works / size, natural.dtype)
             reference = row if is_per_slot else subtracted
 
             @jax.named_scope("local_step")
             def batch(j: Array | int, _: Array) -> Array:
-                examples = _mini_batch(hyper, client_key, offset + j, problem.counts[client])
+                examples = self._mini_batch(client_key, offset + j, problem.counts[client])
                 mean = problem.statistics(natural, client, examples, weight)
                 if reference is None:
                     return mean
@@ -162,18 +145,17 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
             return jax.lax.fori_loop(0, trips, batch, jnp.zeros_like(natural))
 
         # In blocks or one by one, slots without work are skipped; all at once, they
-        # have one batch too.
+        # have one batch too, of weight 0.
         clients = jnp.maximum(event.clients, 0)
-        skips = plan.slots_at_once < clients.shape[0]
-        rows = subtracted if is_per_slot else None
-        inputs = (works, clients, event.offset, rows)
+        skips = self.plan.slots_at_once < clients.shape[0]
+        inputs = (works, clients, event.offset, subtracted if is_per_slot else None)
         trips = works.astype("int32") if skips else jnp.ones_like(clients)
-        # Whoever does not work has weight 0 in its one batch.
-        known = 1 if plan.static_trips else None
-        return batching.map_slots(slot, plan, trips, *inputs, trips=known)
+        known = 1 if self.plan.static_trips else None
+        return batching.map_slots(slot, self.plan, trips, *inputs, trips=known)
 
-    def over_all(clients: Array, natural: Array, works: Array) -> tuple[Array, Array]:
-        """Compute the means over all examples, and the number of batches evaluated."""
+    def _over_all(self, clients: Array, natural: Array, works: Array) -> tuple[Array, Array]:
+        """Means over all examples, and the number of batches evaluated."""
+        problem, size = self.problem, self.hyper.batch_size
 
         def slot(trips: Array, works: Array, client: Array) -> Array:
             number = problem.counts[client]
@@ -189,16 +171,29 @@ def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) ->
             return jax.lax.fori_loop(0, trips, trip, jnp.zeros_like(natural))
 
         steps = jnp.where(works, -(-problem.counts[clients] // size), 0)
-        return batching.map_slots(slot, plan, steps, works, clients)
+        return batching.map_slots(slot, self.plan, steps, works, clients)
 
-    return expect
+    def _mini_batch(self, key: Key, number: Array, count: Array) -> Array:
+        """Positions of a client's mini-batch with this number: `i32[B]`."""
+        batch_key, size = jax.random.fold_in(key, number), self.hyper.batch_size
+        if self.hyper.batches == "without_replacement":
+            places = jnp.arange(size) % count
+            return streams.shuffled_index(streams.shuffle_bits(batch_key), places, count)
+        bits = jax.random.bits(batch_key, (size,), "uint32")
+        return jax.lax.rem(bits, count.astype("uint32")).astype("int32")
 
 
-def _mini_batch(hyper: Expectation, key: Key, number: Array, count: Array) -> Array:
-    """Draw the positions of a client's mini-batch with this number: `i32[B]`."""
-    batch_key = jax.random.fold_in(key, number)
-    if hyper.batches == "without_replacement":
-        places = jnp.arange(hyper.batch_size) % count
-        return streams.shuffled_index(streams.shuffle_bits(batch_key), places, count)
-    bits = jax.random.bits(batch_key, (hyper.batch_size,), "uint32")
-    return jax.lax.rem(bits, count.astype("uint32")).astype("int32")
+@checking.checked
+def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
+    """Bind the clients' E-steps.
+
+        expect = local_expectation(latent, Expectation(batches="full"), plan)
+        both = event.within(clients=jnp.arange(2))
+        means, _ = expect(key, both, jnp.zeros(1), is_full=True, works=jnp.ones(2, bool))
+        assert jnp.allclose(means, latent.client_statistics(jnp.zeros(1)))
+
+    Returns:
+      A function from key, event and natural parameters to the slots' mean expected statistics,
+      `f[S, q]`, and the work done.
+    """
+    return Expect(problem, hyper, plan)

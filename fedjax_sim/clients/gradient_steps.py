@@ -94,6 +94,7 @@ class SumRequest(NamedTuple):
     of_progress: bool = False
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Train:
     """Local training that is bound to a problem, settings and a plan.
@@ -212,7 +213,7 @@ def local_steps(
     start: Params | None = None,
     starts: Params | None = None,
     extras: Params = (),
-    states: Params = None,
+    states: Params | None = None,
     total: SumRequest | None = None,
 ) -> tuple[Params, Params, Work]:
     """Run every slot's local steps, `event.steps` of them.

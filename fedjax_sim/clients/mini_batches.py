@@ -4,16 +4,16 @@ Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import batching, trees
 from fedjax_sim.checking import Whole, checked
-from fedjax_sim.privacy import clip_updates
+from fedjax_sim.privacy.clipping import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params, Settings
+from fedjax_sim.types import Array, Key, Losses, Params, SeparableProblem, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
@@ -92,25 +92,28 @@ def batch_gradient(
     Args:
       client: `i32[]`, the client's number.
       offset: `i32[]`, local steps that the client has done before.
-      most_steps: Largest number of local steps, if the plan knows it.
-      is_alone: Whether the client's examples are looked up once for all steps.
+      most_steps: The number of a step is below this. If it is known, the mini-batches of all
+        steps are drawn together before the first; call this outside the loop over steps then.
+      is_alone: Whether the client's data are looked up here and not in every step, if the problem
+        can do that (`fedjax_sim.types.SeparableProblem`).
 
     Returns:
       A function from a model and the number q of a local step to the gradient.
     """
-    losses, drawn = _draw_batches(
-        problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
-    )
-    if hyper.training.example_clip == 0:
-        return LossGradient(lambda model, q: losses.loss(model, client, *drawn(q)))
+    drawn = batching.look_ahead(batches_of(problem, hyper, key, client, offset), most_steps)
+    loss = problem.loss
+    if is_alone and trees.has(problem, "alone"):
+        loss = cast(SeparableProblem, problem).alone(client).loss
     bound = hyper.training.example_clip
+    if bound == 0:
+        return LossGradient(lambda model, q: loss(model, client, *drawn(q)))
 
     def gradient(model: Params, q: Array) -> Params:
         examples, noise = drawn(q)
 
         def of_one(example: Array, place: Array) -> Params:
             own = jax.random.fold_in(noise, place)
-            return jax.grad(losses.loss)(model, client, example[None], own)
+            return jax.grad(loss)(model, client, example[None], own)
 
         slopes = jax.vmap(of_one)(examples, jnp.arange(hyper.batch_size))
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), clip_updates(slopes, bound)[0])
@@ -120,14 +123,7 @@ def batch_gradient(
 
 @checked
 def batch_loss(
-    problem: Losses,
-    hyper: Settings,
-    key: Key,
-    client: Array,
-    offset: Array,
-    *,
-    most_steps: Whole | None = None,
-    is_alone: bool = False,
+    problem: Losses, hyper: Settings, key: Key, client: Array, offset: Array
 ) -> BatchLoss:
     """Return the mini-batch loss of a client.
 
@@ -139,76 +135,38 @@ def batch_loss(
       hyper: The settings; `batch_size` and `sampling` are used.
       client: `i32[]`.
       offset: `i32[]`, local steps that the client has done before.
-      most_steps: The number of a step is below this. If it is known, the mini-batches of all
-        steps are drawn together before the first; call this outside the loop over steps then.
-      is_alone: Whether the client's data are looked up here and not in every step, if the problem
-        can do that (`fedjax_sim.types.SeparableProblem`).
     """
-    losses, drawn = _draw_batches(
-        problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
-    )
-    return lambda model, q: losses.loss(model, client, *drawn(q))
+    drawn = batches_of(problem, hyper, key, client, offset)
+    return lambda model, q: problem.loss(model, client, *drawn(q))
 
 
-@checked
-def example_losses(
-    problem: Losses, hyper: Any, key: Key, client: Array, offset: Array
-) -> Callable[[Params, Array], Array]:
-    """Return the losses of the single examples of a client's mini-batches.
-
-    Args:
-      client: `i32[]`.
-      offset: `i32[]`, local steps that the client has done before.
-
-    Returns:
-      A function from a model and the number q of a local step to `f[B]`.
-    """
-    losses, drawn = _draw_batches(problem, hyper, key, client, offset)
-
-    def of_batch(model: Params, q: Array) -> Array:
-        examples, noise = drawn(q)
-        return jax.vmap(lambda example: losses.loss(model, client, example[None], noise))(examples)
-
-    return of_batch
-
-
-def _draw_batches(
-    problem: Any,
-    hyper: Any,
-    key: Key,
-    client: Array,
-    offset: Array,
-    *,
-    most_steps: int | None = None,
-    is_alone: bool = False,
-) -> tuple[ClientLosses, Callable[[Array], tuple[Array, Key]]]:
-    """Return a client's losses, and a function from a step's number to its mini-batch and key.
+def batches_of(
+    problem: Losses, hyper: Settings, key: Key, client: Array, offset: Array
+) -> Callable[[Array], tuple[Array, Key]]:
+    """Return a function from a step's number to its mini-batch, `i32[B]`, and its key.
 
     The arguments are those of `batch_loss`.
     """
     client_key = jax.random.fold_in(lane_stream(key, "local"), client)
     batches, noises = lane_stream(client_key, "batches"), lane_stream(client_key, "noise")
-    bits = shuffle_bits(batches)
-    count = problem.counts[client]
+    bits, count, size = shuffle_bits(batches), problem.counts[client], hyper.batch_size
 
     def draw(q: Array) -> tuple[Array, Key]:
-        """Draw the positions of a step's mini-batch, `i32[B]`, and its key."""
         step = offset + q
         if hyper.training.sampling == "with_replacement":
             batch_key = jax.random.fold_in(batches, step)
-            examples = jax.random.randint(batch_key, (hyper.batch_size,), 0, count, "int32")
+            examples = jax.random.randint(batch_key, (size,), 0, count, "int32")
         elif hyper.training.sampling == "without_replacement":
-            examples = fresh_examples(bits, step, count, hyper.batch_size)
+            # A batch that is larger than the client's examples runs through them again.
+            examples = shuffled_index(bits, jnp.arange(size) % count, count, step)
         elif hyper.training.sampling == "reshuffled":
-            places = (q * hyper.batch_size + jnp.arange(hyper.batch_size)) % count
+            places = (q * size + jnp.arange(size)) % count
             examples = shuffled_index(bits, places, count, offset)
         else:
-            examples = shuffled_examples(bits, step, count, hyper.batch_size)
+            examples = shuffled_examples(bits, step, count, size)
         return examples, jax.random.fold_in(noises, step)
 
-    drawn = batching.look_ahead(draw, most_steps)
-    losses = problem.alone(client) if is_alone and trees.has(problem, "alone") else problem
-    return losses, drawn
+    return draw
 
 
 def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
@@ -229,20 +187,3 @@ def shuffled_examples(bits: Array, step: Array, count: Array, batch_size: int) -
     sample = step.astype("uint32") * batch_size + jnp.arange(batch_size, dtype="uint32")
     epoch, place = jnp.divmod(sample, count.astype("uint32"))
     return shuffled_index(bits, place, count, epoch)
-
-
-def fresh_examples(bits: Array, step: Array, count: Array, batch_size: int) -> Array:
-    """Compute the positions of a mini-batch drawn without replacement for each step.
-
-    A batch that is larger than the client's examples runs through its permutation again.
-
-    Args:
-      bits: `u32[rounds, 2]`, the client's bits from `shuffle_bits`.
-      step: `i32[]`, number of the step.
-      count: `i32[]`, the client's number of examples.
-      batch_size: B.
-
-    Returns:
-      `i32[B]`, below `count`.
-    """
-    return shuffled_index(bits, jnp.arange(batch_size) % count, count, step)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import batching, checking
-from fedjax_sim.clients.mini_batches import example_losses
+from fedjax_sim.clients.mini_batches import batches_of
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Settings
 
 
@@ -61,7 +61,9 @@ def losses_of(
 
     def of_slot(trips: int, client: Array, offset: Array, own: Params) -> SeenLosses:
         start = model if models is None else own
-        found = example_losses(problem, hyper, key, client, offset)(start, jnp.int32(0))
+        examples, noise = batches_of(problem, hyper, key, client, offset)(jnp.int32(0))
+        of_one = lambda example: problem.loss(start, client, example[None], noise)  # noqa: E731
+        found = jax.vmap(of_one)(examples)
         return SeenLosses(found.mean(), jnp.sqrt((found**2).mean()))
 
     given = jnp.maximum(clients, 0), offset, models

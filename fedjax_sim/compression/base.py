@@ -3,38 +3,19 @@
 Dimension letter: `D` entries of a vector.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
+from fedjax_sim.compression import powers
+from fedjax_sim.compression.powers import Rounding
 from fedjax_sim.settings import Kind, fixed, struct
 from fedjax_sim.types import Array, Key
-
-
-class Rounding(NamedTuple):
-    """The two neighbours between which each magnitude is rounded at random, without bias.
-
-    The magnitude `unit * ratio` becomes `unit * below` or `unit * (below + gap)`.
-
-    Attributes:
-      unit: `f[D]` or a scalar, the scale.
-      ratio: `f[D]`, magnitudes in units of the scale.
-      below: `f[D]`, lower neighbours in units of the scale.
-      gap: `f[D]`, distances to the upper neighbours in units of the scale.
-    """
-
-    unit: Array
-    ratio: Array
-    below: Array
-    gap: Array
 
 
 class Compressor(Kind):
     """The interface of compressors.
 
     Most compressors round each entry to one of two neighbours, independently of the others. They
-    only define `around`; `apply` and `variance` follow from it.
+    only define `around`; `apply` follows from it.
 
         @settings.struct
         class Rounded(Compressor):
@@ -72,22 +53,7 @@ class Compressor(Kind):
         Returns:
           The vector that the receiver decodes, of the same shape and dtype.
         """
-        wide = wide_of(vector)
-        unit, ratio, below, gap = self.around(jnp.abs(wide))
-        goes_up = jax.random.uniform(key, wide.shape, ratio.dtype) < (ratio - below) / gap
-        return (jnp.sign(wide) * unit * (below + jnp.where(goes_up, gap, 0))).astype(vector.dtype)
-
-    def variance(self, vector: Array) -> Array:
-        """Compute E||Q(x) - x||^2 exactly, at a given x.
-
-        Args:
-          vector: x, `f[D]`.
-
-        Returns:
-          `f[]`.
-        """
-        unit, ratio, below, gap = self.around(jnp.abs(wide_of(vector)))
-        return jnp.sum(jnp.square(unit) * (ratio - below) * (below + gap - ratio))
+        return powers.rounded(key, vector, self.around)
 
     def omega(self, dim: int) -> Any:
         """Compute the constant omega, a bound on E||Q(x) - x||^2 / ||x||^2.
@@ -112,14 +78,6 @@ class Compressor(Kind):
           dim: Entries of a vector, D.
         """
         return 1 / (1 + self.omega(dim))
-
-    def contraction(self, dim: int) -> Any:
-        """Compute alpha, with E||a Q(x) - x||^2 <= (1 - alpha) ||x||^2 for the factor a of `pace`.
-
-        Args:
-          dim: Entries of a vector, D.
-        """
-        return self.pace(dim)
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits of one message. Not inside a trace.
@@ -149,10 +107,6 @@ class Identity(Compressor):
         """Return the vector unchanged."""
         return vector
 
-    def variance(self, vector: Array) -> Array:
-        """Return 0."""
-        return jnp.zeros((), wide_of(vector).dtype)
-
     def omega(self, dim: int) -> float:
         """Return 0."""
         return 0.0
@@ -160,19 +114,3 @@ class Identity(Compressor):
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count one float per entry."""
         return word * dim
-
-
-def wide_of(vector: Array) -> Array:
-    """Convert an array of floats `f[...]` to at least 32 bits per entry."""
-    return vector.astype(jnp.promote_types(vector.dtype, "float32"))
-
-
-def divisor(value: Array) -> Array:
-    """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
-    return jnp.where(value == 0, 1, value)
-
-
-def root(squares: Array) -> Array:
-    """Take square roots of numbers `f[...]`, at least 0, with the derivative 0 at 0."""
-    is_above = squares > 0
-    return jnp.where(is_above, jnp.sqrt(jnp.where(is_above, squares, 1)), 0)

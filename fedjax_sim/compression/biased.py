@@ -15,24 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import checked, shape
-from fedjax_sim.compression.base import Compressor, wide_of
+from fedjax_sim.compression.base import Compressor
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.settings import ConfigError, count, fixed, struct
 from fedjax_sim.types import Array, Key
 
 
 @struct
 class Biased(Compressor):
-    """The common base of biased compressors; `variance` is their squared error."""
+    """The common base of biased compressors."""
 
     @property
     def has_omega(self) -> bool:
         """No."""
         return False
-
-    def variance(self, vector: Array) -> Array:
-        """Compute the squared error ||C(x) - x||^2 at a given x: `f[]`."""
-        wide = wide_of(vector)
-        return jnp.sum(jnp.square(self.apply(jax.random.key(0), wide) - wide))
 
     def omega(self, dim: int) -> Any:
         """Refuse: a biased compressor has no omega.
@@ -76,10 +72,6 @@ class TopK(Biased):
             return vector
         places = jax.lax.top_k(jnp.abs(wide_of(vector)), self.kept)[1]
         return jnp.zeros_like(vector).at[places].set(vector[places], unique_indices=True)
-
-    def contraction(self, dim: int) -> float:
-        """Compute alpha for vectors of `dim` entries."""
-        return min(self.kept, dim) / dim
 
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits of a message of `dim` entries; all are sent if k is at least `dim`."""
@@ -125,10 +117,6 @@ class ScaledSign(Biased):
         scale = jnp.repeat(blocks.sum(axis=1) / lengths, size)[: vector.size]
         return jnp.where(wide >= 0, scale, -scale).astype(vector.dtype)
 
-    def contraction(self, dim: int) -> float:
-        """Compute alpha for vectors of `dim` entries."""
-        return 1 / self._block(dim)
-
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count the bits of a message of `dim` entries."""
         return word * -(-dim // self._block(dim)) + dim
@@ -136,3 +124,7 @@ class ScaledSign(Biased):
     def _block(self, dim: int) -> int:
         """Find the length of the largest block, B."""
         return min(self.block or dim, dim)
+
+
+KINDS = (TopK, ScaledSign)
+"""The compressors of this file."""

@@ -1,25 +1,13 @@
 """Compressors by the names of the command line."""
 
 from fedjax_sim.checking import checked
+from fedjax_sim.compression import biased, grids, sparse
 from fedjax_sim.compression.base import Compressor, Identity
-from fedjax_sim.compression.biased import ScaledSign, TopK
-from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
-from fedjax_sim.compression.powers import Luq
-from fedjax_sim.compression.sparse import RandK, RandSparsification
 from fedjax_sim.settings import Named, parse_kind
 
+_KINDS = Identity, *grids.KINDS, *sparse.KINDS, grids.Luq, *biased.KINDS
 COMPRESSORS: Named[type[Compressor]] = Named.of(
-    "compressor",
-    Identity,
-    BlockQuantization,
-    Dithering,
-    StochasticRounding,
-    RandSparsification,
-    RandK,
-    Luq,
-    TopK,
-    ScaledSign,
-    example="block:norm=2:block=4",
+    "compressor", *_KINDS, example="block:norm=2:block=4"
 )
 """Every kind of compressor, by name."""
 

@@ -1,4 +1,4 @@
-"""Quantizers on grids: block-p-quantization, random dithering and stochastic rounding.
+"""Quantizers: block-p-quantization, random dithering, stochastic rounding, and powers of two.
 
 Dimension letters: `D` entries of a vector, `B` entries of its largest block. Lemmas, sections and
 appendices without a source are those of Dieuleveut et al., FedEM, arXiv 2111.02083.
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import checked, shape
-from fedjax_sim.compression.base import Compressor, Rounding, divisor
+from fedjax_sim.compression.base import Compressor
+from fedjax_sim.compression.powers import Rounding, divisor, powers_around
 from fedjax_sim.settings import ConfigError, count, fixed, redefault, static, struct, whole
 from fedjax_sim.types import Array
 
@@ -197,6 +198,51 @@ class StochasticRounding(Grid):
         return jnp.round(levels) if isinstance(levels, jax.Array) else levels
 
 
+@struct
+class Luq(Compressor):
+    """Logarithmic unbiased quantization, LUQ (Chmiel et al. 2023, arXiv 2112.10769).
+
+    Entries are rounded at random to the largest magnitude times powers of two; `luq` gives details.
+
+    With a = 2^-top, omega is the larger of two values. The first, for entries below a, is
+    (sqrt(1 + (D - 1) a^2) - 1) / 2, attained by one entry 1 among entries of a / (2 (1 + omega)).
+    The second, for entries between 1/2 and 1 and unless top is 0, is
+    (sqrt((1 + c)^2 + c / 2) - 1 - c) / 2 with c = (D - 1) / 2. It is attained by one entry 1 among
+    entries of 3 / (4 (1 + omega)), and tends to 1/8. Derived: the maximum of
+    sum_j v(x_j) / ||x||^2 is the omega with (D - 1) max_x (v(x) - omega x^2) = omega.
+
+    Bits: a float per message, and ceil(log2(2 top + 3)) bits per entry, to tell apart 0 and top + 1
+    powers of either sign.
+
+        powers = jnp.array([4.0, -2.0, 1.0])
+        assert (Luq(top=6).apply(key, powers) == powers).all()
+    """
+
+    name: str = fixed("luq")
+
+    top: int = count(
+        6,
+        "Number of powers of two below the largest magnitude. 6 is the most that fits into four "
+        "bits per entry; LUQ's reference code uses 7 for four bits.",
+        least=0,
+    )
+
+    def around(self, magnitude: Array) -> Rounding:
+        """Find the levels around magnitudes `f[...]` of one scale."""
+        return powers_around(magnitude, top=self.top)
+
+    def omega(self, dim: int) -> float:
+        """Compute omega for vectors of `dim` entries."""
+        c = (dim - 1) / 2
+        below = (math.sqrt(1 + (dim - 1) * 4.0**-self.top) - 1) / 2
+        between = (math.sqrt((1 + c) ** 2 + c / 2) - 1 - c) / 2
+        return max(below, between) if self.top else below
+
+    def bits(self, dim: int, *, word: int = 32) -> int:
+        """Count the bits of a message of `dim` entries."""
+        return word + dim * math.ceil(math.log2(2 * self.top + 3))
+
+
 def _norm(blocks: Array, order: float) -> Array:
     """Compute the norm of non-negative entries along the last axis.
 
@@ -209,3 +255,7 @@ def _norm(blocks: Array, order: float) -> Array:
     if order == 2:
         return largest * jnp.sqrt(divisor(jnp.sum(jnp.square(share), axis=-1)))
     return largest * divisor(jnp.sum(share**order, axis=-1)) ** (1 / order)
+
+
+KINDS = (BlockQuantization, Dithering, StochasticRounding)
+"""Those on grids of equal steps."""

@@ -1,65 +1,54 @@
-"""Logarithmic unbiased quantization: round to 0 or to powers of two times a common scale.
+"""Random rounding without bias, to the two neighbours of a number: here to powers of two.
 
-The scale is the largest magnitude, and the powers are 1, 1/2, 1/4 and so on.
+What this file has is arithmetic alone, for compressors and for networks of few bits.
 
 Dimension letter: `D` entries of a vector.
 """
 
-import math
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import Limit, Whole, checked
-from fedjax_sim.compression.base import Compressor, Rounding, divisor
-from fedjax_sim.settings import count, fixed, struct
 from fedjax_sim.types import Array, Key
 
 
-@struct
-class Luq(Compressor):
-    """Logarithmic unbiased quantization, LUQ (Chmiel et al. 2023, arXiv 2112.10769).
+class Rounding(NamedTuple):
+    """The two neighbours between which each magnitude is rounded at random, without bias.
 
-    Entries are rounded at random to the largest magnitude times powers of two; `luq` gives details.
+    The magnitude `unit * ratio` becomes `unit * below` or `unit * (below + gap)`.
 
-    With a = 2^-top, omega is the larger of two values. The first, for entries below a, is
-    (sqrt(1 + (D - 1) a^2) - 1) / 2, attained by one entry 1 among entries of a / (2 (1 + omega)).
-    The second, for entries between 1/2 and 1 and unless top is 0, is
-    (sqrt((1 + c)^2 + c / 2) - 1 - c) / 2 with c = (D - 1) / 2. It is attained by one entry 1 among
-    entries of 3 / (4 (1 + omega)), and tends to 1/8. Derived: the maximum of
-    sum_j v(x_j) / ||x||^2 is the omega with (D - 1) max_x (v(x) - omega x^2) = omega.
-
-    Bits: a float per message, and ceil(log2(2 top + 3)) bits per entry, to tell apart 0 and top + 1
-    powers of either sign.
-
-        powers = jnp.array([4.0, -2.0, 1.0])
-        assert (Luq(top=6).apply(key, powers) == powers).all()
+    Attributes:
+      unit: `f[D]` or a scalar, the scale.
+      ratio: `f[D]`, magnitudes in units of the scale.
+      below: `f[D]`, lower neighbours in units of the scale.
+      gap: `f[D]`, distances to the upper neighbours in units of the scale.
     """
 
-    name: str = fixed("luq")
+    unit: Array
+    ratio: Array
+    below: Array
+    gap: Array
 
-    top: int = count(
-        6,
-        "Number of powers of two below the largest magnitude. 6 is the most that fits into four "
-        "bits per entry; LUQ's reference code uses 7 for four bits.",
-        least=0,
-    )
 
-    def around(self, magnitude: Array) -> Rounding:
-        """Find the levels around magnitudes `f[...]` of one scale."""
-        return powers_around(magnitude, top=self.top)
+def rounded(key: Key, vector: Array, around: Callable[[Array], Rounding]) -> Array:
+    """Round numbers `f[...]` at random, without bias.
 
-    def omega(self, dim: int) -> float:
-        """Compute omega for vectors of `dim` entries."""
-        c = (dim - 1) / 2
-        below = (math.sqrt(1 + (dim - 1) * 4.0**-self.top) - 1) / 2
-        between = (math.sqrt((1 + c) ** 2 + c / 2) - 1 - c) / 2
-        return max(below, between) if self.top else below
+    Args:
+      key: Key of the draws.
+      vector: The numbers.
+      around: From their magnitudes, in at least 32 bits, to the neighbours of these.
 
-    def bits(self, dim: int, *, word: int = 32) -> int:
-        """Count the bits of a message of `dim` entries."""
-        return word + dim * math.ceil(math.log2(2 * self.top + 3))
+    Returns:
+      The rounded numbers, of the same shape and dtype.
+    """
+    wide = wide_of(vector)
+    unit, ratio, below, gap = around(jnp.abs(wide))
+    goes_up = jax.random.uniform(key, wide.shape, ratio.dtype) < (ratio - below) / gap
+    return (jnp.sign(wide) * unit * (below + jnp.where(goes_up, gap, 0))).astype(vector.dtype)
 
 
 @checked
@@ -89,7 +78,8 @@ def luq(
     Returns:
       The rounded tensor, of the shape and dtype of `g`.
     """
-    return Luq(top=2 ** (bits - 1) - 1 if top is None else top).apply(key, g)
+    top = 2 ** (bits - 1) - 1 if top is None else top
+    return rounded(key, g, partial(powers_around, top=top))
 
 
 def powers_around(magnitude: Array, *, top: int) -> Rounding:
@@ -111,3 +101,19 @@ def powers_around(magnitude: Array, *, top: int) -> Rounding:
         jax.lax.bitcast_convert_type(share, "uint32") & jnp.uint32(0x7F800000), "float32"
     )
     return Rounding(largest, share, jnp.where(share < least, 0, power), jnp.maximum(power, least))
+
+
+def wide_of(vector: Array) -> Array:
+    """Convert an array of floats `f[...]` to at least 32 bits per entry."""
+    return vector.astype(jnp.promote_types(vector.dtype, "float32"))
+
+
+def divisor(value: Array) -> Array:
+    """Replace zeros in an array `f[...]` by 1, so that one can divide by the result."""
+    return jnp.where(value == 0, 1, value)
+
+
+def root(squares: Array) -> Array:
+    """Take square roots of numbers `f[...]`, at least 0, with the derivative 0 at 0."""
+    is_above = squares > 0
+    return jnp.where(is_above, jnp.sqrt(jnp.where(is_above, squares, 1)), 0)

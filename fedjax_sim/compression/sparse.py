@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import checked, shape
-from fedjax_sim.compression.base import Compressor, Rounding, wide_of
+from fedjax_sim.compression.base import Compressor
+from fedjax_sim.compression.powers import Rounding, wide_of
 from fedjax_sim.settings import fixed, real, struct, whole
 from fedjax_sim.types import Array, Key
 
@@ -71,10 +72,6 @@ class RandK(Compressor):
         scale = jnp.asarray(self.omega(wide.size) + 1, wide.dtype)
         return jnp.where(places < self.kept, wide * scale, 0).astype(vector.dtype)
 
-    def variance(self, vector: Array) -> Array:
-        """Compute the variance omega ||x||^2."""
-        return self.omega(vector.size) * jnp.sum(jnp.square(wide_of(vector)))
-
     def omega(self, dim: int) -> Any:
         """Compute omega for vectors of `dim` entries."""
         kept = (
@@ -85,3 +82,7 @@ class RandK(Compressor):
     def bits(self, dim: int, *, word: int = 32) -> int:
         """Count a float for each entry kept of `dim`."""
         return word * min(int(self.kept), dim)
+
+
+KINDS = (RandSparsification, RandK)
+"""The compressors of this file."""

@@ -5,8 +5,8 @@ them, learns little about any one client: its update in a round has a bounded no
 size in proportion to the bound is added once to the sum. The guarantee is for whole clients, not
 for single examples.
 
-- `kinds`: the settings, by the names of the command line.
-- `clipping`: clipping, adaptive bounds, and noise.
+- `kinds`: the settings, by the names of the command line, adaptive bounds, and noise.
+- `clipping`: clipping.
 - `accounting`: epsilon after a number of rounds, and the noise for a wanted epsilon, by the
   package dp-accounting. Runs of FA-LD are accounted for in `fedjax_sim.theory.langevin`.
 - `correlated`: noise that is accounted for by the schedule, without sampling: DP-FTRL, and
@@ -44,8 +44,6 @@ from fedjax_sim.privacy.auditing import audit_canaries as audit_canaries
 from fedjax_sim.privacy.auditing import one_run_bound as one_run_bound
 from fedjax_sim.privacy.clipping import clip_sums as clip_sums
 from fedjax_sim.privacy.clipping import clip_updates as clip_updates
-from fedjax_sim.privacy.clipping import gaussian_like as gaussian_like
-from fedjax_sim.privacy.clipping import next_bound as next_bound
 from fedjax_sim.privacy.correlated import gaussian_epsilon as gaussian_epsilon
 from fedjax_sim.privacy.correlated import sensitivities as sensitivities
 from fedjax_sim.privacy.correlated import separated_sensitivity as separated_sensitivity
@@ -57,6 +55,8 @@ from fedjax_sim.privacy.kinds import CorrelatedNoise as CorrelatedNoise
 from fedjax_sim.privacy.kinds import ExampleClipping as ExampleClipping
 from fedjax_sim.privacy.kinds import FixedClipping as FixedClipping
 from fedjax_sim.privacy.kinds import NoPrivacy as NoPrivacy
+from fedjax_sim.privacy.kinds import gaussian_like as gaussian_like
+from fedjax_sim.privacy.kinds import next_bound as next_bound
 from fedjax_sim.privacy.kinds import parse_privacy as parse_privacy
 from fedjax_sim.privacy.local import LOCAL_PRIVACY as LOCAL_PRIVACY
 from fedjax_sim.privacy.local import LocalGaussian as LocalGaussian

@@ -74,13 +74,16 @@ class NoisySteps(NamedTuple):
         Returns:
           An event of dp-accounting.
         """
-        # The PLD accountant doubles the change, as if z were relative to adding one example.
-        multiplier = 2 * noise if self.accountant == "pld" else noise
-        return _without_replacement(self.num_examples, self.batch, multiplier)
+        return self._as_rounds.event(2 * noise)
 
     def fresh_accountant(self) -> Any:
         """Make an accountant that has seen nothing."""
-        return _fresh_accountant(self.accountant, "REPLACE_ONE")
+        return self._as_rounds.fresh_accountant()
+
+    @property
+    def _as_rounds(self) -> "Mechanism":
+        """The same with examples for clients, and with z relative to half of the change."""
+        return Mechanism("uniform", self.num_examples, self.batch, self.accountant, self.delta)
 
 
 class Mechanism(NamedTuple):
@@ -122,39 +125,26 @@ class Mechanism(NamedTuple):
         """Describe one round with noise multiplier z to dp-accounting."""
         import dp_accounting
 
-        if self.selection == "poisson":
-            gaussian = dp_accounting.GaussianDpEvent(noise)
-            share = self.cohort / self.num_clients
-            return gaussian if share == 1 else dp_accounting.PoissonSampledDpEvent(share, gaussian)
-        multiplier = noise if self.accountant == "pld" else noise / 2
-        return _without_replacement(self.num_clients, self.cohort, multiplier)
+        is_poisson, drawn, number = self.selection == "poisson", self.cohort, self.num_clients
+        multiplier = noise if is_poisson or self.accountant == "pld" else noise / 2
+        gaussian = dp_accounting.GaussianDpEvent(multiplier)
+        if drawn == number:
+            return gaussian
+        if is_poisson:
+            return dp_accounting.PoissonSampledDpEvent(drawn / number, gaussian)
+        return dp_accounting.SampledWithoutReplacementDpEvent(number, drawn, gaussian)
 
     def fresh_accountant(self) -> Any:
         """Make an accountant that has seen nothing."""
+        from dp_accounting import NeighboringRelation, pld, rdp
+
         relation = "ADD_OR_REMOVE_ONE" if self.selection == "poisson" else "REPLACE_ONE"
-        return _fresh_accountant(self.accountant, relation)
+        kind = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[self.accountant]
+        return kind(neighboring_relation=NeighboringRelation[relation])
 
 
 Accounted = NoisySteps | Mechanism
 """A mechanism that is repeated, in a form that an accountant covers."""
-
-
-def _without_replacement(number: int, drawn: int, noise: float) -> Any:
-    """Describe Gaussian noise on the sum of some of `number`, drawn without replacement."""
-    import dp_accounting
-
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    if drawn == number:
-        return gaussian
-    return dp_accounting.SampledWithoutReplacementDpEvent(number, drawn, gaussian)
-
-
-def _fresh_accountant(name: str, relation: str) -> Any:
-    """Make an accountant for neighbours in one of dp-accounting's relations."""
-    from dp_accounting import NeighboringRelation, pld, rdp
-
-    kind = {"rdp": rdp.RdpAccountant, "pld": pld.PLDAccountant}[name]
-    return kind(neighboring_relation=NeighboringRelation[relation])
 
 
 def _check_accountant(name: str) -> None:

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from fedjax_sim.checking import AtLeast0, Count, Limit, checked
 from fedjax_sim.settings import ConfigError
 
-Fraction = Annotated[float, Limit(above=0, most=1)]
 PRECISION = 1e-6
 """Epsilon is found up to this."""
 
@@ -79,13 +78,8 @@ def audit_canaries(
         raise ConfigError("num_guesses", num_guesses, allowed)
     order, half = np.argsort(values, kind="stable"), num_guesses // 2
     correct = int(coins[order[values.size - half :]].sum() + (~coins[order[:half]]).sum())
-    bound = one_run_bound(
-        values.size,
-        num_guesses=num_guesses,
-        num_correct=correct,
-        delta=delta,
-        confidence=confidence,
-    )
+    found = {"num_guesses": num_guesses, "num_correct": correct}
+    bound = one_run_bound(values.size, **found, delta=delta, confidence=confidence)
     return Audit(bound, num_guesses, correct)
 
 

@@ -1,4 +1,4 @@
-"""Clip updates, move the bound, and draw noise.
+"""Clip updates, and leave out those that are not finite.
 
 Dimension letter: `S` slots of a tick.
 """
@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.checking import Count, Limit, checked, shape
+from fedjax_sim.checking import Limit, checked, shape
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Params
+from fedjax_sim.types import Array, Params
 
 
 @checked
@@ -110,55 +109,3 @@ def _shortened(updates: Params, norm: Array, bound: Array | float) -> tuple[Para
         return leaf * scale.reshape(num_slots, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
 
     return jax.tree.map(clip, updates), is_short
-
-
-@checked
-def gaussian_like(
-    key: Key, model: Params, deviation: Annotated[Array | float, shape(""), Limit(least=0)]
-) -> Params:
-    """Draw Gaussian noise in the shape of a model.
-
-        noise = gaussian_like(key, {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}, 0.1)
-        assert noise["w"].shape == (2, 3)
-
-    Args:
-      key: Key of the draws.
-      model: Pytree of arrays.
-      deviation: Standard deviation of every number, `f[]`.
-    """
-    vector, restored = ravel_pytree(model)
-    noise = jax.random.normal(key, vector.shape, vector.dtype)
-    return restored(jnp.asarray(deviation, vector.dtype) * noise)
-
-
-@checked
-def next_bound(
-    key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: Count
-) -> Array:
-    """Move the bound towards a quantile of the norms: C <- C exp(-eta_C (b - gamma)).
-
-    Deviation: the paper's b is the mean of indicators b_i. Here it is 1/2 plus the sum of the
-    b_i - 1/2 over the expected size of the cohort, which is the same for cohorts of fixed size. By
-    Poisson sampling a client's presence then changes the sum by 1/2, as Theorem 1 needs.
-
-        privacy = AdaptiveClipping(quantile=0.5, rate=0.2)  # without noise
-        both = jnp.ones(2, bool)
-        bound = next_bound(key, privacy, jnp.float32(3.0), both, both, 2)
-        assert jnp.allclose(bound, 3.0 * jnp.exp(-0.2 * (1 - 0.5)))  # all were short enough
-
-    Args:
-      key: Key of the noise.
-      privacy: The settings, an `AdaptiveClipping`.
-      bound: C, `f[]`, above 0.
-      is_short: `bool[S]`, updates that needed no clipping.
-      is_present: `bool[S]`, slots of clients that take part.
-      cohort: Expected number of clients that take part, m.
-
-    Returns:
-      The next bound, `f[]`.
-    """
-    excess = jnp.sum(jnp.where(is_present, is_short - 0.5, 0)).astype(bound.dtype)
-    deviation = jnp.where(privacy.noise > 0, privacy.count_noise * cohort, 0).astype(bound.dtype)
-    share = 0.5 + (excess + deviation * jax.random.normal(key, (), bound.dtype)) / cohort
-    moved = jnp.exp(-privacy.rate * (share - privacy.quantile))
-    return bound * moved.astype(bound.dtype)

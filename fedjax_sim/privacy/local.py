@@ -36,8 +36,8 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.checking import Limit, checked
 from fedjax_sim.privacy.accounting import check_package, once_each
-from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite, gaussian_like
-from fedjax_sim.privacy.kinds import OfNoise
+from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite
+from fedjax_sim.privacy.kinds import OfNoise, gaussian_like
 from fedjax_sim.settings import Named, fixed, parse_kind, real, struct
 from fedjax_sim.types import Key, Keys, Params
 

@@ -41,19 +41,17 @@ import optax
 from fedjax_sim import batching, checking, settings, trees, types
 from fedjax_sim.clients import (
     ABOUT_TRAINING,
-    BatchGradient,
     ClientTraining,
     LocalTraining,
-    LossGradient,
     Training,
-    batch_loss,
-    local_steps,
-    local_training,
-    read_clients,
-    write_clients,
+    gradient_steps,
+    mini_batches,
+    rows,
 )
+from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient
 from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.privacy import NoLocalPrivacy
+from fedjax_sim.server import attacks
 from fedjax_sim.server.aggregation import expand
 from fedjax_sim.server.attacks import Adversary
 from fedjax_sim.server.report_settings import ClientMessages, Reports
@@ -63,19 +61,7 @@ from fedjax_sim.server.rules import Mean, Rule, parse_rule
 from fedjax_sim.settings import Checked, ConfigError, choice, group, part, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
-from fedjax_sim.types import (
-    Array,
-    Event,
-    Facts,
-    Key,
-    Leaf,
-    Losses,
-    Params,
-    Plan,
-    Problem,
-    Timeline,
-    Work,
-)
+from fedjax_sim.types import Array, Event, Facts, Key, Leaf, Losses, Params, Plan, Timeline, Work
 
 
 @struct
@@ -184,7 +170,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     def has_one_batch(self) -> bool:
         """Whether an iteration is one large batch of the group, with no model for each client."""
         is_whole = isinstance(self.messages.compression, Identity) and loss_shares(self) is None
-        return self.has_one_step and is_whole and combination_of(self, 1).is_plain
+        return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
 class EdgeTrain(Protocol):
@@ -223,7 +209,7 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
       models, memories, and the work done.
     """
     if hyper.has_one_batch:
-        train_groups = local_training(problem, hyper, plan, gradient=group_gradient)
+        train_groups = gradient_steps.local_training(problem, hyper, plan, gradient=group_gradient)
 
         def train_at_once(
             key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
@@ -246,21 +232,21 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
         clients, weight = jax.vmap(present)(jnp.maximum(event.clients, 0), draws)
         states = None
         if wire.has_estimates:
-            known = read_clients(memo.members, clients.ravel())
+            known = rows.read_clients(memo.members, clients.ravel())
             known = jax.tree.map(lambda d: d.reshape(*clients.shape, *d.shape[1:]), known)
             states = jnp.zeros_like(event.steps), known
 
         def training(_: Params, group: Array, offset: Array, *members: Array) -> Training:
             return iteration_of(key, event, offset, *members)
 
-        groups, states, work = local_steps(
+        groups, states, work = gradient_steps.local_steps(
             plan, event, training, starts=starts, extras=(clients, weight), states=states
         )
         if states is None:
             return groups, memo, work
         senders = jnp.where((weight > 0) & (event.steps > 0)[:, None], clients, types.EMPTY).ravel()
         sent = jax.tree.map(lambda d: d.reshape(-1, *d.shape[2:]), states[1])
-        return groups, memo._replace(members=write_clients(memo.members, senders, sent)), work
+        return groups, memo._replace(members=rows.write_clients(memo.members, senders, sent)), work
 
     return train
 
@@ -288,7 +274,7 @@ def edge_wire(
         can_repeat=can_repeat,
         compression=hyper.messages.edge_compression,
         num_senders=hyper.num_groups,
-        combination=Combination(hyper.edge_aggregator, Adversary(), hyper.num_groups),
+        combination=Combination(hyper.edge_aggregator, Adversary()),
     )
 
 
@@ -321,7 +307,7 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
     # A group's clients train like the slots of a tick, whose steps are known or counted.
     at_once = 1 if plan.slots_at_once == 1 else hyper.work.clients_at_once
     within = Plan(slots_at_once=at_once, narrow=plan.narrow)
-    train_clients = local_training(problem, hyper, within, proximal=proximal)
+    train_clients = gradient_steps.local_training(problem, hyper, within, proximal=proximal)
     is_even = settings.is_known(hyper.client_epochs, 0)
     most_steps = hyper.client_steps if is_even else None
     facts = Facts(all_filled=True, most_steps=most_steps, same_steps=is_even)
@@ -352,18 +338,18 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             rule_key = jax.random.fold_in(of_group, offset + iteration)
             is_there = jnp.where(weight > 0, clients, types.EMPTY)
             members = of_clients.within(facts=facts._replace(all_filled=False), clients=is_there)
-            reached = wire.combination.attacked(
-                key, members, from_edge, reached, draws=lane_stream(rule_key, "attack")
-            )
+            draws, adversary = lane_stream(rule_key, "attack"), wire.combination.adversary
+            seen = key, members, from_edge, reached, wire.num_senders
+            reached = attacks.attacked(adversary, *seen, draws=draws)
             sent, estimates = wire.decode(
                 lane_stream(key, "members"), of_clients, known, from_edge, reached, turns=turns
             )
             # Their mean, over those heard; if nobody is heard the group keeps its
             # model.
             if wire.has_estimates and not wire.combination.is_honest:
-                believed = wire.combination.believed(members, estimates) != types.EMPTY
+                is_finite = wire.combination.finite_clients(members, estimates) != types.EMPTY
                 estimates = jax.tree.map(
-                    lambda d, new: jnp.where(expand(believed, d) > 0, new, d), known, estimates
+                    lambda d, new: jnp.where(expand(is_finite, d) > 0, new, d), known, estimates
                 )
             if lost_shares is not None:
                 is_lost = draw_losses(lane_stream(key, "members"), lost_shares, clients, turns)
@@ -413,7 +399,7 @@ def group_gradient(
 
     def loss(model: Params, q: Array, clients: Array, weight: Array) -> Array:
         def of_client(client: Array) -> Array:
-            return batch_loss(problem, hyper, key, client, offset)(model, q)
+            return mini_batches.batch_loss(problem, hyper, key, client, offset)(model, q)
 
         losses = jax.vmap(of_client)(clients)
         return jnp.sum(weight.astype(losses.dtype) * losses)
@@ -472,7 +458,9 @@ def iteration_examples(hyper: EdgeTraining) -> int:
 
 
 @checking.checked
-def count_client_bits(problem: Problem, hyper: EdgeTraining, timeline: Timeline) -> dict[str, Leaf]:
+def count_client_bits(
+    problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
+) -> dict[str, Leaf]:
     """Count the bits sent between clients and their local servers at each tick, `i64[T]` each.
 
     In every iteration a model goes down to each client that takes part and one comes back, which

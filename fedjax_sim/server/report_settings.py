@@ -4,42 +4,15 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedjax_sim import settings
+from fedjax_sim import privacy, settings
 from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import Compression
-from fedjax_sim.privacy import (
-    LOCAL_PRIVACY,
-    PRIVACY,
-    AdaptiveClipping,
-    Clipping,
-    CorrelatedNoise,
-    ExampleClipping,
-    LocalPrivacy,
-    NoLocalPrivacy,
-    NoPrivacy,
-    OwnNoise,
-    epsilon_after,
-    find_noise,
-    gaussian_epsilon,
-    local_epsilon,
-    most_participations,
-    most_sent,
-    parse_local_privacy,
-    parse_privacy,
-    sensitivities,
-    square_root_bands,
-)
+from fedjax_sim.privacy import LOCAL_PRIVACY, PRIVACY, LocalPrivacy, NoLocalPrivacy, NoPrivacy
 from fedjax_sim.privacy.accounting import Mechanism, check_package
-from fedjax_sim.privacy.kinds import Privacy
-from fedjax_sim.server.attacks import (
-    Canary,
-    FreeRider,
-    Gaussian,
-    Honest,
-    NotFinite,
-    Scaling,
-    SignFlip,
-)
+from fedjax_sim.privacy.kinds import Privacy, parse_privacy
+from fedjax_sim.privacy.local import OwnNoise, parse_local_privacy
+from fedjax_sim.server.attacks import Canary, Honest
+from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import Checked, ConfigError, fields, part, struct
@@ -174,9 +147,10 @@ class Reports(Robust):
         if not self.has_own_noise:
             return {}
         is_asynchronous = isinstance(self, Arrivals | ClientQueues)
-        count = most_sent if is_asynchronous else most_participations
+        count = privacy.most_sent if is_asynchronous else privacy.most_participations
         messages = count(timeline, self._of("num_clients"), ticks)
-        return {"epsilon": local_epsilon(messages, cast(OwnNoise, self.messages.local_privacy))}
+        own_noise = cast(OwnNoise, self.messages.local_privacy)
+        return {"epsilon": privacy.local_epsilon(messages, own_noise)}
 
     def _of(self, name: str, *default: Any) -> Any:
         """Look up a setting of the clock or of local training by its full name."""
@@ -209,21 +183,21 @@ class ScheduledReports(Reports):
           ConfigError: If it cannot.
         """
         super().check_together()
-        privacy: Any = self.privacy
-        if isinstance(privacy, Clipping) and not isinstance(self, PrivateReports):
+        kind: Any = self.privacy
+        if isinstance(kind, privacy.Clipping) and not isinstance(self, PrivateReports):
             allowed = (
                 "none or correlated here, because no accountant covers how clients are sampled"
             )
             raise ConfigError("privacy", str(privacy), allowed)
-        if not isinstance(privacy, Clipping | CorrelatedNoise):
+        if not isinstance(kind, privacy.Clipping | privacy.CorrelatedNoise):
             return
         if not isinstance(self.aggregator, Mean):
             allowed = "mean with privacy, because noise is accounted for the clipped sum only"
             raise ConfigError("aggregator", str(self.aggregator), allowed)
-        if not privacy.has_noise:
+        if not kind.has_noise:
             return
-        if isinstance(privacy, CorrelatedNoise):
-            check_package(privacy.name)
+        if isinstance(kind, privacy.CorrelatedNoise):
+            check_package(kind.name)
         attack: Any = self.adversary.attack
         if not all(isinstance(each, BLIND) for each in getattr(attack, "options", (attack,))):
             # A client's update would be in several messages.
@@ -246,13 +220,13 @@ class ScheduledReports(Reports):
           "epsilon": `f64[V + 1]`, of noise on sums that the schedule accounts for, or of clients'
             own; nothing without any.
         """
-        privacy: Any = self.privacy
-        if not isinstance(privacy, CorrelatedNoise) or not privacy.has_noise:
+        kind: Any = self.privacy
+        if not isinstance(kind, privacy.CorrelatedNoise) or not kind.has_noise:
             return super().facts_of_schedule(timeline, ticks)
-        bands = square_root_bands(privacy.bands)
-        change = sensitivities(timeline, self._of("num_clients"), bands, ticks)
+        bands = privacy.square_root_bands(kind.bands)
+        change = privacy.sensitivities(timeline, self._of("num_clients"), bands, ticks)
         change = self.expected_reports * change
-        return {"epsilon": gaussian_epsilon(change, float(privacy.noise), float(privacy.delta))}
+        return {"epsilon": privacy.gaussian_epsilon(change, float(kind.noise), float(kind.delta))}
 
 
 @struct
@@ -273,13 +247,13 @@ class PrivateReports(ScheduledReports):
           ConfigError: If it cannot.
         """
         super().check_together()
-        privacy: Any = self.privacy
-        if isinstance(privacy, ExampleClipping) and not np.all(
+        kind: Any = self.privacy
+        if isinstance(kind, privacy.ExampleClipping) and not np.all(
             np.asarray(self._of("training.example_clip"))
         ):
             allowed = 'above 0 with privacy = "examples"'
             raise ConfigError("training.example_clip", self._of("training.example_clip"), allowed)
-        if not isinstance(privacy, Clipping):
+        if not isinstance(kind, privacy.Clipping):
             return
         for name, (only, why) in PRIVATE.items():
             settings.check_left(self, {name: only}, f"with privacy, because {why}")
@@ -290,9 +264,9 @@ class PrivateReports(ScheduledReports):
                 "round to the next remembers them"
             )
             raise ConfigError("training.sampling", "shuffled_epochs", allowed)
-        if privacy.has_noise:
+        if kind.has_noise:
             self._mechanism.check()
-        self._check_count(privacy)
+        self._check_count(kind)
 
     def completed(self, problem: Any) -> Any:
         """Find the noise multiplier of a target epsilon. Runs on the host.
@@ -300,18 +274,18 @@ class PrivateReports(ScheduledReports):
         Returns:
           The settings with their noise.
         """
-        hyper, privacy = super().completed(problem), cast(Any, self.privacy)
-        if not isinstance(privacy, Clipping) or not privacy.epsilon > 0 or privacy.noise > 0:
+        hyper, kind = super().completed(problem), cast(Any, self.privacy)
+        if not isinstance(kind, privacy.Clipping) or not kind.epsilon > 0 or kind.noise > 0:
             return hyper
-        noise = find_noise(float(privacy.epsilon), privacy.rounds, self._mechanism)
-        found = cast(Any, privacy).replace(noise=noise)
+        noise = privacy.find_noise(float(kind.epsilon), kind.rounds, self._mechanism)
+        found = cast(Any, kind).replace(noise=noise)
         self._check_count(found)
         return hyper.replace(privacy=found)
 
     @property
     def bound(self) -> Any:
         """Bound of the norm of a client's update, C; the first one if it adapts. `f[]`."""
-        if isinstance(self.privacy, ExampleClipping):
+        if isinstance(self.privacy, privacy.ExampleClipping):
             return self._of("lr") * self._of("local_steps") * self._of("training.example_clip")
         return self.privacy.clip  # type: ignore[attr-defined]
 
@@ -327,31 +301,31 @@ class PrivateReports(ScheduledReports):
         Raises:
           ConfigError: If there are more rounds than the noise was found for.
         """
-        privacy: Any = self.privacy
-        if not isinstance(privacy, Clipping) or not privacy.has_noise:
+        kind: Any = self.privacy
+        if not isinstance(kind, privacy.Clipping) or not kind.has_noise:
             return {}
-        if 0 < privacy.rounds < ticks[-1]:
+        if 0 < kind.rounds < ticks[-1]:
             allowed = f"at least {ticks[-1]}, the rounds of this run"
-            raise ConfigError("privacy.rounds", privacy.rounds, allowed)
-        return {"epsilon": epsilon_after(ticks, self._mechanism, float(privacy.noise))}
+            raise ConfigError("privacy.rounds", kind.rounds, allowed)
+        return {"epsilon": privacy.epsilon_after(ticks, self._mechanism, float(kind.noise))}
 
-    def _check_count(self, privacy: Any) -> None:
+    def _check_count(self, kind: Any) -> None:
         """Check that the noise on the count leaves something for the updates."""
-        if isinstance(privacy, AdaptiveClipping):
-            most = 2 * np.asarray(privacy.count_noise) * self._of("num_selected")
-            if np.any(np.asarray(privacy.noise) >= most):
+        if isinstance(kind, privacy.AdaptiveClipping):
+            most = 2 * np.asarray(kind.count_noise) * self._of("num_selected")
+            if np.any(np.asarray(kind.noise) >= most):
                 allowed = f"below {float(np.min(most)):g}, twice count_noise times the cohort"
-                raise ConfigError("privacy.noise", float(np.max(privacy.noise)), allowed)
+                raise ConfigError("privacy.noise", float(np.max(kind.noise)), allowed)
 
     @property
     def _mechanism(self) -> Mechanism:
-        privacy: Any = self.privacy
+        kind: Any = self.privacy
         return Mechanism(
             self._of("cohort.selection"),
             self._of("num_clients"),
             self._of("num_selected"),
-            privacy.accountant,
-            float(privacy.delta),
+            kind.accountant,
+            float(kind.delta),
         )
 
 

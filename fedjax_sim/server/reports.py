@@ -36,7 +36,7 @@ Dimension letters: those of `fedjax_sim.types`.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -44,20 +44,30 @@ import optax
 
 from fedjax_sim import batching, checking, privacy, streams
 from fedjax_sim.clients import SumRequest, read_clients, write_clients
-from fedjax_sim.compression import Compressor, Identity, base
-from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
+from fedjax_sim.compression import Compressor, Identity, messages, powers
 from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
 from fedjax_sim.privacy.clipping import finite
-from fedjax_sim.server import report_settings
+from fedjax_sim.server import attacks, own_updates, report_settings, steps, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
-from fedjax_sim.server.own_updates import Training, own_update
-from fedjax_sim.server.report_settings import Reports, ScheduledReports
+from fedjax_sim.server.attacks.adversary import malicious_slots_of
+from fedjax_sim.server.own_updates import Training
 from fedjax_sim.server.robustness import COMBINED, Combination, combination_of
-from fedjax_sim.server.steps import step_server
-from fedjax_sim.server.versions import Memo, Versioned, first_version, next_version
+from fedjax_sim.server.versions import Memo, Versioned
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.cohorts import previous_visits
-from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Losses, Params, Plan, Settings
+from fedjax_sim.types import (
+    EMPTY,
+    Algorithm,
+    Array,
+    Event,
+    InfoT,
+    Key,
+    Losses,
+    Params,
+    Plan,
+    Settings,
+    StateT,
+)
 
 
 class RoundState(NamedTuple):
@@ -71,9 +81,21 @@ class RoundState(NamedTuple):
     """
 
     server: Params
-    memory: Any = ()
-    clients: Any = ()
+    memory: Params = ()
+    clients: Params = ()
     memo: Memo = Memo()
+
+
+class Sent(Protocol):
+    """A state with the server's model, and the memory of messages on both sides."""
+
+    @property
+    def server(self) -> Params:
+        """The model."""
+
+    @property
+    def memo(self) -> Memo:
+        """The memory."""
 
 
 @checking.checked
@@ -118,27 +140,32 @@ class Wire:
         self.can_repeat = can_repeat
         self.compression = hyper.messages.compression if compression is None else compression
         self.num_senders = num_senders or problem.counts.shape[0]
-        self.privacy: Any = hyper.privacy if isinstance(hyper, ScheduledReports) else NoPrivacy()
+        is_scheduled = isinstance(hyper, report_settings.ScheduledReports)
+        self.privacy: Any = hyper.privacy if is_scheduled else NoPrivacy()
         self.is_private = isinstance(self.privacy, Clipping | CorrelatedNoise)
-        local: Any = hyper.messages.local_privacy if isinstance(hyper, Reports) else None
+        is_correlated = isinstance(self.privacy, CorrelatedNoise)
+        self.has_memory_of_noise = is_correlated and self.privacy.bands > 1
+        is_report = isinstance(hyper, report_settings.Reports)
+        local = hyper.messages.local_privacy if is_report else None
         self.own_noise = local if isinstance(local, OwnNoise) else None
         self.has_estimates = hyper.messages.error_feedback and not isinstance(
             self.compression, Identity
         )
         self.is_compressed_down = not isinstance(hyper.messages.downlink, Identity)
-        has_own = train is not None
-        self.combination = combination or combination_of(hyper, self.num_senders, has_own=has_own)
-        self._done: set[str] = set()
+        self.combination = combination or combination_of(hyper, has_own=train is not None)
+        # In a tick with an update of the server's own, the rule knows it. Of a step that is traced
+        # it is noted for what it asks.
+        self._of_tick, self._asked = self.combination, set[str]()
         # A plain mean of models needs weights that sum to 1.
         has_mean = self.combination.is_plain and not report_settings.has_poisson_cohorts(hyper)
         self.has_mean = has_mean and not self.is_private and not self.is_compressed_down
 
     def algorithm(
         self,
-        init: Callable[[Key], Any],
-        step: Callable[[Key, Any, Event], tuple[Any, Any]],
+        init: Callable[[Key], StateT],
+        step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]],
         **others: Any,
-    ) -> Algorithm[Any, Any]:
+    ) -> Algorithm[StateT, InfoT]:
         """Make an algorithm whose state has the fields `server` and `memo`.
 
         `init` and `step` are those of `Algorithm`.
@@ -152,64 +179,47 @@ class Wire:
         Returns:
           The algorithm.
         """
-
-        needed = self._needed()
-
-        @functools.wraps(step)
-        def combining(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            self._done = set()
-            result = self._stepping(step)(key, state, event)
-            for name, value, idle in needed:
-                if name not in self._done:
-                    allowed = f"{idle}: this system's step does not ask its wire for that"
-                    raise ConfigError(name, value, allowed)
-            return result
-
-        model = lambda state: state.server  # noqa: E731
-        made = Algorithm(
-            init,
-            combining if needed else step,
-            model,
-            self.metrics,
-            received=self.received,
-            obeys=(*self.obeys, *dict(COMBINED)),
-        )
-        return made._replace(**others)
-
-    def _stepping(self, step: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
-        """Let the server train itself before a step, if the rule compares messages with that."""
-        combination, training = self.combination, self.train
-        if training is None or combination.rule.needs_own() is False:
-            return step
-
-        @functools.wraps(step)
-        def stepping(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
-            bound = self.problem, self.hyper, self.plan, training
-            start = self.received(state)
-            update, work = own_update(*bound, key, event, rule=combination.rule, start=start)
-            self.combination = combination.with_own(update)
-            try:
-                state, info = step(key, state, event)
-            finally:
-                self.combination = combination
-            executed, needed = info.executed + work.executed, info.needed + work.needed
-            return state, info._replace(executed=executed, needed=needed)
-
-        return stepping
-
-    def _needed(self) -> list[tuple[str, str, str]]:
-        """List what a step must ask for: names of settings, values, and values without need."""
-        own, attack = self.own_noise, self.combination.adversary.attack
-        is_coded = not isinstance(self.compression, Identity)
-        found = [
-            ("aggregator", self.combination.rule.name, "mean", not self.combination.has_mean),
-            ("adversary.attack", attack.name, "none", not self.combination.is_honest),
+        rule, adversary = self.combination.rule, self.combination.adversary
+        is_coded, own = not isinstance(self.compression, Identity), self.own_noise
+        # Settings that a step must heed, if they have more than their idle values.
+        heeded = [
+            ("aggregator", rule.name, "mean", not self.combination.has_mean),
+            ("adversary.attack", adversary.attack.name, "none", not adversary.is_idle),
             ("local_privacy", "" if own is None else own.name, "none", own is not None),
             ("privacy", self.privacy.name, "none", self.is_private),
             ("messages.compression", self.compression.name, "identity", is_coded),
             ("messages.downlink", "compressed", "identity", self.is_compressed_down),
         ]
-        return [(name, value, idle) for name, value, idle, is_needed in found if is_needed]
+
+        @functools.wraps(step)
+        def heeding(key: Key, state: Any, event: Event) -> tuple[StateT, Any]:
+            self._of_tick, self._asked, work = self.combination, set(), None
+            if self.train is not None and rule.needs_own() is not False:
+                bound = self.problem, self.hyper, self.plan, self.train
+                start = self.received(state)
+                update, work = own_updates.own_update(*bound, key, event, rule=rule, start=start)
+                self._of_tick = self.combination.with_own(update)
+            after, info = step(key, state, event)
+            self._of_tick = self.combination
+            for name, value, idle, is_needed in heeded:
+                if is_needed and name not in self._asked:
+                    allowed = f"{idle}: this system's step does not ask its wire for that"
+                    raise ConfigError(name, value, allowed)
+            if work is None:
+                return after, info
+            more: Any = info
+            executed, needed = more.executed + work.executed, more.needed + work.needed
+            return after, more._replace(executed=executed, needed=needed)
+
+        made: Algorithm[Any, Any] = Algorithm(
+            init,
+            heeding if any(is_needed for *_, is_needed in heeded) else step,
+            lambda state: state.server,
+            self.metrics,
+            received=self.received,
+            obeys=(*self.obeys, *dict(COMBINED)),
+        )
+        return made._replace(**others)
 
     def first(self, sent: Params, *, report: Params | None = None) -> Memo:
         """Begin with the initial model, which clients know.
@@ -230,17 +240,12 @@ class Wire:
             sent if self.is_compressed_down else (),
             jnp.asarray(self.privacy.clip, precision) if is_adaptive else (),
             noises=(
-                batching.replicate(jax.tree.map(base.wide_of, zeros), self.privacy.bands - 1)
+                batching.replicate(jax.tree.map(powers.wide_of, zeros), self.privacy.bands - 1)
                 if self.has_memory_of_noise
                 else ()
             ),
             attackers=() if adversary.is_idle else adversary.attack.first_memory(report),
         )
-
-    @property
-    def has_memory_of_noise(self) -> bool:
-        """Whether the noise on the sum of a tick depends on earlier noises."""
-        return isinstance(self.privacy, CorrelatedNoise) and self.privacy.bands > 1
 
     def start(self, memo: Memo, sent: Params) -> Params:
         """Return the model as clients receive it, after compression of what the server sends.
@@ -251,7 +256,7 @@ class Wire:
         """
         return memo.known if self.is_compressed_down else sent
 
-    def received(self, state: Any) -> Params:
+    def received(self, state: Sent) -> Params:
         """Return the server's model as clients hold it, after compression on the way down.
 
         Args:
@@ -272,32 +277,34 @@ class Wire:
         Returns:
           What the server decodes, leaves `[S, ...]`, and what both sides remember.
         """
-        self._done |= {"local_privacy", "adversary.attack", "messages.compression"}
+        self._asked |= {"local_privacy", "adversary.attack", "messages.compression"}
         if self.own_noise is not None:
-            local = self._privatised(key, event, starts, local)
-        known = memo.attackers, key, event, starts, local
-        attacking, attackers = self.combination.remembering(*known)
-        memo = memo._replace(attackers=attackers)
-        local = attacking.attacked(key, event, starts, local)
+            local = self._privatised(self.own_noise, key, event, starts, local)
+        seen = key, event, starts, local, self.num_senders
+        adversary, remembered = attacks.remembering(
+            self.combination.adversary, memo.attackers, *seen
+        )
+        memo = memo._replace(attackers=remembered)
+        local = attacks.attacked(adversary, *seen)
         if not self.has_estimates:
             turns = event.offset if self.can_repeat else None
             return self.decode(key, event, (), starts, local, turns=turns)[0], memo
         # A client without a step sends nothing, unless it is malicious. It keeps its estimate, and
         # counts as one without progress.
-        sends, is_attacker = event.steps > 0, self.combination.attackers(key, event)
-        if is_attacker is not None:
-            sends = sends | is_attacker
+        sends = event.steps > 0
+        if not self.combination.is_honest:
+            sends = sends | malicious_slots_of(adversary, key, event, self.num_senders)
         senders = jnp.where(sends, event.clients, EMPTY)
 
-        def exchange(estimates: Params, slots: Any) -> tuple[Params, Params]:
+        def exchange(estimates: Params, slots: tuple[Array, ...]) -> tuple[Params, Params]:
             """Decode some slots' models, and write their estimates."""
             senders, clients, turns, *models = slots
             known = read_clients(estimates, clients)
             here = event.within(clients=clients)
             reports, sent = self.decode(key, here, known, *models, turns=turns)
             reports = where_slots(senders != EMPTY, reports, models[0])
-            believed = self.combination.believed(here, sent)
-            senders = jnp.where(believed == EMPTY, EMPTY, senders)
+            finite_clients = self.combination.finite_clients(here, sent)
+            senders = jnp.where(finite_clients == EMPTY, EMPTY, senders)
             return write_clients(estimates, senders, sent), reports
 
         slots = (senders, event.clients, event.offset, starts, local)
@@ -310,10 +317,13 @@ class Wire:
             estimates, reports = exchange(memo.estimates, slots)
         return reports, memo._replace(estimates=estimates)
 
-    def _privatised(self, key: Key, event: Event, starts: Params, local: Params) -> Params:
+    def _privatised(
+        self, own_noise: OwnNoise, key: Key, event: Event, starts: Params, local: Params
+    ) -> Params:
         """Let honest clients clip their progress and add their own noise.
 
         Args:
+          own_noise: The noise.
           starts: Models that clients started from, leaves `[S, ...]`.
           local: Models that they reached, leaves `[S, ...]`.
 
@@ -321,22 +331,24 @@ class Wire:
           Models that honest clients say they reached, and those that attackers did reach, leaves
           `[S, ...]`.
         """
-        assert self.own_noise is not None
         if not event.facts.keeps("clients", "steps"):
             allowed = "none where a step changes who takes part or with how many steps"
             reason = "epsilon is the schedule's"
-            raise ConfigError("messages.local_privacy", self.own_noise.name, f"{allowed}: {reason}")
+            raise ConfigError("messages.local_privacy", own_noise.name, f"{allowed}: {reason}")
         tick_key = jax.random.fold_in(streams.lane_stream(key, "local privacy"), event.tick)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(tick_key, jnp.maximum(event.clients, 0))
         if self.can_repeat:
             _, earlier = previous_visits(event.clients[None])
             keys = jax.vmap(jax.random.fold_in)(keys, earlier[0])
         # In at least 32 bits: in 16, noise has so few values that it gives the message away.
-        progress = jax.tree.map(lambda y, x: base.wide_of(y) - base.wide_of(x), local, starts)
-        noisy = privacy.privatise(keys, self.own_noise, progress)
-        claimed = jax.tree.map(lambda x, d: (base.wide_of(x) + d).astype(x.dtype), starts, noisy)
-        is_attacker = self.combination.attackers(key, event)
-        return claimed if is_attacker is None else where_slots(is_attacker, local, claimed)
+        progress = jax.tree.map(lambda y, x: powers.wide_of(y) - powers.wide_of(x), local, starts)
+        noisy = privacy.privatise(keys, own_noise, progress)
+        claimed = jax.tree.map(lambda x, d: (powers.wide_of(x) + d).astype(x.dtype), starts, noisy)
+        if self.combination.is_honest:
+            return claimed
+        adversary = self.combination.adversary
+        is_attacker = malicious_slots_of(adversary, key, event, self.num_senders)
+        return where_slots(is_attacker, local, claimed)
 
     def decode(
         self,
@@ -360,40 +372,32 @@ class Wire:
         Returns:
           What is decoded, leaves `[S, ...]`, and the next estimates.
         """
-        compressor = self.compression
+        compressor, decode = self.compression, messages.decode_messages
         if not self.has_estimates:
-            return decode_messages(compressor, key, event, starts, local, turns=turns), ()
+            return decode(compressor, key, event, starts, local, turns=turns), ()
         progress = jax.tree.map(jnp.subtract, local, starts)
-        sent = decode_messages(compressor, key, event, estimates, progress, turns=turns)
+        sent = decode(compressor, key, event, estimates, progress, turns=turns)
         if compressor.has_omega:
-            pace = compressor.pace(count_parameters(jax.tree.map(lambda leaf: leaf[0], local)))
+            size = messages.count_parameters(jax.tree.map(lambda leaf: leaf[0], local))
+            pace = compressor.pace(size)
             sent = jax.tree.map(
                 lambda d, v: d + jnp.asarray(pace, d.dtype) * (v - d), estimates, sent
             )
         return jax.tree.map(jnp.add, starts, sent), sent
 
-    def sum(
-        self,
-        key: Key,
-        event: Event,
-        updates: Params,
-        *,
-        weight: Array | None = None,
-        scale: Array | None = None,
-    ) -> Params:
-        """Sum what clients send with weights, or make of it what the rule does.
+    def sum(self, key: Key, event: Event, updates: Params, **weights: Array | None) -> Params:
+        """Aggregate: weighted sum, or the rule's centre times the total weight.
 
         Args:
           event: The tick.
           updates: Decoded progress, leaves `[S, ...]`.
-          weight: `f[S]`; by default the tick's.
-          scale: `f[S]`, by which the server multiplies each message before it looks at them.
+          weights: `weight` and `scale`, as in `Combination.sum`.
 
         Returns:
           The total weight times the rule's centre, leaves `[...]`; 0 if nobody is heard.
         """
-        self._done |= {"aggregator"}
-        return self.combination.sum(key, event, updates, weight=weight, scale=scale)
+        self._asked |= {"aggregator"}
+        return self._of_tick.sum(key, event, updates, **weights)
 
     def mean(self, key: Key, event: Event, start: Params, models: Params) -> Params:
         """Average decoded models with the weights of a tick, or as the rule does.
@@ -406,8 +410,8 @@ class Wire:
         Returns:
           Leaves `[...]`.
         """
-        self._done |= {"aggregator"}
-        return self.combination.mean(key, event, start, models)
+        self._asked |= {"aggregator"}
+        return self._of_tick.mean(key, event, start, models)
 
     def mean_with_server(self, key: Key, event: Event, server: Params, models: Params) -> Params:
         """Average decoded models and the server's, as `Combination.mean_with_server`.
@@ -420,8 +424,8 @@ class Wire:
         Returns:
           Leaves `[...]`.
         """
-        self._done |= {"aggregator"}
-        return self.combination.mean_with_server(key, event, server, models)
+        self._asked |= {"aggregator"}
+        return self._of_tick.mean_with_server(key, event, server, models)
 
     def total(
         self, event: Event, *, of_progress: bool = False, scale: Array | None = None
@@ -456,13 +460,7 @@ class Wire:
         return self.has_mean and event.facts.keeps("clients", "weight")
 
     def average(
-        self,
-        key: Key,
-        event: Event,
-        state: Any,
-        local: Params,
-        *,
-        total: SumRequest | None = None,
+        self, key: Key, event: Event, state: Sent, local: Params, *, total: SumRequest | None = None
     ) -> tuple[Params, Memo]:
         """Average the models that the clients of a round report, and publish the mean.
 
@@ -491,7 +489,7 @@ class Wire:
         self,
         key: Key,
         event: Event,
-        state: Any,
+        state: Sent,
         local: Params,
         *,
         total: SumRequest | None = None,
@@ -524,8 +522,7 @@ class Wire:
             raise ConfigError("privacy", self.privacy.name, allowed)
         if isinstance(self.privacy, CorrelatedNoise):
             return self.noisy_sum(key, event, updates, memo)
-        cohort = self.hyper.num_selected
-        is_adaptive = isinstance(self.privacy, AdaptiveClipping)
+        cohort, is_adaptive = self.hyper.num_selected, isinstance(self.privacy, AdaptiveClipping)
         bound = memo.bound if is_adaptive else self.hyper.bound
         clipped, is_short = self._clipped(event, updates, bound)
         exact = weighted_sum(event.weight, clipped)
@@ -572,7 +569,7 @@ class Wire:
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
         return optax.tree.cast_like(noisy, updates), memo._replace(noises=noises)
 
-    def _clipped(self, event: Event, updates: Params, bound: Any) -> tuple[Params, Array]:
+    def _clipped(self, event: Event, updates: Params, bound: Array) -> tuple[Params, Array]:
         """Clip updates of the schedule's clients in at least 32 bits, as `clip_updates` does.
 
         What is not finite counts as 0, because no norm bounds it.
@@ -580,8 +577,8 @@ class Wire:
         if not event.facts.keeps("clients", "weight"):
             allowed = "none where a step changes who takes part or with which weight"
             raise ConfigError("privacy", self.privacy.name, f"{allowed}: epsilon is the schedule's")
-        self._done |= {"privacy"}
-        known, _ = finite(jax.tree.map(base.wide_of, updates), event.clients != EMPTY)
+        self._asked |= {"privacy"}
+        known, _ = finite(jax.tree.map(powers.wide_of, updates), event.clients != EMPTY)
         return privacy.clip_updates(known, bound)
 
     def publish(self, key: Key, event: Event, memo: Memo, sent: Params) -> Memo:
@@ -595,14 +592,14 @@ class Wire:
         Returns:
           What both sides remember.
         """
-        self._done |= {"messages.downlink"}
+        self._asked |= {"messages.downlink"}
         if not self.is_compressed_down:
             return memo
         compressor = self.hyper.messages.downlink
         change = jax.tree.map(jnp.subtract, sent, memo.known)
         down_key = jax.random.fold_in(streams.lane_stream(key, "compression down"), event.tick)
-        heard = compress(compressor, down_key, change)
-        pace = compressor.pace(count_parameters(sent))
+        heard = messages.compress(compressor, down_key, change)
+        pace = compressor.pace(messages.count_parameters(sent))
         known = jax.tree.map(lambda v, c: v + jnp.asarray(pace, v.dtype) * c, memo.known, heard)
         return memo._replace(known=keep_if_empty(event, known, memo.known))
 
@@ -615,10 +612,10 @@ class Wire:
         Returns:
           The first state.
         """
-        return first_version(server, self.plan)._replace(memo=self.first(server))
+        return versions.first_version(server, self.plan)._replace(memo=self.first(server))
 
     def next_version(
-        self, key: Key, event: Event, state: Any, memo: Memo, server: Params
+        self, key: Key, event: Event, state: Versioned, memo: Memo, server: Params
     ) -> Versioned:
         """Publish the server's new model, and keep the version that clients receive.
 
@@ -631,7 +628,7 @@ class Wire:
           The next state.
         """
         memo = self.publish(key, event, memo, server)
-        kept = next_version(state, event, self.start(memo, server))
+        kept = versions.next_version(state, event, self.start(memo, server))
         return Versioned(server, kept.versions, memo)
 
     def first_step(self, server: Params) -> RoundState:
@@ -659,10 +656,12 @@ class Wire:
         Returns:
           The next state.
         """
-        server, optimizer = step_server(self.hyper, event, state.server, state.memory, progress)
+        server, optimizer = steps.step_server(
+            self.hyper, event, state.server, state.memory, progress
+        )
         return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))
 
-    def metrics(self, state: Any) -> dict[str, Array]:
+    def metrics(self, state: Sent) -> dict[str, Array]:
         """Report the bound of updates' norms, `clip_norm`, if it adapts.
 
         Args:

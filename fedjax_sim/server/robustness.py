@@ -35,9 +35,8 @@ import numpy as np
 from fedjax_sim import batching, checking, streams, timelines
 from fedjax_sim.compression import Identity
 from fedjax_sim.privacy.clipping import finite
-from fedjax_sim.server import attacks
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
-from fedjax_sim.server.attacks import Adversary, Honest, attacked, remembering
+from fedjax_sim.server.attacks import Adversary, Honest
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, base, parse_rule
 from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
 from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
@@ -104,7 +103,7 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
 class Combination:
     """A rule and an adversary, bound to a system whose slots are filled by clients.
 
-        combination = Combination(Median(), Adversary(), 8)
+        combination = Combination(Median(), Adversary())
         updates = jnp.array([[1.0], [3.0]])
         assert combination.sum(key, event, updates) == (1 + 3) / 2  # the median of two
 
@@ -112,15 +111,12 @@ class Combination:
       is_plain: Whether messages are as clients made them, and their weighted sum is wanted.
     """
 
-    def __init__(
-        self, rule: Rule, adversary: Adversary, num_clients: int, *, has_own: bool = False
-    ):
+    def __init__(self, rule: Rule, adversary: Adversary, *, has_own: bool = False):
         """Bind.
 
         Args:
           rule: What is made of messages.
           adversary: Who is malicious; by default nobody.
-          num_clients: Number of clients, N.
           has_own: Whether the rule is given updates of the server's own, see `with_own`.
         """
         if rule.needs_own() is not False and not has_own:
@@ -129,9 +125,8 @@ class Combination:
                 "server are something else than the progress of its model by local steps"
             )
             raise ConfigError("aggregator", " | ".join(map(str, rule.roots())), allowed)
-        self.rule, self.adversary, self.num_clients = rule, adversary, num_clients
-        self.is_honest = adversary.is_idle
-        self.has_mean = isinstance(rule, Mean)
+        self.rule, self.adversary = rule, adversary
+        self.is_honest, self.has_mean = adversary.is_idle, isinstance(rule, Mean)
         self.is_plain = self.is_honest and self.has_mean
 
     def with_own(self, update: Params) -> "Combination":
@@ -140,49 +135,9 @@ class Combination:
         Args:
           update: Its progress, leaves `[...]`.
         """
-        rule = self.rule.with_own(update)
-        return Combination(rule, self.adversary, self.num_clients, has_own=True)
+        return Combination(self.rule.with_own(update), self.adversary, has_own=True)
 
-    def attacked(
-        self, key: Key, event: Event, starts: Params, local: Params, *, draws: Key | None = None
-    ) -> Params:
-        """Return the models that clients claim to have reached, leaves `[S, ...]`.
-
-        Args:
-          starts: Models that they started from, leaves `[S, ...]`.
-          local: Models that they reached, leaves `[S, ...]`.
-          draws: As in `attacks.attacked`.
-        """
-        return attacked(self.adversary, key, event, starts, local, self.num_clients, draws=draws)
-
-    def remembering(
-        self, memory: Any, key: Key, event: Event, starts: Params, local: Params
-    ) -> tuple["Combination", Any]:
-        """Let attackers remember a tick, see `attacks.remembering`.
-
-        `starts` and `local` are those of `attacked`.
-
-        Args:
-          memory: What they remember of earlier ticks.
-
-        Returns:
-          The combination with that memory, for `attacked`, and the memory.
-        """
-        seen = key, event, starts, local, self.num_clients
-        adversary, memory = remembering(self.adversary, memory, *seen)
-        found = Combination(self.rule, adversary, self.num_clients, has_own=True)
-        return found, memory
-
-    def attackers(self, key: Key, event: Event) -> Array | None:
-        """Tell which slots have an attacker at work, `bool[S]`; None if it is known that none."""
-        if self.is_honest:
-            return None
-        clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-        return attacks.malicious_slots(
-            self.adversary, key, self.num_clients, event.tick, clients, weight
-        )
-
-    def believed(self, event: Event, messages: Params) -> Array:
+    def finite_clients(self, event: Event, messages: Params) -> Array:
         """Return the clients of a tick whose messages are finite: `i32[S]`, `EMPTY` for others.
 
         Of a message that is not finite nobody keeps anything.
@@ -203,7 +158,7 @@ class Combination:
         weight: Array | None = None,
         scale: Array | None = None,
     ) -> Params:
-        """Sum messages with weights, or what the rule has for the sum: total weight times centre.
+        """Aggregate: weighted sum, or the rule's centre times the total weight.
 
         Args:
           updates: Messages, leaves `[S, ...]`.
@@ -274,23 +229,22 @@ class Combination:
 
 
 @checking.checked
-def combination_of(hyper: Any, num_clients: int, *, has_own: bool = False) -> Combination:
+def combination_of(hyper: Settings, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
-        assert combination_of(fedavg.Hyper(), 8).is_plain  # the mean of honest messages
-        assert combination_of(fedavg.Hyper(aggregator=Median()), 8).rule == Median()
+        assert combination_of(fedavg.Hyper()).is_plain  # the mean of honest messages
+        assert combination_of(fedavg.Hyper(aggregator=Median())).rule == Median()
 
     Args:
       hyper: Settings of a system.
-      num_clients: Number of clients, N.
       has_own: As in `Combination`.
 
     Returns:
       The combination; of settings that are not `Robust` the plain one.
     """
     if isinstance(hyper, Robust):
-        return Combination(hyper.aggregator, hyper.adversary, num_clients, has_own=has_own)
-    return Combination(Mean(), Adversary(), num_clients)
+        return Combination(hyper.aggregator, hyper.adversary, has_own=has_own)
+    return Combination(Mean(), Adversary())
 
 
 @checking.checked

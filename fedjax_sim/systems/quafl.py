@@ -24,7 +24,7 @@ from fedjax_sim import batching, types
 from fedjax_sim.clients import LocalTraining, local_training, read_rows, write_clients
 from fedjax_sim.compression import Identity, messages
 from fedjax_sim.compression.messages import Compression
-from fedjax_sim.server import COMBINED, Robust, check_numbers, combination_of
+from fedjax_sim.server import COMBINED, Robust, attacks, check_numbers, combination_of
 from fedjax_sim.settings import struct
 from fedjax_sim.timelines import Contacts, presets, schedule_contacts
 from fedjax_sim.types import Algorithm, Problem
@@ -62,7 +62,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
     """Bind QuAFL to a problem."""
     train = local_training(problem, hyper, plan)
     is_compressed = not isinstance(hyper.compression, Identity)
-    combination = combination_of(hyper, problem.counts.shape[0])
+    combination, num_clients = combination_of(hyper), problem.counts.shape[0]
 
     def init(key: types.Key) -> State:
         server = problem.init(key)
@@ -78,7 +78,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         seen = messages.decode_messages(
             hyper.compression, key, event, known, sent, way="down"
         )  # v[i]
-        claimed = combination.attacked(key, event, start, local)
+        claimed = attacks.attacked(combination.adversary, key, event, start, local, num_clients)
         reports = messages.decode_messages(hyper.compression, key, event, seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = combination.mean_with_server(key, event, state.server, reports)

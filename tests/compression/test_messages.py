@@ -20,6 +20,7 @@ from fedjax_sim.problems import Quadratic
 from fedjax_sim.settings import ConfigError, check, full_name
 from fedjax_sim.systems import fedavg, quafl
 from fedjax_sim.types import full_precision_bits
+from tests.compression.variances import variance
 
 DRAWS = 4000
 DIM = 6
@@ -117,12 +118,12 @@ def test_variance_of_the_first_server_step(after: After) -> None:
     start, centers = np.full(DIM, 2.0), np.asarray(PROBLEM.centers)
     moves = [(centers[i] - start) * (1 - 0.8**k) for i, k in zip(CLIENTS[0], STEPS[0], strict=True)]
     # QuAFL's server sends nothing new at first: all clients have the initial model.
-    variance = (
-        sum(float(COMPRESSOR.variance(jnp.asarray(move))) for move in moves)
+    expected = (
+        sum(float(variance(COMPRESSOR, jnp.asarray(move))) for move in moves)
         / (SLOTS + is_quafl) ** 2
     )
     squares = np.sum((after.servers[:, 0] - after.plain_servers[0]) ** 2, axis=1)
-    assert abs(squares.mean() - variance) < 5 * squares.std() / np.sqrt(DRAWS)
+    assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(DRAWS)
 
 
 def test_what_both_sides_of_quafl_know(after: After) -> None:

@@ -1,6 +1,7 @@
 """Single rounds of FedEM, VR-FedEM and EM: moments, step sizes, work, messages, bad settings."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from fedjax_sim.problems import latent
 from fedjax_sim.server.approximation import STEP_FACTORS
 from fedjax_sim.server.memories import Memory, count_bits
 from fedjax_sim.settings import check, parse
+from tests.compression.variances import variance
 from tests.systems.noisy_means import (
     BLOCKS,
     EM,
@@ -106,7 +108,7 @@ def test_the_random_field_is_unbiased_with_its_exact_variance(toy: latent.Estima
     picks = np.random.default_rng(1).integers(0, M, (4000, N, 5))
     drawn = KAPPA * (y[np.arange(N)[:, None], picks].mean(axis=2) - y.mean(axis=1))
     lost = np.asarray(
-        jax.jit(jax.vmap(jax.vmap(compressor.variance)))(jnp.asarray(mean + drawn))
+        jax.jit(jax.vmap(jax.vmap(partial(variance, compressor))))(jnp.asarray(mean + drawn))
     ).mean(axis=0)
     expected = (noise + lost + (1 - p) / p * (square + lost)).sum() / N**2
     squares = ((field - exact) ** 2).sum(axis=1)

@@ -17,11 +17,8 @@ from fedjax_sim.compression import (
     COMPRESSORS,
     Compressor,
     Identity,
-    RandK,
-    RandSparsification,
     parse_compressor,
 )
-from fedjax_sim.compression.base import wide_of
 from fedjax_sim.settings import ConfigError, count, fixed, part, static, struct, switch
 from fedjax_sim.types import Array, Key
 
@@ -118,32 +115,6 @@ class CellSampling(Compressor):
         places = (rows[:, None] * self.shape[1] + columns[None]).ravel()
         sent = self.compression.apply(cells_key, vector[places])
         return jnp.zeros_like(vector).at[places].set(sent / self.share if self.unbiased else sent)
-
-    def variance(self, vector: Array) -> Array:
-        """Compute E||Q(x) - x||^2 exactly.
-
-        Args:
-          vector: `f[J L]`, x.
-
-        Returns:
-          `f[]`, a multiple of ||x||^2.
-
-        Raises:
-          NotImplementedError: If the cells' compressor does not treat all cells alike: its blocks
-            then depend on which cells are drawn.
-        """
-        self._check_length(vector.size)
-        if not isinstance(self.compression, (Identity, RandSparsification, RandK)):
-            raise NotImplementedError(
-                "There is no closed form of the variance for random cells with the compressor "
-                f"{self.compression}, because its blocks depend on which cells are drawn."
-            )
-        inner = self.compression.omega(self.rows * self.columns)
-        if self.unbiased:
-            factor = (1 + inner) / self.share - 1
-        else:
-            factor = 1 - self.share + self.share * inner
-        return factor * jnp.sum(jnp.square(wide_of(vector)))
 
     def __str__(self) -> str:
         """Say how many cells of how many are sent, and with which compressor."""

@@ -57,21 +57,6 @@ class Fitted(NamedTuple):
     converged_: bool
     n_iter_: int
 
-    @property
-    def weights_(self) -> np.ndarray:
-        """Weights of the components of a mixture, `[G]`."""
-        return np.asarray(self.params.weights)
-
-    @property
-    def means_(self) -> np.ndarray:
-        """Means of the components of a mixture, `[G, D]`."""
-        return np.asarray(self.params.means)
-
-    @property
-    def covariances_(self) -> np.ndarray:
-        """Covariances of a mixture of Gaussians, in the form of their type."""
-        return np.asarray(self.params.covariance)
-
     def score_samples(self, examples: npt.ArrayLike) -> np.ndarray:
         """Compute the log-density of each example `[n, D]`: `[n]`.
 

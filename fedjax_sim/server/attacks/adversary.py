@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.compression.base import wide_of
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
@@ -125,9 +125,9 @@ def attacked(
     """
     if adversary.is_idle:
         return local
-    seen, cohort = _seen(adversary, key, event, starts, local, num_clients)
+    own, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
     slots = cohort.is_malicious
-    forged = adversary.attack.forge(seen[0] if draws is None else draws, seen[1], cohort)
+    forged = adversary.attack.forge(own if draws is None else draws, messages, cohort)
 
     def claim(end: Array, start: Array, progress: Array) -> Array:
         reached = (wide_of(start) + progress).astype(end.dtype)
@@ -169,7 +169,7 @@ def remembering(
     """
     if not jax.tree.leaves(memory):
         return adversary, memory
-    (draws, messages), cohort = _seen(adversary, key, event, starts, local, num_clients)
+    draws, messages, cohort = _seen(adversary, key, event, starts, local, num_clients)
     # They learn from those who are honest for ever, as far as their messages are finite.
     is_foe = are_malicious(adversary, key, num_clients, cohort.clients)
     _, honest = finite(messages, cohort.is_present & ~is_foe)
@@ -184,13 +184,19 @@ def remembering(
 
 def _seen(
     adversary: Adversary, key: Key, event: Event, starts: Params, local: Params, num_clients: int
-) -> tuple[tuple[Key, Params], Cohort]:
-    """Return the key of attackers' draws, the messages that they see, and the slots of a tick."""
+) -> tuple[Key, Params, Cohort]:
+    """Key of attackers' draws, the messages that they see, and the slots of a tick."""
     clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
-    slots = malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
+    slots = malicious_slots_of(adversary, key, event, num_clients)
     messages = jax.tree.map(lambda end, start: wide_of(end) - wide_of(start), local, starts)
     draws = jax.random.fold_in(streams.lane_stream(key, "attack"), event.tick)
-    return (draws, messages), Cohort(clients, slots, clients >= 0, weight)
+    return draws, messages, Cohort(clients, slots, clients >= 0, weight)
+
+
+def malicious_slots_of(adversary: Adversary, key: Key, event: Event, num_clients: int) -> Array:
+    """Find the slots of an event in which an attacker is at work: `bool[S]`."""
+    clients, weight = jnp.asarray(event.clients), jnp.asarray(event.weight)
+    return malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
 
 
 @checked

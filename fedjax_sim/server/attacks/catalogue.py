@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import checking, settings
-from fedjax_sim.server.attacks import informed
+from fedjax_sim.server.attacks import informed, simple
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
-from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
 from fedjax_sim.settings import Named, OneOfSeveral, fixed, parts, struct, whole
 from fedjax_sim.types import Array, Key, Params
 
@@ -77,22 +76,8 @@ class OneAttack(OneOfSeveral, Attack):
         return dataclasses.replace(self, options=options)
 
 
-ATTACKS: Named[type[Attack]] = Named.of(
-    "attack",
-    Honest,
-    SignFlip,
-    Scaling,
-    Gaussian,
-    FreeRider,
-    NotFinite,
-    informed.ALittleIsEnough,
-    informed.InnerProduct,
-    informed.MinMax,
-    informed.MinSum,
-    informed.Mimic,
-    OneAttack,
-    example="sign_flip:scale=2",
-)
+_KINDS = Honest, *simple.KINDS, *informed.KINDS, OneAttack
+ATTACKS: Named[type[Attack]] = Named.of("attack", *_KINDS, example="sign_flip:scale=2")
 """Every kind of attack, by name."""
 
 

@@ -17,14 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim.compression.base import divisor, root, wide_of
-from fedjax_sim.server.attacks.base import (
-    Attack,
-    Cohort,
-    along,
-    in_wide,
-    mean_over,
-)
+from fedjax_sim.compression.powers import divisor, root, wide_of
+from fedjax_sim.server.attacks.base import Attack, Cohort, along, in_wide, mean_over
 from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct
 from fedjax_sim.streams import lane_key
 from fedjax_sim.types import Array, Key, Params
@@ -397,3 +391,7 @@ def _squares(messages: Params) -> Array:
         for leaf in jax.tree.leaves(messages)
     ]
     return functools.reduce(jnp.add, squares)
+
+
+KINDS = (ALittleIsEnough, InnerProduct, MinMax, MinSum, Mimic)
+"""The attacks of this file."""

@@ -132,3 +132,7 @@ def _noise(key: Key, messages: Params, deviation: Any) -> Params:
         return jnp.asarray(deviation, wide.dtype) * noise
 
     return in_wide(draw, messages, optax.tree.split_key_like(key, messages))
+
+
+KINDS = (SignFlip, Scaling, Gaussian, FreeRider, NotFinite)
+"""The attacks of this file."""

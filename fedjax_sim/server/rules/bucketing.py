@@ -11,29 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression.base import divisor, wide_of
+from fedjax_sim.compression.powers import divisor, wide_of
+from fedjax_sim.server.rules import centres, coordinates, distances
 from fedjax_sim.server.rules.base import Mean, Rule
-from fedjax_sim.server.rules.centres import CentredClipping, GeometricMedian, NormBound
-from fedjax_sim.server.rules.coordinates import Median, SignMajority, TrimmedMean
-from fedjax_sim.server.rules.distances import Bulyan, Krum, MultiKrum
+from fedjax_sim.server.rules.coordinates import Median
 from fedjax_sim.server.rules.trust import FLTrust
 from fedjax_sim.settings import ConfigError, Named, count, fixed, parse_kind, part, struct
 from fedjax_sim.types import Array, Key, Params
 
+_KINDS = Mean, *coordinates.KINDS, *centres.KINDS, *distances.KINDS, FLTrust
 INNER: Named[type[Rule]] = Named.of(
-    "rule other than bucketing",
-    Mean,
-    Median,
-    TrimmedMean,
-    SignMajority,
-    GeometricMedian,
-    CentredClipping,
-    NormBound,
-    Krum,
-    MultiKrum,
-    Bulyan,
-    FLTrust,
-    example="trimmed_mean:share=0.2",
+    "rule other than bucketing", *_KINDS, example="trimmed_mean:share=0.2"
 )
 """Every kind of rule that buckets can be given to, by name."""
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression.base import divisor, root, wide_of
+from fedjax_sim.compression.powers import divisor, root, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.coordinates import Median
 from fedjax_sim.settings import count, fixed, real, struct
@@ -164,3 +164,7 @@ def _leaf_distances(leaf: Array, start: Array) -> Array:
     return root(jnp.where(jnp.isfinite(plain), plain, scaled)) / jnp.where(
         jnp.isfinite(plain), 1, small
     )
+
+
+KINDS = (GeometricMedian, CentredClipping, NormBound)
+"""The rules of this file."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.compression.base import wide_of
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.server.rules import ordering
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.settings import ConfigError, choice, fixed, real, struct
@@ -144,3 +144,7 @@ class SignMajority(Rule):
         magnitude = ordering.weighted_median(functools.reduce(jnp.add, parts), weight)
         scaled = lambda block: sign(block) * magnitude.astype(block.dtype)  # noqa: E731
         return jax.tree.map(lambda leaf: ordering.by_coordinate(scaled, leaf), messages)
+
+
+KINDS = (Median, TrimmedMean, SignMajority)
+"""The rules of this file."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression.base import wide_of
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.ordering import by_coordinate, sort_slots
 from fedjax_sim.settings import fixed, struct, whole
@@ -229,3 +229,7 @@ def squared_distances(messages: Params, is_present: Array) -> Array:
     is_pair = is_present[:, None] & is_present[None] & ~jnp.eye(is_present.size, dtype=bool)
     is_known = is_pair & jnp.isfinite(distances)
     return jnp.where(is_known, jnp.maximum(distances, 0), jnp.inf)
+
+
+KINDS = (Krum, MultiKrum, Bulyan)
+"""The rules of this file."""

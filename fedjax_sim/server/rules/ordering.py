@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import targets
-from fedjax_sim.compression.base import wide_of
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.types import Array
 
 BLOCK = 4096

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.compression import Compressor
-from fedjax_sim.compression.base import wide_of
 from fedjax_sim.compression.messages import count_parameters
+from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.settings import fixed, real, struct, whole
 from fedjax_sim.types import Array, Key, Params

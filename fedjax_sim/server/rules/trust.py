@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.compression.base import divisor, wide_of
+from fedjax_sim.compression.powers import divisor, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.centres import distances_to
 from fedjax_sim.settings import clients_named, count, filled, fixed, struct

@@ -120,7 +120,6 @@ def test_cells_of_another_matrix_are_refused() -> None:
     sampling = latent.CellSampling(shape=(5, 4), rows=2, columns=3)
     calls: list[Callable[[int], Any]] = [
         lambda dim: sampling.apply(jax.random.key(0), jnp.ones(dim)),
-        lambda dim: sampling.variance(jnp.ones(dim)),
         sampling.omega,
         sampling.bits,
     ]
@@ -145,13 +144,11 @@ def test_cells_of_another_matrix_are_refused() -> None:
         check(latent.CellSampling())
 
 
-def test_variance_of_cells() -> None:
-    """The variance equals that of draws, whether or not cells are divided by rho.
-
-    Compressors that do not treat all cells alike are refused.
-    """
+def test_error_of_cells() -> None:
+    """The mean squared error of draws is omega ||x||^2, or that of cells that are not divided."""
     vector = jnp.asarray(np.random.default_rng(0).normal(size=20))
     keys = jax.random.split(jax.random.key(1), NUM)
+    rho, square = 0.3, float(jnp.sum(vector**2))
     for unbiased in (True, False):
         sampling = latent.CellSampling(
             shape=(5, 4),
@@ -160,25 +157,12 @@ def test_variance_of_cells() -> None:
             unbiased=unbiased,
             compression=RandSparsification(keep=0.8),
         )
-        squares = np.sum(
-            np.square(
-                np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector))
-                - np.asarray(vector)
-            ),
-            axis=1,
-        )
-        assert abs(squares.mean() - float(sampling.variance(vector))) < 5 * squares.std() / np.sqrt(
-            NUM
-        )
-        square = float(jnp.sum(vector**2))
+        sent = np.asarray(jax.jit(jax.vmap(sampling.apply, (0, None)))(keys, vector))
+        squares = np.sum(np.square(sent - np.asarray(vector)), axis=1)
+        factor = sampling.omega(20) if unbiased else 1 - rho + rho * sampling.omega(20)
+        assert abs(squares.mean() - factor * square) < 5 * squares.std() / np.sqrt(NUM)
         plain = latent.CellSampling(shape=(5, 4), rows=2, columns=3, unbiased=unbiased)
-        assert float(plain.variance(vector)) == pytest.approx(
-            (1 / 0.3 - 1 if unbiased else 0.7) * square
-        )
-    with pytest.raises(NotImplementedError, match="no closed form"):
-        latent.CellSampling(
-            shape=(5, 4), rows=2, columns=3, compression=BlockQuantization()
-        ).variance(vector)
+        assert plain.omega(20) == pytest.approx(1 / rho - 1 if unbiased else 0)
 
 
 def test_blocks_of_cells_are_of_neighbours_in_a_row() -> None:

@@ -12,10 +12,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import ConfigError, Event, Layout, Plan
-from fedjax_sim.clients.mini_batches import fresh_examples
+from fedjax_sim.clients.mini_batches import batches_of
 from fedjax_sim.engine.shares import listed
 from fedjax_sim.problems import GaussianClients
-from fedjax_sim.streams import shuffle_bits, stream
+from fedjax_sim.streams import stream
 from fedjax_sim.systems import fedavg, langevin
 
 
@@ -239,9 +239,10 @@ def test_bad_settings_are_refused(
 def test_mini_batches_larger_than_a_client_are_unbiased() -> None:
     """In a batch of 5 of 3 examples, two count twice: each equally often, within 5 errors."""
     keys = jax.vmap(jax.random.key)(jnp.arange(3000))
-    drawn = jax.vmap(lambda key: fresh_examples(shuffle_bits(key), jnp.int32(0), jnp.int32(3), 5))(
-        keys
-    )
+    problem = GaussianClients.of(HESSIANS, CENTERS, counts=np.array([3, 2, 1]))
+    hyper = langevin.paper(num_clients=3, batch_size=5, sampling="without_replacement")
+    zero = jnp.int32(0)
+    drawn = jax.vmap(lambda key: batches_of(problem, hyper, key, zero, zero)(zero)[0])(keys)
     times = np.stack([(np.asarray(drawn) == example).sum(axis=1) for example in range(3)])
     assert times.min() == 1 and times.max() == 2
     np.testing.assert_array_less(np.abs(times.mean(axis=1) - 5 / 3), 5 * np.sqrt(2 / 9 / 3000))
