@@ -50,9 +50,9 @@ class Training(NamedTuple):
         transpose. Both may then be given matrices transposed.
       direction: What the steps follow in place of the gradient; None for the gradient.
       aside: Models that the direction reads besides the slot's own, the start first.
-      is_corrected: Whether the model after the start is added to the gradient.
+      is_corrected: Whether a correction, the second of these models, is added to the gradient.
       proximal: mu, if mu times the way from the start is added to the gradient; None if not.
-      is_shifted: Whether the direction adds these two to the gradient, if any, and nothing else.
+      is_shifted: Whether the direction is the gradient with these two added, and nothing else.
     """
 
     gradient: BatchGradient
