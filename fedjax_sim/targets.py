@@ -208,7 +208,8 @@ def pack(
 
     Args:
       tree: A pytree of arrays.
-      as_bits: Whether floats of 32 bits stand among the whole numbers, without derivatives.
+      as_bits: Whether floats of 32 bits are stored by their bits in the vector of whole numbers,
+        without derivatives.
 
     Returns:
       The vectors; whole numbers and truth values of up to 32 bits share one. And a function from

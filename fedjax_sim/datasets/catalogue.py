@@ -96,7 +96,7 @@ def load(
       data_dir: Folder with the raw files of a fetched set, which are then not downloaded. The files
         must be there, but are not read if the cache already holds the set. Other sets ignore it.
       cache_dir: Folder in which fetched sets are kept. By default the folder in the environment
-        variable FEDJAX_SIM_CACHE, or else `~/.cache/fedjax_sim`.
+        variable FEDJAX_SIM_CACHE, otherwise `~/.cache/fedjax_sim`.
 
     Returns:
       The images and labels for training and testing.

@@ -280,7 +280,7 @@ def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> dict[str, np
 
     class Builder(base, skip_registration=True):  # type: ignore[call-arg]
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            """Do what the stock builder does, which reads the file with TensorFlow."""
+            """Cut the text as the stock builder does, without TensorFlow."""
             text: Any = source.read(*_find_raw_files(name, source, data_dir, dl_manager))
             cuts = [0, int(len(text) * 0.9)]
             cuts += [cuts[1] + int((len(text) - cuts[1]) * 0.5), len(text)]

@@ -122,8 +122,9 @@ def read_cifar100(archive: Path) -> Raw:
 def _read_cifar(
     archive: Path, folder: str, names_file: str, files: dict[str, list[str]], *, label_bytes: int
 ) -> Raw:
-    """Read a tar of binary files whose records are a few labels, the last one counts, and an image.
+    """Read a tar of CIFAR's binary files.
 
+    A record has one byte for each level of labels, of which the last one counts, and an image.
     There are 10 classes with one byte of labels and 100 with two.
     """
     num_classes = 10**label_bytes

@@ -41,7 +41,7 @@ def make_synthetic(
     seed: Seed = 0,
     is_iid: bool = False,
 ) -> Dataset:
-    """Draw the data of Synthetic(alpha, beta), whose clients the partition "natural" keeps.
+    """Draw the data of Synthetic(alpha, beta); the partition "natural" keeps its clients.
 
         far_apart = make_synthetic(1.0, 1.0, num_clients=5)
         assert far_apart.train_images.shape[1:] == (1, 1, 60) and far_apart.num_classes == 10

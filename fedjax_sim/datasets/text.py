@@ -88,7 +88,7 @@ def from_text(
 ) -> Text:
     """Make a data set from the text of a play.
 
-    Speakers are told apart by name alone, so one name in several plays is one speaker. The speeches
+    Speakers are known by name alone, so one name in several plays is one speaker. The speeches
     of a speaker are joined by line ends, the end is kept for testing, and both parts are cut into
     sequences in which every character but a part's first is predicted once.
 

@@ -23,7 +23,7 @@ from fedjax_sim.types import Array, Params
 
 
 class Predictor(Protocol):
-    """A problem whose models predict classes of test examples.
+    """A problem with models that predict classes of test examples.
 
     Attributes:
       test_labels: `i32[m]`, the right classes.

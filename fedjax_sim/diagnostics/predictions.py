@@ -36,7 +36,7 @@ class Reliability(NamedTuple):
 
 @checked
 def accuracy(probabilities: Probabilities, labels: Labels) -> Array:
-    """Compute the share of examples whose most probable class is right.
+    """Compute the accuracy: the share of examples with the right class as the most probable one.
 
         probabilities, labels = jnp.array([[0.9, 0.1], [0.4, 0.6]]), jnp.array([0, 0])
         assert accuracy(probabilities, labels) == 1 / 2

@@ -1,4 +1,4 @@
-"""Blocks of images that are computed one after the other, so that what each makes stays in a cache.
+"""Blocks of images that are computed one after the other, so that each fits into a cache.
 
 Letters: `B` images, `b` images in a block, a divisor of `B`.
 """
@@ -13,7 +13,7 @@ from fedjax_sim.types import Array
 
 
 def largest_block(num: int, bytes_each: int, most_bytes: int) -> int:
-    """Return the largest divisor of a number of images whose bytes are not too many, or else 1."""
+    """Find the largest equal blocks of images with at most some bytes, 1 image if all have more."""
     divisors = (few for few in range(1, num + 1) if num % few == 0)
     return max(few for few in divisors if few == 1 or few * bytes_each <= most_bytes)
 

@@ -115,6 +115,6 @@ def _attributes_of(model: Any, *, train: bool) -> dict[str, bool]:
 
 
 def _switched(model: Any, *, train: bool) -> Any:
-    """Return a network whose attributes say whether it is in training."""
+    """Set the switches among a network's attributes."""
     attributes = _attributes_of(model, train=train)
     return model.clone(**attributes) if attributes else model

@@ -134,7 +134,7 @@ def conv(
     padding: str | int = "SAME",
     bias: bool = True,
 ) -> Array:
-    """Apply a new square convolution whose weights and biases start as U(+-1 / sqrt(fan-in)).
+    """Apply a new square convolution with weights and biases from U(+-1 / sqrt(fan-in)).
 
     Call it inside a compact method of a flax module, to which it adds the layer.
 

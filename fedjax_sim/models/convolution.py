@@ -236,7 +236,7 @@ def max_pool(x: Array, window: int = 2, *, stride: int | None = None, pad: int =
 
 
 def pooled(convolve: Convolution) -> Convolution:
-    """Return a convolution whose outputs are max-pooled over 2x2 windows.
+    """Return a convolution followed by max-pooling over 2x2 windows.
 
     A layer that adds its bias after the pooling computes the same, because max(y) + b is
     max(y + b). With `patches` and at most `NARROW` output channels the whole is one product, whose

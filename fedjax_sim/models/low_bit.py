@@ -132,7 +132,7 @@ def _max_scale(x: Array, signed: Array | bool) -> Array:
 
 
 SCALES = {"sawb": sawb, "max": max_abs}
-"""Uniform quantizers by the name of what sets their range."""
+"""Uniform quantizers by the name of their range."""
 
 
 def straight_through(quantizer: Callable[[Array], Array], x: Array) -> Array:
@@ -182,7 +182,7 @@ def _quantized_gradient_jvp(
 
 @dataclass(frozen=True)
 class LowBit:
-    """A model whose `LAYERS` compute with few bits in training.
+    """A wrapper of a model: its `LAYERS` compute with few bits in training.
 
     Inputs and kernels of a layer are rounded, with straight-through gradients, and the gradient at
     its output is quantized by LUQ. Biases and other layers are left alone. All values of a tensor

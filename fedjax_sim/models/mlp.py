@@ -76,7 +76,7 @@ def flatten(x: Array) -> Array:
 
 
 def dense(features: int, fan_in: int, dtype: Dtype | None) -> nn.Dense:
-    """Make a dense layer whose weights and biases start as U(+-1 / sqrt(fan_in)).
+    """Make a dense layer with weights and biases from U(+-1 / sqrt(fan_in)).
 
     Args:
       features: Number of outputs.

@@ -1,4 +1,4 @@
-"""A matrix product whose gradient is fast if there are few outputs.
+"""A matrix product with a fast gradient if there are few outputs.
 
 On a CPU, XLA takes up to eight times as long for the gradient of `x @ w` with respect to a matrix
 `w` with few columns as for the gradient with respect to the transpose of `w`. The product is

@@ -14,7 +14,7 @@ from fedjax_sim.settings import ConfigError
 
 WHOLE = Limit(least=0, most=2**31 - 1, is_whole=True)
 ROUNDING = 1e-9
-"""What a product may lack in floating point to be a whole number: 0.29 * 100 is below 29."""
+"""Rounding error that is forgiven before a product is rounded down: 0.29 * 100 is below 29."""
 DIRICHLET_TRIES = 1000
 """Draws of Dirichlet proportions before it is an error that an owner has too few examples."""
 

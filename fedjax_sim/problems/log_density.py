@@ -51,7 +51,7 @@ class LogDensity(ClientLosses):
     """A posterior whose examples are spread over clients; see the module for its conventions.
 
     Attributes:
-      data: All examples, and perhaps others that nobody holds: a pytree of leaves `[n, ...]`.
+      data: All examples, and perhaps others that no client holds: a pytree of leaves `[n, ...]`.
       index: `i32[N, M]`, positions of the clients' examples in `data`, padded.
       counts: `i32[N]`, number of examples of each client, without padding.
       start: The initial parameters; () if `draws_start` draws them.

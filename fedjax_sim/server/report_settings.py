@@ -217,8 +217,8 @@ class ScheduledReports(Reports):
         """Compute the epsilon of clients' participations; the arguments are those of `Reports`.
 
         Returns:
-          "epsilon": `f64[V + 1]`, of noise on sums that the schedule accounts for, or of clients'
-            own; nothing without any.
+          "epsilon": `f64[V + 1]`, of noise on sums if its accounting follows from the schedule, or
+            of local privacy; without either an empty dict.
         """
         kind: Any = self.privacy
         if not isinstance(kind, privacy.CorrelatedNoise) or not kind.has_noise:

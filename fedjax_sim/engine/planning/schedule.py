@@ -55,7 +55,7 @@ class Ticks(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """When live lanes are over, whatever their clocks say; infinite where nothing limits them.
+    """Budgets of live lanes; infinite where nothing limits them.
 
     Attributes:
       time: The virtual time, leaves `[1]`, or `[]` of a lane.

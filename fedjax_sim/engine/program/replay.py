@@ -374,11 +374,11 @@ class Replay:
     def advance(
         self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> Any:
-        """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
+        """Start a chunk, the ticks from `begin` to `end`; return new carries, and evaluations.
 
-        The carries are given away. If the chunk ends between two evaluations, its metrics and
-        models are zeros. If lanes can be stopped, those that do not run (`bool[L]`) keep their
-        carries and return zeros.
+        The memory of the old carries is reused, so they must not be read again. If the chunk ends
+        between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
+        that do not run (`bool[L]`) keep their carries and return zeros.
         """
         first = begin // self.program.chunk[1]
         inputs = self.tables(first), self._place(begin, end), self._running(is_running)

@@ -27,7 +27,7 @@ from fedjax_sim.types import Messages, System, Ticks, Timeline
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",
-    "time": "has a clock that went back or stands still, or whose time or deadline is nan",
+    "time": "has a clock that went back, or a time or deadline that is nan or lets nothing happen",
     "steps": "has a clock that asked for more steps than its sizes or its `most_steps` say",
     "versions": "has a clock with more versions in use than its sizes say",
     "clients": "has a clock that named a client that does not exist, or that is busy, or one twice",

@@ -69,7 +69,7 @@ def metric_figures(
     metrics: Sequence[str] | None = None,
     against: Sequence[str] = ("time",),
 ) -> dict[str, Figure]:
-    """Draw pictures of metrics, by file name; of metrics of clients a histogram.
+    """Draw a picture of each metric, by file name; metrics of single clients as histograms.
 
     Args:
       curves: The curves of `sweep`, by system.

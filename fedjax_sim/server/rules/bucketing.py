@@ -76,10 +76,10 @@ class Bucketing(Rule):
         return self.inner.weighs
 
     def check_together(self) -> None:
-        """Check that the rule of the buckets has none itself.
+        """Check that the inner rule neither makes buckets nor stands for other rules.
 
         Raises:
-          ConfigError: If it is not so.
+          ConfigError: If it does.
         """
         super().check_together()
         kind = type(self.inner).__name__

@@ -194,7 +194,7 @@ def times_in_rounds(
     wait: Callable[..., Array],
     *facts: Array,
 ) -> Array:
-    """Find out how long after the start of its round each client's work is in.
+    """Compute how long after the start of its round each client's work arrives.
 
     Args:
       clients: Client numbers, `i32[T, S]`; `EMPTY` in empty slots, whose time is 0.

@@ -10,12 +10,12 @@ from fedjax_sim.types import Array, Clock, Event, Key, Received
 
 
 class Measured(NamedTuple):
-    """What a clock carries that may end its lane.
+    """State of a clock that ends its lane at some value of a measure.
 
     Attributes:
-      time: What the clock itself carries.
-      first: `f[]`, what was measured after the first tick; nan before it.
-      newest: `f[]`, what was measured last; nan before the first tick.
+      time: State of the clock alone.
+      first: `f[]`, the measure after the first tick; nan before it.
+      newest: `f[]`, the newest measure; nan before the first tick.
     """
 
     time: Any
