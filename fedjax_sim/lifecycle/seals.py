@@ -131,17 +131,21 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
     return content
 
 
-def write_record(path: Path, content: Mapping[str, Any]) -> None:
+def write_record(path: Path, content: Mapping[str, Any]) -> str:
     """Write a JSON object for `read_record`.
 
     Args:
       content: What JSON can hold.
+
+    Returns:
+      The SHA-256 of the whole file.
 
     Raises:
       StorageError: If the disk refuses. An older file is then kept.
     """
     sealed = seal_json(content, partial(json.dumps, indent=1))
     write_whole(path, lambda scratch: scratch.write_bytes(sealed))
+    return hashlib.sha256(sealed).hexdigest()
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
