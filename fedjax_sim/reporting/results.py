@@ -316,7 +316,8 @@ class Folder:
 
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
         """Write a file, complete or not at all."""
-        target = lifecycle.write_whole(self.path / name, write)
+        target = self.path / name
+        lifecycle.write_whole(target, write)
         if target.parent == self.path and not name.startswith("."):
             self._written[name] = lifecycle.digest_of(target)
 

@@ -33,7 +33,8 @@ from fedjax_sim.diagnostics.samples import named_leaves
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import label_of_value
-from fedjax_sim.results.records import environment, storable, to_json
+from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.store import storable
 from fedjax_sim.results.summaries import is_part, summary
 from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.types import Timeline
