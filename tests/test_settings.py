@@ -58,7 +58,9 @@ from fedjax_sim.timelines import ClientDelays, Cohort
 from fedjax_sim.timelines.presets import preset
 
 STRUCTS: dict[str, type] = {name: system.Hyper for name, system in fedjax_sim.SYSTEMS.items()} | {
-    kind.__name__: kind for kind in (*COMPRESSORS.values(), *PRIVACY.values())
+    kind.__name__: kind
+    for kind in (*COMPRESSORS.values(), *PRIVACY.values())
+    if kind.name != "cells"  # Its shape must be given.
 }
 """The settings of every system, of every compressor, and of every kind of privacy."""
 FEDAVG: Any = SYSTEMS["fedavg"].Hyper

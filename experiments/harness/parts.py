@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from fedjax_sim.engine.shares import Listed, Part, Unit
 from fedjax_sim.launch.parts import FOLDER
 from fedjax_sim.lifecycle import read_json, seal_json, write_whole
+from fedjax_sim.results import kept_settings
 from fedjax_sim.results.runs import Run, join_runs, load
 from fedjax_sim.settings import ConfigError
 
@@ -145,6 +146,7 @@ class SweepShare:
         if found is not None:
             return found
         assert self._part.number is not None
+        kept_settings.check_texts([lane.hyper for lane in sweep.lanes])
         file, lanes = self._file(self._part.number), self._choose(sweep.units())
         if lanes:
             run_lanes(lanes).save(file.with_suffix(""))

@@ -12,6 +12,7 @@ from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
 from fedjax_sim.lifecycle import say
 from fedjax_sim.reporting.results import Folder
+from fedjax_sim.results import kept_settings
 from fedjax_sim.results.summaries import label_of
 from fedjax_sim.settings import (
     ConfigError,
@@ -273,7 +274,13 @@ def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Fo
 def describe(
     contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float
 ) -> dict[str, Any]:
-    """Collect config.json's entries for any command: systems with settings, seeds and time."""
+    """Collect config.json's entries for any command: systems with settings, seeds and time.
+
+    Raises:
+      ConfigError: If a setting has no text, so that it could not be saved after the run.
+    """
+    for contender in contenders:
+        kept_settings.check_texts([hyper for _, hyper in contender.points()])
     systems = {contender.system.name: contender.resolved() for contender in contenders}
     return {"systems": systems, "seeds": list(seeds), "time_budget": time_budget}
 

@@ -107,8 +107,7 @@ FLAGS = {
         "time)",
     },
     "plot merge": {
-        "--trust": "also read files that end without their SHA-256, such as those of other "
-        "programs, and (merge) settings that were pickled, which can run any code"
+        "--trust": "also read files that end without their SHA-256, such as those of other programs"
     },
     "run plot merge timeline": {
         "--out DIR": "results folder (default: results, results-plot or results-timeline, with a "

@@ -30,15 +30,15 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     """Return optax's optimizer of a name.
 
     Args:
-      name: The name, such as "adam".
+      name: The name, such as "adam", and arguments, as in "sgd:momentum=0.9".
 
     Raises:
       ConfigError: If there is none.
     """
-    if name not in _optimizers():
+    if (known := name.partition(":")[0]) not in _optimizers():
         allowed = f"one of {', '.join(_optimizers())}, which are the optax optimizers"
-        raise ConfigError("optimizer", name, allowed)
-    return _optimizers()[name]
+        raise ConfigError("optimizer", known, allowed)
+    return settings.parse_function(_optimizers(), name)
 
 
 def refuse_name(setting: str, value: Any) -> None:
@@ -53,7 +53,7 @@ def refuse_name(setting: str, value: Any) -> None:
     """
     if isinstance(value, str):
         try:
-            optimizer_named(value)
+            optimizer_named(value.partition(":")[0])
         except ConfigError as error:
             raise ConfigError(setting, value, error.parts[2]) from None
         allowed = f"a function such as optax.{value}; only the command line takes names"

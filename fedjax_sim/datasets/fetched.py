@@ -24,7 +24,7 @@ from fedjax_sim.datasets.arrays import Dataset, from_npz
 from fedjax_sim.datasets.raw_files import Raw
 from fedjax_sim.datasets.text import Text, from_text
 from fedjax_sim.datasets.text import from_npz as text_from_npz
-from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_npz, write_sealed
+from fedjax_sim.lifecycle import InputError, check_seal, is_terminal, write_arrays
 from fedjax_sim.settings import ConfigError
 
 
@@ -238,7 +238,7 @@ def _find_or_prepare(
             check_seal(decoded)
             return decoded
         cache.mkdir(parents=True, exist_ok=True)
-        write_sealed(decoded, partial(write_npz, arrays=prepare(name, data_dir, cache)))
+        write_arrays(decoded, prepare(name, data_dir, cache))
     except ConfigError:
         raise
     except InputError:

@@ -30,14 +30,15 @@ from fedjax_sim.lifecycle.folders import FolderLock as FolderLock
 from fedjax_sim.lifecycle.folders import cache_folder as cache_folder
 from fedjax_sim.lifecycle.folders import open_own as open_own
 from fedjax_sim.lifecycle.folders import remove_scratch as remove_scratch
-from fedjax_sim.lifecycle.folders import write_npz as write_npz
 from fedjax_sim.lifecycle.folders import write_whole as write_whole
 from fedjax_sim.lifecycle.free_memory import free_on_host as free_on_host
 from fedjax_sim.lifecycle.free_memory import write_bytes as write_bytes
 from fedjax_sim.lifecycle.seals import check_seal as check_seal
 from fedjax_sim.lifecycle.seals import digest_of as digest_of
+from fedjax_sim.lifecycle.seals import read_arrays as read_arrays
 from fedjax_sim.lifecycle.seals import read_json as read_json
 from fedjax_sim.lifecycle.seals import read_record as read_record
 from fedjax_sim.lifecycle.seals import seal_json as seal_json
+from fedjax_sim.lifecycle.seals import write_arrays as write_arrays
 from fedjax_sim.lifecycle.seals import write_record as write_record
 from fedjax_sim.lifecycle.seals import write_sealed as write_sealed

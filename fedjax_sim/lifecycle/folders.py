@@ -8,9 +8,8 @@ import re
 import secrets
 import socket
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedjax_sim.lifecycle.endings import InputError, StorageError, say
 
@@ -26,11 +25,10 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 def write_whole(
     path: Path,
-    write: Callable[[Path], Any],
+    write: Callable[[Path], object],
     *,
-    named: Callable[[Path], str] | None = None,
     lasts: bool = True,
-) -> Path:
+) -> None:
     """Write a file under another name in its folder, and rename it once it is complete.
 
     A process that is killed leaves at most a scratch file behind, see `remove_scratch`.
@@ -38,11 +36,7 @@ def write_whole(
     Args:
       path: The file. An older one is replaced only by the complete new one.
       write: Writes the content to the path that it is given.
-      named: From the complete file to the name that it gets instead of that of `path`.
       lasts: Whether to wait until it is on the disk, where a loss of power spares it.
-
-    Returns:
-      The file.
 
     Raises:
       StorageError: If the disk or the folder refuses. An older file is then kept.
@@ -54,26 +48,13 @@ def write_whole(
         if lasts:
             with scratch.open("rb+") as file:
                 os.fsync(file.fileno())
-        return scratch.replace(path if named is None else path.with_name(named(scratch)))
+        scratch.replace(path)
     except OSError as error:
         raise StorageError(path, error) from None
     finally:
         # If even this fails, the folder is gone or cannot be written, and the error above says so.
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
-
-
-def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays into an .npz file, for `write_whole`.
-
-    Args:
-      path: The file, to whose name no ending is added.
-      arrays: The arrays by name.
-    """
-    import numpy as np
-
-    with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
 
 
 def remove_scratch(folder: Path) -> None:

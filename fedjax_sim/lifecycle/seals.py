@@ -27,7 +27,7 @@ PIECE = 2**20
 """Bytes that are read at a time."""
 
 
-def write_sealed(path: Path, write: Callable[[Path], Any]) -> str:
+def write_sealed(path: Path, write: Callable[[Path], object]) -> str:
     """Write a file whole, and its SHA-256 at its end.
 
     Args:
@@ -42,14 +42,64 @@ def write_sealed(path: Path, write: Callable[[Path], Any]) -> str:
     """
 
     def write_and_seal(scratch: Path) -> None:
+        nonlocal digest
         write(scratch)
-        with scratch.open("ab") as file:
-            file.write(f'\n"{DIGEST}": "'.encode())
-        seal = f'{digest_of(scratch)}"\n'.encode()
-        with scratch.open("ab") as file:
-            file.write(seal)
+        with scratch.open("rb+") as file:
+            digest = hashlib.file_digest(file, "sha256")
+            start = f'\n"{DIGEST}": "'.encode()
+            digest.update(start)
+            end = f'{digest.hexdigest()}"\n'.encode()
+            digest.update(end)
+            file.seek(0, os.SEEK_END)
+            file.write(start + end)
 
-    return digest_of(write_whole(path, write_and_seal))
+    digest = hashlib.sha256()
+    write_whole(path, write_and_seal)
+    return digest.hexdigest()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> str:
+    """Write arrays into a sealed .npz file.
+
+    Args:
+      arrays: The arrays by name.
+
+    Returns:
+      The SHA-256 of the whole file.
+
+    Raises:
+      StorageError: If the disk or the folder refuses. An older file is then kept.
+    """
+    import numpy as np
+
+    def write(scratch: Path) -> None:
+        with scratch.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+    return write_sealed(path, write)
+
+
+def read_arrays(path: Path, *, trust: bool = False) -> dict[str, Any]:
+    """Read arrays from a sealed .npz file.
+
+    Args:
+      trust: Whether a file that carries no SHA-256 is taken as it is.
+
+    Returns:
+      The arrays by name.
+
+    Raises:
+      InputError: If it is damaged, or holds anything else.
+      OSError: If it cannot be read.
+    """
+    import numpy as np
+
+    check_seal(path, trust=trust)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return dict(file)
+    except Exception as error:  # Forged archives raise errors of many kinds.
+        raise InputError(f"{path} is damaged, or no archive of arrays ({error}).") from None
 
 
 def seal_json(content: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> bytes:
@@ -131,17 +181,21 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
     return content
 
 
-def write_record(path: Path, content: Mapping[str, Any]) -> None:
+def write_record(path: Path, content: Mapping[str, Any]) -> str:
     """Write a JSON object for `read_record`.
 
     Args:
       content: What JSON can hold.
+
+    Returns:
+      The SHA-256 of the whole file.
 
     Raises:
       StorageError: If the disk refuses. An older file is then kept.
     """
     sealed = seal_json(content, partial(json.dumps, indent=1))
     write_whole(path, lambda scratch: scratch.write_bytes(sealed))
+    return hashlib.sha256(sealed).hexdigest()
 
 
 def read_record(path: Path) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from fedjax_sim import checking, lifecycle
 from fedjax_sim.lifecycle import FolderLock
 from fedjax_sim.results import run_files
 from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.runs import Run
 from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
 
@@ -269,7 +270,7 @@ class Folder:
         """
         self._written[name] = run_files.write_arrays(self.path / name, groups)
 
-    def write_runs(self, runs: Mapping[str, run_files.Kept]) -> None:
+    def write_runs(self, runs: Mapping[str, Run]) -> None:
         """Write runs, for `fedjax_sim.load`.
 
         Args:
@@ -315,7 +316,8 @@ class Folder:
 
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
         """Write a file, complete or not at all."""
-        target = lifecycle.write_whole(self.path / name, write)
+        target = self.path / name
+        lifecycle.write_whole(target, write)
         if target.parent == self.path and not name.startswith("."):
             self._written[name] = lifecycle.digest_of(target)
 
@@ -327,7 +329,7 @@ def save(
     config: Mapping[str, Any],
     figures: Mapping[str, "Figure"] | None = None,
     *,
-    runs: Mapping[str, run_files.Kept] | None = None,
+    runs: Mapping[str, Run] | None = None,
     can_go_on: bool = False,
 ) -> dict[str, Any]:
     """Write everything that belongs to finished runs.

@@ -36,19 +36,6 @@ def digest_of_array(leaf: Any) -> bytes:
     return known[1]
 
 
-def storable(values: np.ndarray) -> tuple[np.ndarray, str]:
-    """Turn an array into one of a type that files know.
-
-    Types that JAX adds to NumPy's, such as bfloat16, are kept as their bits.
-
-    Returns:
-      The array, and the name of its type if it is such a one, with which `view` undoes this.
-    """
-    if values.dtype.isbuiltin != 2:
-        return values, ""
-    return values.view(f"u{values.dtype.itemsize}"), values.dtype.name
-
-
 def text_of(value: Any) -> str:
     """Write a setting as text that is the same in every process, unlike the repr of a function.
 

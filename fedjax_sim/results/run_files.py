@@ -5,7 +5,7 @@
     samples.nc     models of all evaluations, if they were kept
     timelines.nc   schedules, one after another; lanes of one schedule share it
     settings.json  each lane's settings, and of what containers its models consist, see
-                   `fedjax_sim.results.plain_values`
+                   `fedjax_sim.results.kept_settings`
     config.json    settings, seeds, versions, commit, device, and these files with their SHA-256
     summary.json   final values, see `fedjax_sim.results.summaries.summary`
 
@@ -18,11 +18,12 @@ see `fedjax_sim.lifecycle.seals`, and config.json has those of all others: files
 such as those of a writer that was killed while it replaced an older run, are not read as one run.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -30,15 +31,18 @@ import numpy as np
 from fedjax_sim import lifecycle
 from fedjax_sim.diagnostics.samples import named_leaves
 from fedjax_sim.lifecycle import InputError
+from fedjax_sim.results import kept_settings
 from fedjax_sim.results.curves import label_of_value
-from fedjax_sim.results.plain_values import Reader, UnreadableError, Writer
-from fedjax_sim.results.records import environment, storable, to_json
+from fedjax_sim.results.records import environment, to_json
+from fedjax_sim.results.store import storable
 from fedjax_sim.results.summaries import is_part, summary
 from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.types import Timeline
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from fedjax_sim.results.runs import Run
 
 
 CURVES, SETTINGS = "results.nc", "settings.json"
@@ -48,38 +52,14 @@ TYPE = "jax_dtype"
 """Attribute of a variable whose type netCDF does not know, such as bfloat16: its bits are kept."""
 
 
-class Kept(Protocol):
-    """The parts of a run that are saved; see `fedjax_sim.Run`."""
-
-    @property
-    def curves(self) -> "xr.Dataset":
-        """Labelled curves."""
-
-    @property
-    def models(self) -> Any:
-        """Final models."""
-
-    @property
-    def timelines(self) -> list[Timeline]:
-        """Schedules."""
-
-    @property
-    def hypers(self) -> list[Any]:
-        """Settings."""
-
-    @property
-    def samples(self) -> Any:
-        """Models of all evaluations, or None."""
-
-
-def write_files(folder: Path, run: Kept) -> None:
+def write_files(folder: Path, run: "Run", without: Collection[str] = ()) -> None:
     """Write a run; see `Run.save`."""
     with writing_to("folder", folder):
         pass
     system = run.curves.attrs["system"]
-    runs = {system: run}
     earlier = files_in(folder)
-    files = {name: write(folder / name) for name, write in files_of(runs).items()}
+    writers = files_of({system: run}, without)
+    files = {name: write(folder / name) for name, write in writers.items()}
     write_tables(folder, {**_described(run), **environment()}, summary({system: run.curves}), files)
     if "samples.nc" in earlier - files.keys():
         (folder / "samples.nc").unlink(missing_ok=True)
@@ -122,16 +102,28 @@ def write_tables(
         lifecycle.write_whole(folder / name, partial(Path.write_bytes, data=content))
 
 
-def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
+def files_of(
+    runs: Mapping[str, "Run"], without: Collection[str] = ()
+) -> dict[str, Callable[[Path], str]]:
     """List the files of runs.
 
     Args:
       runs: The runs, whole or of some lanes, by system.
+      without: Names of settings of which only a description is kept.
 
     Returns:
       Functions that write a file to the given path and return its SHA-256, by the file's name.
-    """
 
+    Raises:
+      ConfigError: If another setting has no text.
+    """
+    settings = {
+        name: {
+            **kept_settings.write(run.hypers, without),
+            "model": kept_settings.write_containers(_names_of(run)),
+        }
+        for name, run in runs.items()
+    }
     groups: dict[str, dict[str, xr.Dataset]] = {CURVES: {}, "models.nc": {}, "timelines.nc": {}}
     for name, run in runs.items():
         groups[CURVES][name] = run.curves
@@ -140,7 +132,7 @@ def files_of(runs: Mapping[str, Kept]) -> dict[str, Callable[[Path], str]]:
         if run.samples is not None:
             groups.setdefault("samples.nc", {})[name] = _labelled(run, run.samples, ("eval",))
     files = {name: partial(write_arrays, groups=each) for name, each in groups.items()}
-    return {**files, SETTINGS: partial(_write_settings, runs=runs)}
+    return {**files, SETTINGS: partial(lifecycle.write_record, content={"systems": settings})}
 
 
 def write_arrays(path: Path, groups: Mapping[str, "xr.Dataset"]) -> str:
@@ -179,7 +171,7 @@ def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
         raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
 
 
-def _described(run: Kept) -> dict[str, Any]:
+def _described(run: "Run") -> dict[str, Any]:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
     known = {
@@ -232,93 +224,81 @@ def read_files(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
     """Read a folder: the attributes of the runs of all systems, by name of the system.
 
     Args:
-      trust: Whether pickles are read, and files that carry no SHA-256 are taken as they are.
+      trust: Whether files that carry no SHA-256 are taken as they are.
 
     Raises:
       ConfigError: If it is no such folder, or its files are of different runs.
-      InputError: If a file is damaged, or cannot be read without trust.
+      InputError: If a file is damaged, or of another form.
     """
+    needed = CURVES, "models.nc", "timelines.nc", SETTINGS
     try:
-        names = CURVES, "models.nc", "timelines.nc", SETTINGS
-        listed = check_files(folder, *names, trust=trust)["files"]
+        listed = check_files(folder, *needed, trust=trust)["files"]
         if "samples.nc" in listed:
             check_files(folder, "samples.nc", trust=trust)
-        curves, models, timelines = (
-            read_arrays(folder / name) for name in (CURVES, "models.nc", "timelines.nc")
-        )
+        curves, models, timelines = (read_arrays(folder / name) for name in needed[:3])
         samples = read_arrays(folder / "samples.nc") if "samples.nc" in listed else {}
+        settings = lifecycle.read_json(folder / SETTINGS, trust=trust)
     except OSError as error:
         allowed = (
             f"one of a saved run, with {CURVES}, models.nc, timelines.nc, {SETTINGS} and "
             f"config.json ({error.strerror or error})"
         )
         raise ConfigError("folder", str(folder), allowed) from None
-    settings = _read_settings(folder, trust=trust)
-    for name in {*curves, *models, *timelines, *settings}:
-        if any(name not in each for each in (curves, models, timelines, settings)) or (
-            len(settings[name]["hypers"]) != curves[name]["failed"].size
-            or not _coordinates(curves[name], _lane_dims(curves[name]))
-            == _coordinates(models[name], _lane_dims(curves[name]))
-        ):
-            raise ConfigError("folder", str(folder), "one whose files are all of one run")
-    return {
-        name: {
-            "curves": data,
-            "models": _tree_of(models[name], settings[name]["model"], data),
-            "timelines": _timelines_of(timelines[name]),
-            "hypers": settings[name]["hypers"],
-            "samples": (
-                _tree_of(samples[name], settings[name]["model"], data) if name in samples else None
-            ),
-        }
-        for name, data in curves.items()
-    }
-
-
-def _write_settings(path: Path, runs: Mapping[str, Kept]) -> str:
-    """Write settings.json, and return its SHA-256."""
-    writer = Writer()
-    systems = {
-        name: {
-            "hypers": [writer.plain(hyper) for hyper in run.hypers],
-            "model": writer.plain(_names_of(run)),
-        }
-        for name, run in runs.items()
-    }
-    content = lifecycle.seal_json({"systems": systems, "tables": writer.tables})
-    lifecycle.write_whole(path, lambda path: path.write_bytes(content))
-    return hashlib.sha256(content).hexdigest()
-
-
-def _read_settings(folder: Path, *, trust: bool) -> dict[str, dict[str, Any]]:
-    """Read settings.json: settings and the names of the model's arrays, by system."""
-    path = folder / SETTINGS
-    content = lifecycle.read_json(path, trust=trust)
-    try:
-        reader = Reader(content["tables"], trust=trust)
-        return {
-            name: {
-                "hypers": [reader.value(hyper, "settings") for hyper in each["hypers"]],
-                "model": reader.value(each["model"], "the containers of the model"),
-            }
-            for name, each in content["systems"].items()
-        }
-    except UnreadableError as error:
-        raise InputError(f"{path} {error}.") from None
-    except Exception as error:  # Whatever else may be written in JSON.
+    if "tables" in settings:
         raise InputError(
-            f"{path} is not of the form in which settings are kept: {error!r}"
-        ) from None
+            f"{folder / SETTINGS} is of an earlier version, whose settings are not read: "
+            "`fedjax-sim plot` still draws the curves; for everything else, run it again."
+        )
+    with _reading(folder / SETTINGS, "settings"):
+        kept = settings["systems"]
+        containers = {name: kept_settings.read_containers(kept[name]["model"]) for name in kept}
+    with _reading(folder, "runs"):
+        for name in {*curves, *models, *timelines, *kept}:
+            if any(name not in each for each in (curves, models, timelines, kept)) or (
+                _coordinates(curves[name], dims := _lane_dims(curves[name]))
+                != _coordinates(models[name], dims)
+            ):
+                raise ConfigError("folder", str(folder), "one whose files are all of one run")
+    found: dict[str, dict[str, Any]] = {}
+    for name, data in curves.items():
+        with _reading(folder / SETTINGS, "settings"):
+            hypers = kept_settings.read(kept[name], data["failed"].size)
+        with _reading(folder, "runs"):
+            found[name] = {
+                "curves": data,
+                "models": _tree_of(models[name], containers[name], data),
+                "timelines": _timelines_of(timelines[name]),
+                "hypers": hypers,
+                "samples": (
+                    _tree_of(samples[name], containers[name], data) if name in samples else None
+                ),
+            }
+    return found
 
 
-def _names_of(run: Kept) -> Any:
+@contextlib.contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    """Name the file in errors about its content, which anybody may have written."""
+    try:
+        yield
+    except kept_settings.UnreadableError as error:
+        raise InputError(f"{path} {error}.") from None
+    except ConfigError as error:
+        if str(path) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from None
+    except Exception as error:  # Whatever else may be written there.
+        raise InputError(f"{path} is not of the form in which {what} are kept: {error!r}") from None
+
+
+def _names_of(run: "Run") -> Any:
     """Name each array of a model by its place: the model's containers with names in them."""
     taken = {*run.curves.coords, *run.curves.dims}
     names = list(named_leaves(run.models, taken, alone="model"))
     return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 
-def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
+def _labelled(run: "Run", tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
@@ -360,7 +340,7 @@ def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
     return jax.tree.map(leaf_of, names)
 
 
-def _labelled_timelines(run: Kept) -> "xr.Dataset":
+def _labelled_timelines(run: "Run") -> "xr.Dataset":
     """Put the schedules one after another. Those with fewer slots are padded."""
     import xarray as xr
 

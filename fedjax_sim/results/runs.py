@@ -133,28 +133,34 @@ class Run(Generic[HyperT]):
         return rows
 
     @checked
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, without: Sequence[str] = ()) -> None:
         """Write everything into a folder, for `fedjax_sim.load` and `fedjax-sim plot`.
+
+        Settings are kept as texts, as the command line has them. A lambda has none, nor has a rule
+        of your own before it is in its table, as in `rules.RULES["mine"] = Mine`. Containers of
+        models are kept if they are dictionaries, lists, tuples, or named tuples and dataclasses of
+        a module; others are read back as dictionaries.
 
         Args:
           folder: The folder, which is made if it does not exist. Files of an earlier run in it are
-            replaced. `fedjax_sim.results.run_files` lists them. Rules and other classes of your own
-            are found again if they are in a module that is imported; those of a script itself are
-            kept as pickles, which `load` reads with `trust=True` only.
+            replaced. `fedjax_sim.results.run_files` lists them.
+          without: Names of settings of which only a description is kept. In loaded settings a
+            `NotSaved` takes their place, with which no run begins.
 
         Raises:
-          ConfigError: If there can be no such folder.
+          ConfigError: If a setting has no text, before anything is written; or if there can be no
+            such folder.
           StorageError: If the disk refuses.
         """
-        write_files(Path(folder), self)
+        write_files(Path(folder), self, without)
 
 
 @checked
 def load(folder: str | Path, system: str | None = None, *, trust: bool = False) -> Run:
     """Read the result of `sweep` or `simulate` from a folder.
 
-    Reading runs no code of the folder, unless it is trusted. Settings are data: functions and
-    classes are named, and found among this package's and what is imported already.
+    Reading runs no code of the folder. Settings are texts; classes are named, and found among this
+    package's and those of modules that are imported already.
 
         run.save(folder / "first")
         same = fedjax_sim.load(folder / "first", "fedavg")
@@ -163,16 +169,14 @@ def load(folder: str | Path, system: str | None = None, *, trust: bool = False) 
     Args:
       folder: A folder that `Run.save` or `fedjax-sim run` wrote.
       system: Name of the system; may be left out if the folder has only one.
-      trust: Whether you trust whoever wrote the folder to run code here. It is needed for settings
-        that have no name, such as a lambda, which are kept as a pickle, and for names in modules
-        that are not imported.
+      trust: Whether files that carry no SHA-256 are taken as they are.
 
     Returns:
       The run: curves, final models, schedules, settings, and samples if they were kept.
 
     Raises:
       ConfigError: If it is no such folder, or lacks the system.
-      InputError: If a file is damaged, or is of another run than the others, or needs trust. The
+      InputError: If a file is damaged, of another run than the others, or of another form. The
         sentence names the file.
     """
     runs = load_runs(folder, trust=trust)

@@ -73,5 +73,8 @@ from fedjax_sim.settings.structs import alternatives as alternatives
 from fedjax_sim.settings.structs import alternatives_in as alternatives_in
 from fedjax_sim.settings.structs import struct as struct
 from fedjax_sim.settings.text import Kind as Kind
+from fedjax_sim.settings.text import is_same as is_same
 from fedjax_sim.settings.text import parse as parse
+from fedjax_sim.settings.text import parse_function as parse_function
 from fedjax_sim.settings.text import parse_kind as parse_kind
+from fedjax_sim.settings.text import text_of as text_of

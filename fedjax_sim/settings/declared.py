@@ -154,8 +154,12 @@ def weights(meaning: str) -> Any:
         is_vector = checks.accepts_numbers(value) and np.ndim(value) <= 1
         return is_vector and bool(np.all(np.asarray(value) > 0))
 
+    def parse(text: str) -> float | np.ndarray:
+        numbers = [float(word) for word in text.split("+")]
+        return numbers[0] if len(numbers) == 1 else np.array(numbers)
+
     allowed = "None, one finite number above 0, or one for each client"
-    return _field(None, meaning, True, accepts, allowed, float)
+    return _field(None, meaning, True, accepts, allowed, parse)
 
 
 def choice(

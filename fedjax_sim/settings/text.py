@@ -1,12 +1,20 @@
 """Read and write settings as the command line has them."""
 
+import ast
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
 
 from fedjax_sim.settings.checks import check
 from fedjax_sim.settings.errors import ConfigError, Named
 from fedjax_sim.settings.names import fields, full_name
 from fedjax_sim.settings.structs import Checked
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 def parse(hyper_type: type, name: str, text: str) -> Any:
@@ -75,6 +83,124 @@ def parse_kind(setting: str, kinds: Named[Any], text: str, *, last: str = "") ->
     return found
 
 
+def parse_function(functions: Mapping[str, FunctionT], text: str) -> FunctionT:
+    """Read a function and arguments for it, such as "sgd:momentum=0.9:nesterov=true".
+
+    Equal texts are one object, so that programs are shared.
+
+    Args:
+      functions: The functions by name.
+      text: A name, and arguments for `functools.partial`.
+
+    Raises:
+      KeyError: For an unknown name.
+      ValueError: If an argument is no number, text in quotation marks, true, false or None.
+    """
+    name, *words = text.split(":")
+    return _with_arguments(functions[name], tuple(words)) if words else functions[name]
+
+
+@functools.lru_cache(maxsize=256)
+def _with_arguments(function: Any, words: tuple[str, ...]) -> Any:
+    try:
+        given = [word.rpartition("=") for word in words]
+        values = [
+            text == "true" if text in ("true", "false") else ast.literal_eval(text)
+            for *_, text in given
+        ]
+    except SyntaxError as error:
+        raise ValueError(str(error)) from None
+    pairs = list(zip((name for name, *_ in given), values, strict=True))
+    named = {name: value for name, value in pairs if name}
+    return functools.partial(function, *(value for name, value in pairs if not name), **named)
+
+
+def text_of(hyper_type: type, name: str, value: Any) -> str:
+    """Write one value of a field as text that `parse` reads back, to the last bit.
+
+    Args:
+      hyper_type: A settings struct's class.
+      name: Full name of the setting.
+      value: The value.
+
+    Returns:
+      The text.
+
+    Raises:
+      ConfigError: If the value has no such text, as a lambda, or a rule that is in no table.
+    """
+    text = _write(value)
+    if fields(hyper_type)[name].metadata["parse"] is int and text.endswith(".0"):
+        text = text[:-2]
+    try:
+        if is_same(parse(hyper_type, name, text), value):
+            return text
+    except (ValueError, TypeError):
+        pass
+    allowed = "a value that a text stands for, as on the command line"
+    raise ConfigError(name, value, allowed)
+
+
+def _write(value: Any) -> str:
+    """Write a value as text, which other values may have in common."""
+    if isinstance(value, functools.partial):
+        given = [*(("", each) for each in value.args), *value.keywords.items()]
+        words = [f"{name}={_literal(each)}".removeprefix("=") for name, each in given]
+        return ":".join([_write(value.func), *words])
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, int | np.integer):
+        return str(int(value))
+    if isinstance(value, float):
+        return float.__repr__(value).replace("e+", "e")  # Several are joined by +.
+    if isinstance(value, np.generic | np.ndarray | jax.Array):
+        return _write(np.asarray(value).tolist())
+    if isinstance(value, tuple | list):
+        return "+".join(map(_write, value))
+    if hasattr(type(value), "as_csv"):
+        return value.as_csv()
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else str(value)
+
+
+def _literal(value: object) -> str:
+    return _write(value) if isinstance(value, bool | int | float) else repr(value)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two values of a setting are the same, to the last bit.
+
+    Numbers may be of different types, and several may be in a tuple or in an array.
+
+    Args:
+      one: A value.
+      other: Another value.
+    """
+    if one is other:
+        return True
+    if isinstance(one, functools.partial) and isinstance(other, functools.partial):
+        parts = [(each.func, each.args, tuple(each.keywords.items())) for each in (one, other)]
+        return is_same(*parts)
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        names = [field.name for field in dataclasses.fields(one)]
+        return type(one) is type(other) and all(
+            is_same(getattr(one, name), getattr(other, name)) for name in names
+        )
+    if one is None or other is None:
+        return False
+    for kind in (str, bool):
+        if isinstance(one, kind) or isinstance(other, kind):
+            return isinstance(one, kind) and isinstance(other, kind) and one == other
+    if hasattr(type(one), "as_csv"):
+        return type(one) is type(other) and one.as_csv() == other.as_csv()
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    arrays = np.asarray(one), np.asarray(other)
+    if any(array.dtype.kind not in "iuf" for array in arrays) or np.shape(one) != np.shape(other):
+        return False
+    signs = (np.signbit(array.astype(float)) for array in arrays)
+    return np.array_equal(*arrays, equal_nan=True) and np.array_equal(*signs)
+
+
 class Kind(Checked):
     """The common base of what has several kinds, such as attacks, rules or compressors.
 
@@ -91,12 +217,7 @@ class Kind(Checked):
         given = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            if field.name in known and getattr(self, field.name) != known[field.name].default
+            if field.name in known
+            and not is_same(getattr(self, field.name), known[field.name].default)
         }
-
-        def written(each: Any) -> str:
-            if isinstance(each, tuple):
-                return "+".join(map(str, each))
-            return each if isinstance(each, str) else format(each, ".12g")
-
-        return ":".join([self.name, *(f"{name}={written(each)}" for name, each in given.items())])
+        return ":".join([self.name, *(f"{name}={_write(each)}" for name, each in given.items())])

@@ -19,8 +19,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import ConfigError
 from fedjax_sim.engine.planning import schedule
-from fedjax_sim.engine.resuming.checkpoint import Checkpoint
-from fedjax_sim.engine.resuming.files import CONFIGURATION
+from fedjax_sim.engine.resuming.checkpoint import CONFIGURATION, Checkpoint
 from fedjax_sim.lifecycle import read_record, write_record
 from fedjax_sim.results import records
 from tests.engine.test_checkpoint import QUAFL, assert_same_bits

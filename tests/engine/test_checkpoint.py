@@ -27,7 +27,7 @@ from fedjax_sim import ConfigError, Layout
 from fedjax_sim.compression import BlockQuantization, ScaledSign, TopK
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.program import prepare
-from fedjax_sim.engine.resuming import checkpoint, files
+from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.engine.running import groups
 from fedjax_sim.engine.running.chunks import _Pace
@@ -37,6 +37,7 @@ from fedjax_sim.lifecycle import (
     InputError,
     StorageError,
     exit_code_of,
+    write_sealed,
     write_whole,
 )
 from fedjax_sim.reporting.trackers import CSV
@@ -103,7 +104,7 @@ def kill_while_writing(saves: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_same_bits(a: fedjax_sim.Run, b: fedjax_sim.Run) -> None:
     """Assert that models, samples and curves of two runs are equal."""
     chex.assert_trees_all_equal((a.models, a.samples), (b.models, b.samples))
-    assert set(a.curves.data_vars) == set(b.curves.data_vars)
+    assert list(a.curves.data_vars) == list(b.curves.data_vars)
     for name in (*a.curves.data_vars, *a.curves.coords):
         np.testing.assert_array_equal(a.curves[name], b.curves[name], err_msg=name)
 
@@ -187,11 +188,11 @@ def halve(path: Path) -> None:
 
 
 def forge(path: Path, write: Callable[[Path], Any] = lambda path: np.savez(path, a=1)) -> None:
-    """Put other content in the place of a file, under a name with its digest."""
-    stem, other = path.stem.rpartition("-")[0], path.with_name("other.npz")
-    path.unlink()
+    """Put other content in the place of a file, with its digest."""
+    other = path.with_name("other.npz")
     write(other)
-    other.rename(path.with_name(f"{stem}-{checkpoint._digest_of(other)}.npz"))
+    write_sealed(path, lambda scratch: scratch.write_bytes(other.read_bytes()))
+    other.unlink()
 
 
 def both(damage: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -206,7 +207,7 @@ def newest(damage: Callable[[Path], None]) -> Callable[[Path], None]:
 
 def configuration(damage: Callable[[Path], None]) -> Callable[[Path], None]:
     """Damage the configuration."""
-    return lambda folder: damage(folder / files.CONFIGURATION)
+    return lambda folder: damage(folder / checkpoint.CONFIGURATION)
 
 
 def drawn(damage: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -217,7 +218,7 @@ def drawn(damage: Callable[[Path], None]) -> Callable[[Path], None]:
 def everything(folder: Path) -> None:
     """Damage both states, and remove the configuration."""
     both(flip)(folder)
-    (folder / files.CONFIGURATION).unlink()
+    (folder / checkpoint.CONFIGURATION).unlink()
 
 
 EMPTY = partial(Path.write_bytes, data=b"")
@@ -320,12 +321,12 @@ def test_no_flipped_bit_or_cut_gives_other_bits(
 
 
 def test_a_configuration_of_another_form_counts_as_damaged(tmp_path: Path) -> None:
-    path = tmp_path / files.CONFIGURATION
+    path = tmp_path / checkpoint.CONFIGURATION
     others = ("", "[]", "3", '"x"', "null", "{}", "[" * 100_000, "\xff")
     digest = hashlib.sha256(b"{}").hexdigest()[:16]
     for content in (*others, json.dumps({"sha256": digest})):
         path.write_text(content, encoding="latin-1")
-        assert files.count_lanes(tmp_path) is None
+        assert checkpoint.count_lanes(tmp_path) is None
         asked = {"budget": fedjax_sim.Time(1), "versions": {}}
         known = Checkpoint(tmp_path, asked, resume=True, every=1.0)
         assert known.decided() == {} and known.check_asked() is None
@@ -338,7 +339,7 @@ def test_slow_writes_are_further_apart(tmp_path: Path, monkeypatch: pytest.Monke
     def write(*_: object) -> Path:
         nonlocal now
         now += 3
-        return tmp_path / "state-000000000000-0.npz"
+        return tmp_path / "state-000000000000.npz"
 
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now)
     monkeypatch.setattr(Checkpoint, "_write", write)

@@ -16,7 +16,7 @@ from fedjax_sim import Algorithm, Event, Plan, System, datasets, partition, prob
 from fedjax_sim.batching import map_slots, weighted_sum
 from fedjax_sim.engine.program.client_variance import client_variance
 from fedjax_sim.problems.losses import is_right
-from fedjax_sim.results.records import storable
+from fedjax_sim.results.store import storable
 from fedjax_sim.server.aggregation import mean_with_server
 from fedjax_sim.types import Work
 from tests.conftest import slow_but

@@ -3,17 +3,16 @@
 The folder of a group of lanes holds
 
     configuration.json        what must be equal for a run to continue this one; written once
-    state-TICKS-DIGEST.npz    what lanes carry after so many ticks, and the curves so far
-    drawn-0-DIGEST.npz        the timelines, so that a resumed run need not draw them again
-    result-0-DIGEST.npz       what a finished group's replay returned
+    state-TICKS.npz           what lanes carry after so many ticks, and the curves so far
+    drawn-0.npz               the timelines, so that a resumed run need not draw them again
+    result-0.npz              what a finished group's replay returned
 
 A run goes on from a checkpoint, and a finished one returns its result, only if nothing has changed
 that the result depends on: the versions of this package and of JAX, the settings and data, and the
 digests of the programs (`Replay.digests`, `timeline_digest`) and of the schedules.
 
-Each file is written under another name and renamed. The name of an array file ends with the
-SHA-256 of its content, so any damage shows when it is read. The newest two states are kept: if one
-is damaged, the one before is used.
+Each file is written under another name and renamed, and ends with its SHA-256, so that any damage
+shows when it is read. The newest two states are kept: if one is damaged, the one before is used.
 
 Deviation: these are NumPy files and not those of orbax-checkpoint. Orbax writes a tree of files
 without digests and answers damage with tracebacks of many kinds, so that finding damage, healing
@@ -21,12 +20,12 @@ it and saying so would need more code around Orbax than the files themselves nee
 takes a second of every resumed run.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,22 +33,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim import lifecycle
 from fedjax_sim.engine.planning.drawing import timeline_digest
 from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.engine.request import ANY_JAX, Options
-from fedjax_sim.engine.resuming import files
-from fedjax_sim.lifecycle import (
-    InputError,
-    remove_scratch,
-    say,
-    write_npz,
-    write_record,
-    write_whole,
-)
+from fedjax_sim.lifecycle import InputError
+from fedjax_sim.results import records, store
 from fedjax_sim.results.curves import Curves
-from fedjax_sim.results.records import JAX, digest_of_array, storable, text_of, versions
+from fedjax_sim.results.store import Arrays
 from fedjax_sim.settings import ConfigError, fields, value_of, writing_to
 from fedjax_sim.types import BUDGETS, System, Timeline
+
+CONFIGURATION = "configuration.json"
+
+
+ANY = "state|drawn|result"
+"""The kinds of array files."""
+
 
 WORK = 9.0
 """Least seconds of work between two writes for each second that a write takes."""
@@ -77,9 +77,6 @@ SHOWN = (
     *BUDGETS,
 )
 """Entries whose values are shown where they differ from those of a resumed run."""
-
-
-Arrays = dict[str, np.ndarray]
 
 
 class Saved(NamedTuple):
@@ -117,13 +114,13 @@ def asked_of(system: System, group: list[Lane], options: Options) -> dict[str, A
     distinct = {id(lane.problem): lane.problem for lane in group}
     problems = {key: _digest_of_tree(problem) for key, problem in distinct.items()}
     configuration = {
-        "versions": versions(),
+        "versions": records.versions(),
         "system": system.name,
         TIMELINE: [timeline_digest(system, each[0].hyper) for each in groups_of(group)],
         "overshoot": system.overshoot,
         "seeds": [lane.seed for lane in group],
         "settings": [
-            {name: text_of(value_of(lane.hyper, name)) for name in fields(type(lane.hyper))}
+            {name: records.text_of(value_of(lane.hyper, name)) for name in fields(type(lane.hyper))}
             for lane in group
         ],
         "problems": [problems[id(lane.problem)] for lane in group],
@@ -147,7 +144,7 @@ def _digest_of_tree(tree: Any) -> str:
     leaves, structure = jax.tree.flatten(tree)
     digest = hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", str(structure)).encode())
     for leaf in leaves:
-        digest.update(digest_of_array(leaf))
+        digest.update(records.digest_of_array(leaf))
     return digest.hexdigest()[:16]
 
 
@@ -182,7 +179,7 @@ class Checkpoint:
 
     def has_result(self) -> bool:
         """Tell whether the folder has the result of a finished group, perhaps of another run."""
-        return self._resume and bool(self._files("result"))
+        return self._resume and bool(files_in(self._folder, "result"))
 
     def finished(self, planned: Mapping[str, Any]) -> Arrays | None:
         """Read the result of the group's replay, if it is finished.
@@ -191,13 +188,12 @@ class Checkpoint:
           planned: As in `open`.
 
         Returns:
-          The arrays given to `finish`; None if all of them are damaged.
+          The arrays given to `finish`; None if they are damaged.
 
         Raises:
           ConfigError: If the folder belongs to another run.
         """
-        identity = self._identify(planned)
-        return next((arrays for _, arrays in self._sound("result", identity)), None)
+        return next((arrays for _, arrays in self._sound("result", self._identify(planned))), None)
 
     def drawn(self) -> Arrays | None:
         """Read the timelines that were given to `open`; None if there are none of this run."""
@@ -206,7 +202,7 @@ class Checkpoint:
 
     def decided(self) -> Mapping[str, Any]:
         """Read the plan of the run in the folder; empty if none is resumed."""
-        known = self._read_configuration() if self._resume else None
+        known = read_configuration(self._folder) if self._resume else None
         return {} if known is None else known["planned"]
 
     def check_asked(self) -> None:
@@ -215,7 +211,7 @@ class Checkpoint:
         Raises:
           ConfigError: If the folder belongs to another run, such as one with another budget.
         """
-        known = self._read_configuration() if self._resume else None
+        known = read_configuration(self._folder) if self._resume else None
         if known is not None:
             self._compare(known["asked"], self._asked)
             self._asked = known["asked"]  # The versions of JAX stay those of its beginning.
@@ -229,7 +225,7 @@ class Checkpoint:
         Raises:
           ConfigError: If it belongs to another run.
         """
-        known = self._read_configuration()
+        known = read_configuration(self._folder)
         if known is not None:
             old = {**known["asked"], **known["planned"]}
             self._compare(old, {**self._asked, **planned})
@@ -249,32 +245,33 @@ class Checkpoint:
         """
         with writing_to("checkpoint", self._folder):
             if not self._resume:
-                for path in (*self._files(), self._folder / files.CONFIGURATION):
+                for path in (*files_in(self._folder), self._folder / CONFIGURATION):
                     path.unlink(missing_ok=True)
-            remove_scratch(self._folder)
+            lifecycle.remove_scratch(self._folder)
         self._identity = self._identify(planned)
-        if self._read_configuration() is None:
+        if read_configuration(self._folder) is None:
             self._heal_configuration(planned)
         if drawn is not None:
-            self._remove(self._files("drawn"))
             self._write("drawn", 0, _digest_of(self._asked), drawn)
 
     def _heal_configuration(self, planned: Mapping[str, Any]) -> None:
         """Write a configuration that is missing or damaged, unless states are of another run."""
-        where = f"{files.CONFIGURATION} in {self._folder}"
+        where = f"{CONFIGURATION} in {self._folder}"
         if any(next(self._sound(kind, self._identity), None) for kind in ("state", "result")):
-            say(f"{where} was damaged or missing and was written again: the checkpoints fit.")
-        elif self._files("state") or self._files("result"):
+            lifecycle.say(
+                f"{where} was damaged or missing and was written again: the checkpoints fit."
+            )
+        elif files_in(self._folder, "state") or files_in(self._folder, "result"):
             raise InputError(
                 f"{where} is damaged or missing, and no checkpoint there is an undamaged one of "
                 "this run: remove the folder to start anew."
             )
-        elif (self._folder / files.CONFIGURATION).exists():
-            say(f"{where} is damaged, and no checkpoint was written: starting from the beginning.")
-        self._write_configuration(planned)
-
-    def _write_configuration(self, planned: Mapping[str, Any]) -> None:
-        write_record(self._folder / files.CONFIGURATION, {"asked": self._asked, "planned": planned})
+        elif (self._folder / CONFIGURATION).exists():
+            lifecycle.say(
+                f"{where} is damaged, and no checkpoint was written: starting from the beginning."
+            )
+        content = {"asked": self._asked, "planned": planned}
+        lifecycle.write_record(self._folder / CONFIGURATION, content)
 
     def load(self, states: Any) -> Saved | None:
         """Read the newest undamaged state. Damaged ones are reported.
@@ -288,15 +285,11 @@ class Checkpoint:
         Raises:
           InputError: If all states are damaged.
         """
-        leaves, structure = jax.tree.flatten(states)
         for done, arrays in self._sound("state", self._identity):
-            placed = [_placed(arrays.pop(f"state:{i}"), leaf) for i, leaf in enumerate(leaves)]
-            curves: dict[str, Arrays] = {kind: {} for kind in KINDS}
-            for entry, values in arrays.items():
-                kind, name = entry.split(":", 1)
-                curves[kind][name] = values
-            return Saved(done, jax.tree.unflatten(structure, placed), curves)
-        if self._resume and self._files("state"):
+            carried = store.unpack(store.part(arrays, "state"), states)
+            placed = jax.tree.map(_placed, carried, states)
+            return Saved(done, placed, {kind: store.part(arrays, kind) for kind in KINDS})
+        if self._resume and files_in(self._folder, "state"):
             raise InputError(
                 f"no checkpoint in {self._folder} is undamaged: remove the folder to start anew."
             )
@@ -329,74 +322,55 @@ class Checkpoint:
         if not (now or self.is_due()):
             return
         began = time.monotonic()
-        arrays = {f"state:{i}": _fetched(leaf) for i, leaf in enumerate(jax.tree.leaves(states))}
-        for kind, named in curves.items():
-            arrays |= {f"{kind}:{name}": values for name, values in named.items()}
-        self._write("state", done, self._identity, arrays)
-        kept = [path for path in self._files("state") if files.ticks_of(path) <= done][:2]
-        self._remove(path for path in self._files("state") if path not in kept)
+        self._write("state", done, self._identity, store.pack({"state": states, **curves}))
+        kept = [path for path in files_in(self._folder, "state") if ticks_of(path) <= done][:2]
+        self._remove_others(kept, "state")
         self._last = time.monotonic()
         self._lasted = self._last - began
 
     def finish(self, arrays: Arrays) -> None:
         """Write the group's result, and remove the states."""
-        kept = {self._write("result", 0, self._identity, arrays), *self._files("drawn")}
-        self._remove(path for path in self._files() if path not in kept)
+        result = self._write("result", 0, self._identity, arrays)
+        self._remove_others([result, *files_in(self._folder, "drawn")])
 
-    def _remove(self, paths: Iterable[Path]) -> None:
-        """Remove array files: older ones, and newer ones that were damaged."""
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-    def _files(self, kind: str = files.ANY) -> list[Path]:
-        """List the array files of a kind, the newest first."""
-        return files.files_in(self._folder, kind)
+    def _remove_others(self, kept: list[Path], kind: str = ANY) -> None:
+        """Remove array files that are not kept: older ones, and newer ones that were damaged."""
+        for path in files_in(self._folder, kind):
+            if path not in kept:
+                path.unlink(missing_ok=True)
 
     def _write(self, kind: str, done: int, identity: str, arrays: Arrays) -> Path:
-        """Write an array file. Its content says to which run it belongs, its name its digest."""
-        entries = {"identity": np.array(identity)}
-        for name, values in arrays.items():
-            bits, dtype = storable(values)
-            entries[f"{name}@{dtype}" if dtype else name] = bits
-        stem = f"{kind}-{done:012d}"
-        return write_whole(
-            self._folder / stem,
-            partial(write_npz, arrays=entries),
-            named=lambda path: f"{stem}-{_digest_of(path)}.npz",
-        )
+        """Write an array file that says to which run it belongs."""
+        path = self._folder / f"{kind}-{done:012d}.npz"
+        store.write(path, {"identity": np.array(identity), **arrays})
+        return path
 
     def _sound(self, kind: str, identity: str) -> Iterator[tuple[int, Arrays]]:
         """Read the undamaged files of a kind that belong to a run, the newest first.
 
         Damaged ones are reported. Yields their ticks, and their arrays without the identity.
         """
-        for path in self._files(kind):
-            reason, entries = "its digest is another", {}
+        for path in files_in(self._folder, kind):
             try:
-                if path.stem.endswith(_digest_of(path)):
-                    with np.load(path) as file:
-                        entries, reason = dict(file), "it says not of which run it is"
-            except Exception as error:  # Forged archives raise errors of many kinds.
-                reason = str(getattr(error, "strerror", None) or error)
-            if "identity" not in entries:
-                say(f"{path} is damaged ({reason}); the one before is used if there is one.")
-            elif str(entries.pop("identity")) == identity:
-                arrays = {}
-                for entry, values in entries.items():
-                    name, at, dtype = entry.partition("@")
-                    arrays[name] = values.view(dtype) if at else values
-                yield files.ticks_of(path), arrays
-
-    def _read_configuration(self) -> dict[str, Any] | None:
-        """Read the configuration; None if it is missing or damaged."""
-        return files.read_configuration(self._folder)
+                arrays = store.read(path)
+                theirs = str(arrays.pop("identity"))
+            except (InputError, OSError, KeyError) as error:
+                reason = getattr(error, "strerror", None) or "its digest is another"
+                if isinstance(error, KeyError):
+                    reason = "it says not of which run it is"
+                lifecycle.say(
+                    f"{path} is damaged ({reason}); the one before is used if there is one."
+                )
+                continue
+            if theirs == identity:
+                yield ticks_of(path), arrays
 
     def _compare(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         """Refuse a folder of another configuration."""
         theirs, ours = old.get("versions", {}), self._versions
         new = {**new, "versions": ours}
         versions = [name for name in ours if theirs.get(name) != ours[name]]
-        is_accepted = self._any_jax and versions and {*versions} <= {*JAX}
+        is_accepted = self._any_jax and versions and {*versions} <= {*records.JAX}
         apart_from = ("versions", *TEXTS) if is_accepted else ()
         changed = sorted(
             name for name in {*old, *new} - {*apart_from} if old.get(name) != new.get(name)
@@ -413,7 +387,7 @@ class Checkpoint:
         if "versions" in changed:
             pairs = (f"{name} {theirs.get(name, 'unknown')}, not {ours[name]}" for name in versions)
             words = f"versions ({'; '.join(pairs)})"
-            if {*versions} <= {*JAX}:
+            if {*versions} <= {*records.JAX}:
                 words += ', of which resume="any_jax" (--any-jax) accepts any'
             # Other versions may write the same program in another way.
             changed = [name for name in changed if name not in ("versions", *TEXTS)] + [words]
@@ -450,80 +424,108 @@ def _shortened(value: Any) -> str:
 
 
 def _digest_of(content: Any) -> str:
-    """Hash a file, or a value as JSON: 16 hexadecimal digits of SHA-256."""
-    if isinstance(content, Path):
-        with content.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    """Hash a value as JSON: 16 hexadecimal digits of SHA-256."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _fetched(leaf: Any) -> np.ndarray:
-    """Fetch an array from the devices. Random keys become words."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def _placed(values: np.ndarray, like: Any) -> Any:
     """Put an array on the devices of the one that it was fetched from."""
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jax.device_put(
-            jax.random.wrap_key_data(jnp.asarray(values), impl=str(jax.random.key_impl(like))),
-            like.sharding,
-        )
+        words = jnp.asarray(values)
+        values = jax.random.wrap_key_data(words, impl=str(jax.random.key_impl(like)))
     return jax.device_put(values, like.sharding)
 
 
-def pack_timelines(timelines: Timeline, ticks: np.ndarray) -> dict[str, np.ndarray]:
+def pack_timelines(timelines: Timeline, ticks: np.ndarray) -> Arrays:
     """Turn drawn timelines into arrays by name, for a file; see `unpack_timelines`."""
-    arrays = {"length": np.array(timelines.time.shape[1]), "ends": ticks}
-    for name, leaf in timelines._asdict().items():
-        # What is the same at all ticks takes the room of one tick.
-        arrays[f"timeline:{name}"] = np.asarray(leaf[:, :1] if leaf.strides[1] == 0 else leaf)
-    return arrays
+    # What is the same at all ticks takes the room of one tick.
+    short = jax.tree.map(lambda leaf: leaf[:, :1] if leaf.strides[1] == 0 else leaf, timelines)
+    length = np.array(timelines.time.shape[1])
+    return store.pack({"length": length, "ends": ticks, "timeline": short})
 
 
-def unpack_timelines(arrays: Mapping[str, np.ndarray]) -> tuple[Timeline, np.ndarray]:
+def unpack_timelines(arrays: Arrays) -> tuple[Timeline, np.ndarray]:
     """Make timelines, leaves `[D, T, ...]`, and their ticks of the arrays of `pack_timelines`."""
     length = int(arrays["length"])
-    leaves = {name: arrays[f"timeline:{name}"] for name in Timeline._fields}
     whole = {
         name: np.broadcast_to(leaf, (leaf.shape[0], length, *leaf.shape[2:]))
-        for name, leaf in leaves.items()
+        for name, leaf in store.part(arrays, "timeline").items()
     }
     return Timeline(**whole), arrays["ends"]
 
 
-def pack_curves(curves: Curves) -> dict[str, np.ndarray]:
-    """Turn the curves of a replay into arrays by name, for a file; see `unpack_curves`."""
-    trees = {"model": curves.models, "sample": curves.samples}
-    kinds = {"metric": curves.metrics, "info": curves.infos} | {
-        kind: {str(i): leaf for i, leaf in enumerate(jax.tree.leaves(tree))}
-        for kind, tree in trees.items()
-    }
-    kinds["stop"] = {} if curves.stopped_at is None else {"at": curves.stopped_at}
-    return {
-        f"{kind}:{name}": values for kind, named in kinds.items() for name, values in named.items()
-    }
-
-
-def unpack_curves(arrays: Mapping[str, np.ndarray], model: Any) -> Curves:
-    """Make curves of the arrays of `pack_curves`.
+def unpack_curves(arrays: Arrays, model: Any) -> Curves:
+    """Make curves of their arrays in a file.
 
     Args:
-      arrays: The arrays.
+      arrays: What `store.pack` made of the curves of a replay.
       model: A tree of the structure of one model.
     """
-    kinds: dict[str, dict[str, np.ndarray]] = {
-        kind: {} for kind in ("metric", "info", "model", "sample", "stop")
-    }
-    for entry, values in arrays.items():
-        kind, name = entry.split(":", 1)
-        kinds[kind][name] = values
+    found = {name: store.part(arrays, name) for name in Curves._fields}
     models, samples = (
-        jax.tree.unflatten(jax.tree.structure(model), [leaves[str(i)] for i in range(len(leaves))])
-        if leaves
-        else None
-        for leaves in (kinds["model"], kinds["sample"])
+        store.unpack(found[name], model) if found[name] else None for name in ("models", "samples")
     )
-    return Curves(kinds["metric"], kinds["info"], models, samples, kinds["stop"].get("at"))
+    stopped_at = arrays.get("stopped_at")
+    return Curves(found["metrics"], found["infos"], models, samples, stopped_at)
+
+
+def count_lanes(folder: Path) -> int | None:
+    """Count the lanes of an unfinished run in a folder; None if there is none, or it is damaged."""
+    known = read_configuration(folder)
+    return None if known is None else len(known["asked"]["seeds"])
+
+
+def folder_of_part(folder: Path, number: int) -> Path:
+    """Name the folder of the checkpoints of one of the groups of lanes that share a folder.
+
+    Args:
+      folder: Their folder.
+      number: The group's number, from 0.
+    """
+    return folder / f"part_{number}"
+
+
+def has_states(folder: Path) -> bool:
+    """Tell whether a group of lanes has written a state, or its result."""
+    return bool(files_in(folder, "state") or files_in(folder, "result"))
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove the checkpoints of all groups of lanes in a folder."""
+    for part in folder.glob("part_*"):
+        remove_checkpoints(part)
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a group of lanes, and their folder if nothing else is in it.
+
+    Args:
+      folder: The folder, which need not exist.
+    """
+    found = [*files_in(folder), *folder.glob(CONFIGURATION)]
+    for path in found:
+        path.unlink(missing_ok=True)
+    lifecycle.remove_scratch(folder)
+    if found:
+        with contextlib.suppress(OSError):  # raised if it is a link, or not empty
+            folder.rmdir()
+
+
+def ticks_of(path: Path) -> int:
+    """Read the ticks in the name of an array file."""
+    return int(path.stem.split("-")[1])
+
+
+def files_in(folder: Path, kind: str = ANY) -> list[Path]:
+    """List the array files of a kind in a folder, the newest first, and none of other programs."""
+    named = re.compile(rf"(?:{kind})-\d{{12,}}(?:-[0-9a-f]+)?\.npz")
+    return sorted(
+        (path for path in folder.glob("*.npz") if named.fullmatch(path.name)), reverse=True
+    )
+
+
+def read_configuration(folder: Path) -> dict[str, Any] | None:
+    """Read the configuration of a folder; None if it is missing or damaged."""
+    content = lifecycle.read_record(folder / CONFIGURATION)
+    return content if content is not None and content.keys() == {"asked", "planned"} else None

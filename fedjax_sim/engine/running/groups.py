@@ -21,6 +21,7 @@ from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.engine.running.chunks import replay_schedule
 from fedjax_sim.engine.running.outcomes import collect, lived_so_far
 from fedjax_sim.engine.watching import Watcher
+from fedjax_sim.results import store
 from fedjax_sim.results.curves import Curves, Returned
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Layout, System, Timeline
@@ -164,7 +165,7 @@ def replay_group(
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
     if saved is not None:
-        saved.finish(checkpoint.pack_curves(curves))
+        saved.finish(store.pack(curves))
     return collect(planned, curves, options)
 
 

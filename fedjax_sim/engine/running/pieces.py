@@ -27,7 +27,7 @@ from fedjax_sim.engine.planning.drawing import Schedules
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, groups_of
 from fedjax_sim.engine.program.prepare import Planned
 from fedjax_sim.engine.request import Checkpoints, Options
-from fedjax_sim.engine.resuming import files
+from fedjax_sim.engine.resuming import checkpoint
 from fedjax_sim.engine.running.groups import Ready, plan_or_load
 from fedjax_sim.lifecycle import FolderLock, write_bytes
 from fedjax_sim.results.curves import Returned
@@ -198,7 +198,7 @@ class _Pieces:
         found = self._ahead = None
         gc.collect()
         if self._options.checkpoints is not None:
-            files.remove_checkpoints(self._folder())
+            checkpoint.remove_checkpoints(self._folder())
         self._accepted = num // 2
         memory.say(
             f"memory ran out with {num} lanes of {self._system.name} at a time; from here on "
@@ -214,11 +214,11 @@ class _Pieces:
     def _folder(self) -> Path:
         """Name the folder of the piece's checkpoints."""
         assert self._options.folder is not None
-        return files.folder_of_part(self._options.folder, self._number)
+        return checkpoint.folder_of_part(self._options.folder, self._number)
 
     def _has_states(self) -> bool:
         """Tell whether the piece has checkpoints, which are worth more than a smaller piece."""
-        return self._options.checkpoints is not None and files.has_states(self._folder())
+        return self._options.checkpoints is not None and checkpoint.has_states(self._folder())
 
     def _may_halve(self, num: int) -> bool:
         """Tell whether fewer lanes may be tried, if so many do not fit."""
@@ -227,7 +227,9 @@ class _Pieces:
     def _lanes_of_earlier_run(self) -> int | None:
         """Return how many lanes this piece had in the resumed run; None if none is resumed."""
         saved = self._options.checkpoints
-        return files.count_lanes(self._folder()) if saved is not None and saved.resume else None
+        return (
+            checkpoint.count_lanes(self._folder()) if saved is not None and saved.resume else None
+        )
 
     def _longest_of_all(self, num: int) -> int:
         """Count the ticks of the sweep's longest schedule; 0 if all `num` lanes are planned."""
@@ -449,7 +451,7 @@ def locked(asked: Checkpoints | None) -> Iterator[None]:
         lock = FolderLock(folder)
     try:
         if not asked.resume:
-            files.remove_parts(folder)
+            checkpoint.remove_parts(folder)
         yield
     finally:
         lock.release()

@@ -64,6 +64,7 @@ class CellSampling(Compressor):
         (0, 0),
         "two whole numbers of at least 1, rows and columns of the matrix",
         _is_shape,
+        lambda text: tuple(map(int, text.split("+"))),
         meaning="Shape (J, L) of the matrix; it has no usable default and must be given.",
     )
     rows: Count = count(1, "Number of rows drawn for each message, at most J.")
@@ -116,12 +117,6 @@ class CellSampling(Compressor):
         sent = self.compression.apply(cells_key, vector[places])
         return jnp.zeros_like(vector).at[places].set(sent / self.share if self.unbiased else sent)
 
-    def __str__(self) -> str:
-        """Say how many cells of how many are sent, and with which compressor."""
-        kind = "" if self.unbiased else " as they are"
-        drawn = f"{self.rows}x{self.columns} of {self.shape[0]}x{self.shape[1]}"
-        return f"{self.name} {drawn}{kind}, {self.compression}"
-
     def omega(self, dim: int) -> Any:
         """Compute the constant omega for vectors of `dim` entries.
 
@@ -156,3 +151,6 @@ class CellSampling(Compressor):
         if dim != self.shape[0] * self.shape[1]:
             allowed = f"rows and columns of a matrix of {dim} cells, the length of the vectors"
             raise ConfigError("shape", self.shape, allowed)
+
+
+COMPRESSORS[CellSampling.name] = CellSampling

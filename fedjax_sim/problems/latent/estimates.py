@@ -15,7 +15,6 @@ Letters: `n` examples, `D` coordinates of an example, `G` components.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedjax_sim.checking import AtLeast0, Whole, checked
-from fedjax_sim.lifecycle import InputError, check_seal, write_npz, write_sealed
+from fedjax_sim.lifecycle import InputError, read_arrays, write_arrays
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
 from fedjax_sim.settings import ConfigError, check_file
@@ -126,7 +125,7 @@ class Fitted(NamedTuple):
                 if (value := getattr(owner, name)) is not None:
                     entries[f"{part}.{name}"] = np.asarray(value)
         entries |= {name: np.asarray(getattr(self, name)) for name in self._fields[2:]}
-        write_sealed(Path(path), partial(write_npz, arrays=entries))
+        write_arrays(Path(path), entries)
 
     def _apply(self, function: Callable[[Any, Any], jax.Array], examples: Any) -> np.ndarray:
         """Apply a function of parameters and examples in the precision of the parameters."""
@@ -213,9 +212,7 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
     """
     check_file("file of the fit", path)
     try:
-        check_seal(Path(path), trust=trust)
-        with np.load(path, allow_pickle=False) as file:
-            entries = {name: file[name] for name in file.files}
+        entries = read_arrays(Path(path), trust=trust)
         model_type, params_type = KINDS[entries["kind"].item()]
         model = {
             name: _read(entries[f"model.{name}"])

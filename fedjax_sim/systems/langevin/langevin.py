@@ -89,6 +89,7 @@ class Dynamics(Checked):
         optax.identity,
         "a function that makes an optax gradient transformation",
         _makes_transformation,
+        lambda text: settings.parse_function(vars(optax), text),
         meaning="Applied to the gradients of f^c before each step, such as "
         "`partial(optax.clip_by_global_norm, 1.0)`.",
     )

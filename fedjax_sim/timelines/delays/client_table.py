@@ -59,8 +59,10 @@ import csv
 import difflib
 import functools
 import hashlib
+import io
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,8 +113,6 @@ class ClientTable:
       energy_byte: `f64[N]`, energy of a byte that is sent or received; None likewise.
       windows: When clients are available; None if that is not from the table.
     """
-
-    made_of_attributes = True  # Files keep it by these.
 
     def __init__(
         self,
@@ -187,6 +187,25 @@ class ClientTable:
         )
         digest = hashlib.sha256(content.encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
+
+    def as_csv(self) -> str:
+        """Write the table as `read_client_table` reads it."""
+        columns: dict[str, Any] = {"client": self.names or None}
+        columns |= {name: getattr(self, name, None) for name in _COLUMNS}
+        if self.windows is not None:
+            first, begin, end, period = self.windows
+            # Without exponents, whose sign might be that between begin and end.
+            words = [
+                "-".join(np.format_float_positional(x, trim="-") for x in pair)
+                for pair in zip(begin, end, strict=True)
+            ]
+            pairs = itertools.pairwise(first)
+            columns["available"] = [" ".join(words[i:j]) for i, j in pairs]
+            columns["period"] = period
+        known = {name: column for name, column in columns.items() if column is not None}
+        return write_rows(
+            known, zip(*(np.asarray(x).tolist() for x in known.values()), strict=True)
+        )
 
     def in_order_of(self, client_names: Sequence[Any]) -> "ClientTable":
         """Return the table with its rows in the order of clients, which it names as well.
@@ -328,6 +347,18 @@ def read_client_table(path: str | Path) -> ClientTable:
         return ClientTable(**columns, names=names)
 
 
+def write_rows(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Write a CSV file as text.
+
+    Args:
+      header: Names of the columns.
+      rows: Cells of the rows.
+    """
+    writer = csv.writer(text := io.StringIO())
+    writer.writerows([header, *rows])
+    return text.getvalue()
+
+
 def read_rows(
     name: str, path: str | Path, columns: dict[str, None]
 ) -> tuple[list[dict[str, str]], set[str]]:
@@ -346,9 +377,15 @@ def read_rows(
       ConfigError: If the file cannot be read, has no rows, has such a column twice or misspelt, or
         has a row of another number of cells than its header, as with decimal commas.
     """
-    check_file(name, path)
+    is_text = isinstance(path, str) and "\n" in path
+    if not is_text:
+        check_file(name, path)
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        with (
+            io.StringIO(str(path), newline="")
+            if is_text
+            else Path(path).open(newline="", encoding="utf-8-sig")
+        ) as file:
             lines = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, csv.Error):
         raise ConfigError(name, str(path), "the name of a readable CSV file") from None
@@ -392,8 +429,9 @@ def naming_file(path: str | Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         field, value, allowed = error.parts
-        sentence = ConfigError.__new__(ConfigError, f"{path}: {error}")
-        sentence.parts = f"{path}: {field}", value, allowed
+        place = str(path).partition("\n")[0]
+        sentence = ConfigError.__new__(ConfigError, f"{place}: {error}")
+        sentence.parts = f"{place}: {field}", value, allowed
         raise sentence from None
 
 

@@ -41,8 +41,6 @@ class Trace:
       rows: The row, counted from 1, in which each text first appears.
     """
 
-    made_of_attributes = True  # Files keep it by these.
-
     def __init__(
         self,
         client: Sequence[Any],
@@ -101,6 +99,13 @@ class Trace:
         content += b"".join(x.tobytes() for x in (self.text, self.client, self.start, self.finish))
         digest = hashlib.sha256(content).hexdigest()
         return f"trace of {len(self.client)} rows, sha256 {digest[:16]}"
+
+    def as_csv(self) -> str:
+        """Write the trace as `read_trace` reads it, clients without names in a column `number`."""
+        who = [self.texts[place] for place in self.text] if self.texts else self.client.tolist()
+        rows = zip(who, self.start.tolist(), self.finish.tolist(), strict=True)
+        header = ("client" if self.texts else "number", "start", "finish")
+        return client_table.write_rows(header, rows)
 
     def of_clients(self, num_clients: int, names: Sequence[str] = ()) -> "Trace":
         """Return the trace with numbers of clients in place of their names.
@@ -210,7 +215,8 @@ def read_trace(path: str | Path) -> Trace:
     Args:
       path: File with a header and the columns `client`, `start` and `finish`; others are ignored,
         which one line on the error stream says. Clients are numbers from 0, or names in a table
-        of clients.
+        of clients; in a column `number` in place of `client` they are never names. A text of
+        several lines is the content of such a file.
 
     Returns:
       The trace.
@@ -218,9 +224,9 @@ def read_trace(path: str | Path) -> Trace:
     Raises:
       ConfigError: If the file cannot be read, or holds values that are not allowed.
     """
-    columns = dict.fromkeys(["client", "start", "finish"])
+    columns = dict.fromkeys(["client", "start", "finish", "number"])
     rows, header = client_table.read_rows("trace", path, columns)
-    if header < columns.keys():
+    if not header >= {"start", "finish"} or not header & {"client", "number"}:
         allowed = "a CSV file with rows, and with columns client, start and finish"
         raise ConfigError("trace", str(path), allowed)
 
@@ -234,4 +240,6 @@ def read_trace(path: str | Path) -> Trace:
 
     with client_table.naming_file(path):
         times = [[number(name, row) for row in range(len(rows))] for name in ("start", "finish")]
+        if "client" not in header:
+            return Trace([int(number("number", row)) for row in range(len(rows))], *times)
         return Trace([row["client"] for row in rows], *times)

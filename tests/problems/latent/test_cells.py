@@ -52,7 +52,7 @@ def test_cells_are_sent_without_bias_and_with_the_exact_omega() -> None:
     assert (kept.any(axis=1).sum(), kept.any(axis=0).sum(), kept.sum()) == (2, 3, 6)
     np.testing.assert_array_equal(cells[kept], np.asarray(vector).reshape(5, 4)[kept])
     assert literal.omega(20) == 0
-    assert str(literal) == "cells 2x3 of 5x4 as they are, identity"
+    assert str(literal) == "cells:shape=5+4:rows=2:columns=3:unbiased=false"
 
 
 @pytest.mark.slow

@@ -1,0 +1,107 @@
+"""The arrays of a tree in one file with their digest, and back: what checkpoints are made of."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from fedjax_sim import lifecycle
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+
+
+def pack(tree: Any) -> Arrays:
+    """Fetch the arrays of a tree, by the paths to them, such as "state/params/kernel".
+
+    Args:
+      tree: Arrays in containers. Random keys become words.
+
+    Returns:
+      The arrays, in the order of the tree.
+    """
+    arrays: Arrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        while name in arrays:  # Keys may have slashes.
+            name += "'"
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        arrays[name] = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+    return arrays
+
+
+def part(arrays: Mapping[str, np.ndarray], owner: str) -> Arrays:
+    """Select the arrays that an outermost container held, by the paths inside it.
+
+    Args:
+      arrays: The arrays of `pack`.
+      owner: Its name.
+
+    Returns:
+      The arrays, in their order.
+    """
+    return {
+        name.removeprefix(f"{owner}/"): values
+        for name, values in arrays.items()
+        if name.partition("/")[0] == owner
+    }
+
+
+def unpack(arrays: Mapping[str, np.ndarray], like: Any) -> Any:
+    """Put arrays into the containers of a tree.
+
+    Args:
+      arrays: The arrays of `pack`, or a part of them.
+      like: A tree of the same structure.
+
+    Returns:
+      The tree.
+    """
+    return jax.tree.unflatten(jax.tree.structure(like), arrays.values())
+
+
+def storable(values: np.ndarray) -> tuple[np.ndarray, str]:
+    """Turn an array into one of a type that files know.
+
+    Types that JAX adds to NumPy's, such as bfloat16, are kept as their bits.
+
+    Returns:
+      The array, and the name of its type if it is such a one, with which `view` undoes this.
+    """
+    if values.dtype.isbuiltin != 2:
+        return values, ""
+    return values.view(f"u{values.dtype.itemsize}"), values.dtype.name
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays into a file that ends with its SHA-256.
+
+    Args:
+      arrays: The arrays by name.
+
+    Raises:
+      StorageError: If the disk refuses. An older file is then kept.
+    """
+    entries = {}
+    for name, values in arrays.items():
+        bits, dtype = storable(values)
+        entries[f"{name}@{dtype}"] = bits
+    lifecycle.write_arrays(path, entries)
+
+
+def read(path: Path) -> Arrays:
+    """Read the arrays that `write` wrote.
+
+    Raises:
+      InputError: If the file is damaged.
+      OSError: If it cannot be read.
+    """
+    arrays = {}
+    for entry, values in lifecycle.read_arrays(path).items():
+        name, at, dtype = entry.rpartition("@")
+        try:
+            arrays[name] = values.view(dtype) if at and dtype else values
+        except (TypeError, ValueError):
+            raise lifecycle.InputError(f"{path} holds an array of type {dtype}.") from None
+    return arrays
