@@ -15,9 +15,8 @@ from experiments.harness.parts import CHECKPOINTS, ExperimentPart, WaitsError, r
 from fedjax_sim.cli.arguments import read_whole
 from fedjax_sim.cli.launching import read_launcher
 from fedjax_sim.cli.parser import Parser
-from fedjax_sim.launch.jobs import Launcher, jobs_of
+from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.launch.parts import read_part
-from fedjax_sim.launch.watch import finish_jobs
 from fedjax_sim.lifecycle import exit_code_of
 from fedjax_sim.reporting.results import UNFINISHED, Folder, save
 from fedjax_sim.results.records import to_json

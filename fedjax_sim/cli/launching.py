@@ -7,18 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedjax_sim import launch
 from fedjax_sim.cli.arguments import check_name, read_fields
-from fedjax_sim.launch import merge, parts
-from fedjax_sim.launch.jobs import Launcher, jobs_of
-from fedjax_sim.launch.local import Local
-from fedjax_sim.launch.ray import Ray
-from fedjax_sim.launch.slurm import Slurm
-from fedjax_sim.launch.watch import finish_jobs
+from fedjax_sim.launch import parts
+from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
 
-LAUNCHERS = {"local": Local, "slurm": Slurm, "ray": Ray}
+LAUNCHERS = {"local": launch.Local, "slurm": launch.Slurm, "ray": launch.Ray}
 OWN_FLAGS = {"systems", "set", "out", "overwrite", "resume", "progress", "tracker"}
 OWN_FLAGS |= {"part", "parts", "launcher", "resources", "json", "plot", "against"}
 """Flags that are not handed on to parts as they are."""
@@ -75,7 +72,7 @@ def launch_parts(
     jobs = jobs_of(num_parts, within, partial(_command, arguments))
     folder.open(identity)
     finish_jobs(launcher, jobs, within)
-    return merge.read_parts([job.folder for job in jobs])
+    return parts.read_parts([job.folder for job in jobs])
 
 
 def _command(arguments: argparse.Namespace, part: str, folder: Path) -> Sequence[str]:

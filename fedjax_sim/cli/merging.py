@@ -3,7 +3,7 @@
 import argparse
 
 from fedjax_sim.cli import comparison, training
-from fedjax_sim.launch.merge import read_parts
+from fedjax_sim.launch.parts import read_parts
 from fedjax_sim.reporting import results
 
 

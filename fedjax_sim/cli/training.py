@@ -97,10 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
     num_parts = None  # Unless they are launched.
     if launcher is not None and folder is not None:
         num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        text, within = arguments.parts, folder.checkpoints / FOLDER
-        if arguments.resume:  # As many as before, if nobody says how many.
-            text = text or (folder.recorded() or {}).get("parts")
-        asked = None if text is None else read_whole("parts", text, 1)
+        asked = None if arguments.parts is None else read_whole("parts", arguments.parts, 1)
+        within = folder.checkpoints / FOLDER
         num_parts = str(count_parts(launcher, asked, within, num_lanes, resume=arguments.resume))
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}

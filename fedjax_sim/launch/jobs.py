@@ -1,30 +1,34 @@
-"""A part as a job, a command that is run again until it is done; shared by all launchers.
+"""A part as a job: a command that is run again until it is done, and the wait for all of them.
 
-A launcher starts jobs and says how they ended; `fedjax_sim.launch.watch` waits for them, shows the
-progress of all, and names those that failed.
+A launcher starts jobs and returns their exit codes as futures. `finish_jobs` waits for them, shows
+the progress of all, and names those that failed.
 """
 
-import contextlib
-import dataclasses
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple
 
-from fedjax_sim.lifecycle import PARENT, open_own
+from rich.console import Console
+from rich.text import Text
 
-SAVED = 75
-"""Exit code of a run that was asked to end, saved what it had, and can be resumed."""
+from fedjax_sim import lifecycle
+from fedjax_sim.lifecycle import PartError
+
 RESUME = "--resume"
 PAUSE = 0.2
 """Seconds between two looks at the jobs."""
+SETTINGS_OF_JAX = ("JAX_", "XLA_", "FEDJAX_SIM_", "PYTHONPATH")
+"""How variables begin that set JAX and this package, and that parts inherit on any machine."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A part of a study as a command.
 
     Attributes:
@@ -39,7 +43,7 @@ class Job:
     command: tuple[str, ...]
     folder: Path
     directory: Path
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, str] = {}
 
     @property
     def log(self) -> Path:
@@ -67,8 +71,7 @@ def jobs_of(
       within: The folder that holds the parts' folders.
       command: From a part, such as "0/4", and its folder to the words after Python's name.
     """
-    known = ("JAX_", "XLA_", "FEDJAX_SIM_", "PYTHONPATH")  # How JAX and this package are set.
-    inherited = {name: value for name, value in os.environ.items() if name.startswith(known)}
+    inherited = {k: value for k, value in os.environ.items() if k.startswith(SETTINGS_OF_JAX)}
     jobs = []
     for number in range(num_parts):
         part, folder = f"{number}/{num_parts}", within.absolute() / f"{number}-of-{num_parts}"
@@ -77,118 +80,57 @@ def jobs_of(
     return jobs
 
 
-def start_job(job: Job, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a job's command as a process of this machine; its output goes to the job's log.
+class Runner:
+    """Runs a job's command until it is done, wherever a launcher calls this object."""
 
-    On Linux the process is killed when this one ends, however that happens.
+    def __init__(self, restarts: int):
+        """Take how often a command runs again that was asked to end and has saved."""
+        self.restarts, self.is_stopped = restarts, False
+        self.process: subprocess.Popen[bytes] | None = None
 
-    Args:
-      job: The job.
-      environment: Further variables, such as the devices that it may use.
-    """
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
-    ends_with = {PARENT: str(os.getpid())}
-    variables = {**os.environ, **job.environment, **(environment or {}), **ends_with}
-    with open(job.log, "ab", opener=open_own) as log:
-        return subprocess.Popen(
-            job.words(),
-            cwd=job.directory,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    def __call__(self, job: Job) -> int:
+        """Run the command and return its exit code; its output goes to the job's log.
 
-
-def wait_for(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process in short turns, between which Ray and signal handlers can interrupt."""
-    while (code := process.poll()) is None:
-        time.sleep(PAUSE)
-    return code
-
-
-def last_line(path: Path) -> str:
-    """Return the last line of a job's log or progress that is not empty; "" if there is none."""
-    with contextlib.suppress(OSError):
-        return _last_of(path.read_text(encoding="utf-8", errors="replace"))
-    return ""
-
-
-def _last_of(text: str) -> str:
-    return next((line.strip() for line in reversed(text.split("\n")) if line.strip("- ")), "")
-
-
-class Running(Protocol):
-    """Jobs that a launcher has started."""
-
-    def poll(self) -> Sequence[int | None]:
-        """Return the exit code of each job, None for one that has not ended."""
+        On Linux the command is killed when this process ends, however that happens.
+        """
+        variables = {**os.environ, **job.environment, lifecycle.PARENT: str(os.getpid())}
+        for _ in range(self.restarts + 1):
+            with open(job.log, "ab", opener=lifecycle.open_own) as log:
+                self.process = process = subprocess.Popen(
+                    job.words(),
+                    cwd=job.directory,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            try:
+                if self.is_stopped:  # By another thread, before there was a process to stop.
+                    process.terminate()
+                # In short turns, between which Ray and signal handlers can interrupt.
+                while (code := process.poll()) is None:
+                    time.sleep(PAUSE)
+            except BaseException:  # Ray cancels a task by a KeyboardInterrupt.
+                process.terminate()
+                process.wait()
+                raise
+            if code != lifecycle.STOPPED or self.is_stopped:
+                break
+        return code
 
     def stop(self) -> None:
-        """Ask all jobs to save and end, and wait until they have."""
+        """Ask the command to save and end, for good."""
+        self.is_stopped = True
+        if self.process is not None:
+            self.process.terminate()
 
 
-class Futures:
-    """Jobs whose exit codes are futures; see `Running`."""
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        futures: Sequence[Any],
-        stop: Callable[[Sequence[int]], object],
-    ):
-        """Take the jobs, and their exit codes in the same order.
-
-        Args:
-          jobs: The jobs.
-          futures: Objects with the methods `done` and `result`.
-          stop: Stops the jobs of these numbers, which have not ended.
-        """
-        self._jobs, self._futures, self._stop = jobs, futures, stop
-        self._codes: list[int | None] = [None] * len(jobs)
-
-    def poll(self) -> Sequence[int | None]:
-        """Return the exit codes of jobs that have ended."""
-        for number, future in enumerate(self._futures):
-            if self._codes[number] is None and future.done():
-                self._codes[number] = self._code_of(number)
-        return list(self._codes)
-
-    def stop(self) -> None:
-        """Stop the jobs that have not ended."""
-        self._stop([number for number, code in enumerate(self.poll()) if code is None])
-
-    def _code_of(self, number: int) -> int:
-        """Return the exit code of a job that has ended; 1 if it was ended from outside.
-
-        What is then known of it is added to the job's log, so that it is the job's last line.
-        """
-        try:
-            return self._futures[number].result()
-        except Exception as error:  # The launchers' packages raise their own and the job's.
-            with open(self._jobs[number].log, "a", encoding="utf-8", opener=open_own) as file:
-                file.write(f"{last_words(error)}\n")
-            return 1
+Started = tuple[Sequence[Future[int]], Callable[[], object]]
+"""The exit code of each job, and a function that asks all jobs at work to save and end."""
 
 
-def last_words(error: Exception) -> str:
-    """Return the last line of an error's message, or else its name."""
-    return _last_of(str(error)) or type(error).__name__
-
-
-class Launcher(Protocol):
+class Launcher:
     """Something that starts jobs, such as `Local`, `Slurm` and `Ray`."""
-
-    def start(self, jobs: Sequence[Job], folder: Path) -> Running:
-        """Start jobs.
-
-        Args:
-          jobs: The jobs.
-          folder: A folder for the launcher's files.
-
-        Returns:
-          The jobs that were started, to wait for.
-        """
 
     def check(self) -> None:
         """Check that jobs can be started here, before anything is written.
@@ -198,4 +140,96 @@ class Launcher(Protocol):
         """
 
     def count(self) -> int:
-        """Return a fitting number of parts if the user names none."""
+        """Return a fitting number of parts if the user names none; clusters know of none."""
+        return 4
+
+    def start(self, jobs: Sequence[Job], folder: Path) -> Started:
+        """Start jobs.
+
+        Args:
+          jobs: The jobs.
+          folder: A folder for the launcher's files.
+
+        Returns:
+          The exit code of each job, which raises an error if the job was ended from outside; and a
+          function that stops jobs, and waits for them if it can.
+        """
+        raise NotImplementedError
+
+
+def finish_jobs(
+    launcher: Launcher, jobs: Sequence[Job], folder: Path, *, show: bool = True
+) -> None:
+    """Make the jobs' folders, start the jobs, and wait until all have ended.
+
+    Args:
+      launcher: What starts them.
+      jobs: The jobs.
+      folder: A folder for the launcher's files.
+      show: Whether to show their progress: lines that are kept up to date on a terminal, and a
+        line on the error stream when a job ends.
+
+    Raises:
+      PartError: If a job failed, or if this process was asked to end (SIGTERM, SIGUSR1): then the
+        jobs were asked to save and end first.
+    """
+    launcher.check()
+    for job in jobs:
+        job.folder.mkdir(parents=True, exist_ok=True)
+    on_terminal, is_quiet = lifecycle.is_terminal(sys.stderr), not show or sys.stderr is None
+    console = Console(file=sys.stderr, quiet=is_quiet, force_terminal=on_terminal, soft_wrap=True)
+    endings: dict[str, tuple[int, str]] = {}
+    began = time.monotonic()
+    with lifecycle.listening(), lifecycle.deferring_stops():
+        codes, stop = launcher.start(jobs, folder)
+        try:
+            with console.status("") as lines:
+                while len(endings) < len(jobs) and not lifecycle.asked_to_stop():
+                    at_work = [each for each in jobs if each.name not in endings]
+                    told = (
+                        f"{each.name}  waits or runs  {_text_of(each.progress)}" for each in at_work
+                    )
+                    lines.update(Text("\n".join(map(str.strip, told))))
+                    time.sleep(PAUSE)
+                    for job, code in zip(jobs, codes, strict=True):
+                        if job.name not in endings and code.done():
+                            number, _ = endings[job.name] = _ending(job, code)
+                            how = f"failed (exit code {number})" if number else "is done"
+                            after = f"after {time.monotonic() - began:.0f} s"
+                            of_all = f"({len(endings)} of {len(jobs)} have ended)"
+                            console.print(job.name, how, after, of_all, highlight=False)
+        finally:
+            stop()
+        received = lifecycle.asked_to_stop()
+    if received:
+        name = signal.Signals(received).name
+        sentence = f"{name} received; the parts have saved, --resume goes on."
+        raise PartError(sentence, lifecycle.STOPPED)
+    failed = [job for job in jobs if endings[job.name][0]]
+    if failed:
+        told = [
+            f"{name} failed with exit code {code} ({said or 'it printed nothing'})"
+            for name, (code, said) in endings.items()
+            if code
+        ]
+        again = f"{failed[0].name}: {shlex.join(failed[0].words())}"
+        told.append(f"{RESUME} runs all that is unfinished, {again}")
+        raise PartError("; ".join(told), max(endings[failed[0].name][0], 1))
+
+
+def _ending(job: Job, code: Future[int]) -> tuple[int, str]:
+    """Return the exit code of a job that has ended, and the last line that it or its error says."""
+    try:
+        return code.result(), last_line(_text_of(job.log))
+    except Exception as error:  # The launchers' packages raise their own and the job's.
+        return 1, last_line(str(error)) or type(error).__name__
+
+
+def _text_of(path: Path) -> str:
+    """Read a job's log or progress, which it may not have begun."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text that is not empty; "" if there is none."""
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip("- ")), "")

@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import queue
-import subprocess
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,12 +10,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedjax_sim.checking import Count, Whole, checked
-from fedjax_sim.launch.jobs import SAVED, Futures, Job, start_job
+from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Local:
+class Local(Launcher):
     """Processes on this machine.
 
     On a machine with GPUs each process gets one of them, otherwise an equal share of the cores.
@@ -33,45 +31,28 @@ class Local:
     processes: Count | None = None
     restarts: Whole = 100
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> Futures:
+    def start(self, jobs: Sequence[Job], folder: Path) -> Started:
         """Start as many jobs as have a place; its arguments are those of `Launcher.start`."""
-        places, here = queue.SimpleQueue[Place](), threading.local()
-        for place in (found := _places(self.processes, len(jobs))):
-            places.put(place)
-        lock, is_stopped = threading.Lock(), threading.Event()
-        processes: list[subprocess.Popen[bytes]] = []
+        free = queue.SimpleQueue[Place]()
+        for place in (places := _places(self.processes, len(jobs))):
+            free.put(place)
+        runners, threads = [Runner(self.restarts) for _ in jobs], ThreadPoolExecutor(len(places))
 
-        def take_place() -> None:
-            cores, here.environment = places.get()
-            # This thread's processes have its cores.
-            if hasattr(os, "sched_setaffinity"):
-                os.sched_setaffinity(0, cores)
+        def run(runner: Runner, job: Job) -> int:
+            place = free.get()
+            if hasattr(os, "sched_setaffinity"):  # This thread's processes have its cores.
+                os.sched_setaffinity(0, place.cores)
+            try:
+                return runner(job._replace(environment={**job.environment, **place.environment}))
+            finally:
+                free.put(place)
 
-        def run(job: Job) -> int:
-            code = SAVED
-            for _ in range(self.restarts + 1):
-                with lock:
-                    if is_stopped.is_set():
-                        break
-                    process = start_job(job, here.environment)
-                    processes.append(process)
-                code = process.wait()
-                if code != SAVED:
-                    break
-            return code
-
-        def stop(_: Sequence[int]) -> None:
-            with lock:
-                is_stopped.set()
-                for process in processes:
-                    process.terminate()
+        def stop() -> None:
+            for runner in runners:
+                runner.stop()
             threads.shutdown(cancel_futures=True)
 
-        threads = ThreadPoolExecutor(len(found), initializer=take_place)
-        return Futures(jobs, [threads.submit(run, job) for job in jobs], stop)
-
-    def check(self) -> None:
-        """Return: processes can be started anywhere."""
+        return [threads.submit(run, *each) for each in zip(runners, jobs, strict=True)], stop
 
     def count(self) -> int:
         """Return one part for each GPU, or for each core."""

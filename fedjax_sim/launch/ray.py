@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
-from fedjax_sim.launch.jobs import SAVED, Futures, Job, start_job, wait_for
+from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started
 from fedjax_sim.lifecycle import PartError
 
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Ray:
+class Ray(Launcher):
     """Tasks of a Ray cluster, one for each part.
 
     The results folder must be on a file system that all nodes share. If Ray runs in this process
@@ -48,52 +48,19 @@ class Ray:
                 sentence = f"address is {self.address!r}, but no Ray cluster answers there"
                 raise PartError(f"{sentence} ({error}).", 2) from None
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> Futures:
-        """Start a task for each job; its arguments are those of `Launcher.start`.
-
-        Raises:
-          PartError: As `check`.
-        """
-        self.check()
+    def start(self, jobs: Sequence[Job], folder: Path) -> Started:
+        """Start a task for each job; its arguments are those of `Launcher.start`."""
         import ray
 
-        task = ray.remote(run_job).options(
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            max_retries=self.restarts,
-            retry_exceptions=[SavedError],
-        )
-        tasks = [task.remote(job) for job in jobs]
+        options = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        run = ray.remote(max_retries=self.restarts, **options)(lambda runner, job: runner(job))
+        tasks = [run.remote(Runner(self.restarts), job) for job in jobs]
+        codes = [task.future() for task in tasks]
 
-        def stop(numbers: Sequence[int]) -> None:
-            for number in numbers:
-                ray.cancel(tasks[number])
+        def stop() -> None:
+            for task, code in zip(tasks, codes, strict=True):
+                if not code.done():
+                    ray.cancel(task)
             ray.wait(tasks, num_returns=len(tasks))
 
-        return Futures(jobs, [each.future() for each in tasks], stop)
-
-    def count(self) -> int:
-        """Return 4: Ray says how large its cluster is only once it runs."""
-        return 4
-
-
-class SavedError(Exception):
-    """A run that has saved and is to be resumed: Ray runs its task again."""
-
-
-def run_job(job: Job) -> int:
-    """Run a part's command in a Ray worker, and return its exit code.
-
-    Raises:
-      SavedError: If it says that it has saved.
-    """
-    process = start_job(job)
-    try:
-        code = wait_for(process)
-    except BaseException:  # Ray cancels a task by a KeyboardInterrupt.
-        process.terminate()
-        process.wait()
-        raise
-    if code == SAVED:
-        raise SavedError
-    return code
+        return codes, stop

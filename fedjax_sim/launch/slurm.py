@@ -8,14 +8,13 @@ import contextlib
 import dataclasses
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from fedjax_sim.checking import Above0, Count, Whole, checked
-from fedjax_sim.launch.jobs import SAVED, Futures, Job, last_words, start_job, wait_for
+from fedjax_sim.launch.jobs import Job, Launcher, Runner, Started, last_line
 from fedjax_sim.lifecycle import PartError
 
 PATIENCE = 600
@@ -24,7 +23,7 @@ PATIENCE = 600
 
 @checked
 @dataclasses.dataclass(frozen=True)
-class Slurm:
+class Slurm(Launcher):
     """An array job of Slurm with one task for each part.
 
     The results folder must be on a file system that all nodes share.
@@ -74,105 +73,79 @@ class Slurm:
         if self.cluster == "slurm" and submitit.SlurmExecutor.affinity() <= 0:
             raise PartError('launcher is "slurm", but there is no Slurm on this machine (srun).', 2)
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> Futures:
+    def start(self, jobs: Sequence[Job], folder: Path) -> Started:
         """Submit an array job; its arguments are those of `Launcher.start`.
 
         Raises:
-          PartError: If submitit is not installed, if there is no Slurm on this machine, or if it
-            refuses the job.
+          PartError: If Slurm refuses the job.
         """
-        self.check()
-        executor = self._executor(folder / "submitit" / "%j")
-        try:
-            submitted = executor.map_array(SlurmTask(), list(jobs))
-        except RuntimeError as error:  # All errors of submitit are such.
-            raise PartError(f"job is not accepted by Slurm ({last_words(error)}).", 2) from None
-
-        def stop(numbers: Sequence[int]) -> None:
-            for number in numbers:  # Slurm signals them, and they save.
-                submitted[number].cancel(check=False)
-
-        return Futures(jobs, submitted, stop)
-
-    def _executor(self, logs: Path) -> Any:
-        """Make submitit's executor, with the resources of this launcher."""
         import submitit
 
-        common: dict[str, Any] = {"signal_delay_s": self.signal_delay_s, "stderr_to_stdout": True}
-        executor: Any
-        if self.cluster == "local":
-            executor = submitit.LocalExecutor(logs, max_num_timeout=self.restarts)
-            executor.update_parameters(
-                timeout_min=self.timeout_min, gpus_per_node=self.gpus, **common
-            )
-            return executor
-        executor = submitit.SlurmExecutor(logs, max_num_timeout=self.restarts)
-        given = {
-            "gpus_per_node": self.gpus or None,
-            "mem": None if self.mem_gb is None else f"{round(self.mem_gb * 1024)}MB",
-            "partition": self.partition,
-            "account": self.account,
+        kind = submitit.LocalExecutor if self.cluster == "local" else submitit.SlurmExecutor
+        executor: Any = kind(folder / "submitit" / "%j", max_num_timeout=self.restarts)
+        parameters: dict[str, Any] = {
+            "signal_delay_s": self.signal_delay_s,
+            "gpus_per_node": self.gpus,
+            "stderr_to_stdout": True,
         }
-        executor.update_parameters(
-            job_name="fedjax_sim",
-            time=self.timeout_min,
-            nodes=1,
-            ntasks_per_node=1,
-            cpus_per_task=self.cpus,
-            array_parallelism=self.at_once,
-            **common,
-            **{name: value for name, value in given.items() if value is not None},
-            # Slurm itself puts a job in the queue again whose node failed.
-            **{"additional_parameters": {"requeue": True}, **self.options},
-        )
-        return executor
+        if self.cluster == "local":
+            parameters["timeout_min"] = self.timeout_min
+        else:
+            parameters |= {
+                "job_name": "fedjax_sim",
+                "time": self.timeout_min,
+                "nodes": 1,
+                "ntasks_per_node": 1,
+                "cpus_per_task": self.cpus,
+                "gpus_per_node": self.gpus or None,
+                "mem": None if self.mem_gb is None else f"{round(self.mem_gb * 1024)}MB",
+                "partition": self.partition,
+                "account": self.account,
+                "array_parallelism": self.at_once,
+                # Slurm itself puts a job in the queue again whose node failed.
+                "additional_parameters": {"requeue": True},
+                **self.options,
+            }
+        executor.update_parameters(**parameters)
+        try:
+            submitted = executor.map_array(SlurmTask(self.restarts), jobs)
+        except RuntimeError as error:  # All errors of submitit are such.
+            sentence = f"job is not accepted by Slurm ({last_line(str(error))})."
+            raise PartError(sentence, 2) from None
 
-    def count(self) -> int:
-        """Return 4: a cluster says nothing about a fitting number."""
-        return 4
+        def stop() -> None:
+            for each in submitted:
+                if not each.done():
+                    each.cancel(check=False)  # Slurm signals it, and it saves.
+
+        return submitted, stop
 
 
-class SlurmTask:
-    """The function that submitit runs for each part: the part's command, until it is done.
+class SlurmTask(Runner):
+    """The function that submitit runs for each part.
 
     submitit calls `checkpoint` when Slurm has signalled the job, and puts the job in the queue
-    again with what it returns.
+    again with the function and the arguments that this returns.
     """
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
     def __call__(self, job: Job) -> int:
-        """Run a part's command and return its exit code."""
-        ended: list[int] = []
-        signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
-        self._process = start_job(job)
-        try:
-            code = wait_for(self._process)
-        except BaseException:
-            self._process.terminate()
-            raise
-        if code == SAVED and ended:
+        """Run a part's command until it is done; see `Runner`."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self.stop())
+        code = super().__call__(job)
+        if self.is_stopped:
             # Slurm ends all processes of this job, because somebody cancelled it or to put it in
             # the queue again. That is not decided here: a result would mean that the job is done.
-            time.sleep(PATIENCE)
-        elif code == SAVED:
-            # Only the run was signalled. This process now takes the way of a job that was
-            # signalled, which ends in the queue.
-            import submitit
-
-            os.kill(os.getpid(), getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}"))
             time.sleep(PATIENCE)
         return code
 
     def checkpoint(self, job: Job) -> Any:
-        """Ask the run to save and end; return what is to run next."""
+        """Ask the run to save and end, and wait until it has."""
         from submitit.helpers import DelayedSubmission
 
-        if self._process is not None and self._process.returncode is None:
-            # Not by methods of Popen: a signal handler calls this, which may have interrupted one
-            # of them while it held its lock. Errors mean that the process has ended.
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._process.pid, signal.SIGTERM)
-                os.waitpid(self._process.pid, 0)
-        return DelayedSubmission(SlurmTask(), job)
+        self.stop()
+        if self.process is not None:
+            # Not by `Popen.wait`: a signal handler calls this, which may have interrupted a method
+            # of `Popen` while it held its lock. An error means that the process has ended.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.process.pid, 0)
+        return DelayedSubmission(SlurmTask(self.restarts), job)

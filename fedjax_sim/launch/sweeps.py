@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedjax_sim.checking import Count, LaneSeed, checked
-from fedjax_sim.launch.jobs import Launcher, jobs_of
+from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.launch.local import Local
-from fedjax_sim.launch.watch import finish_jobs
-from fedjax_sim.lifecycle import InputError, check_seal, read_record, write_record, write_sealed
+from fedjax_sim.lifecycle import check_seal, read_record, write_record, write_sealed
 from fedjax_sim.settings import ConfigError
 
 # JAX is only loaded when a sweep is launched: processes that watch over a part need none.
@@ -70,6 +69,9 @@ def sweep(
         changed since the part began, such as the budget; or if the launcher cannot start any, in
         which case no folder is made.
     """
+    import cloudpickle
+    import jax
+
     from fedjax_sim.engine import request
     from fedjax_sim.engine.watching import Watch
     from fedjax_sim.launch.parts import count_parts
@@ -77,13 +79,13 @@ def sweep(
 
     # What cannot be done in several processes.
     launcher.check()
-    where = Path(checkpoints.folder).absolute()
     watch = options.get("watch", Watch())
     if watch.trackers:
         raise ConfigError("trackers", watch.trackers, "left out in a sweep in parts")
     if isinstance(watch.shown, Path):
         raise ConfigError("progress", watch.progress, "true, false or None in a sweep in parts")
     # The folder: a new one, or that of the sweep that is resumed.
+    where = Path(checkpoints.folder).absolute()
     grid = request.grid_of(seeds, settings)
     num_lanes = math.prod(grid.shape)
     if checkpoints.resume:
@@ -98,20 +100,28 @@ def sweep(
         raise ConfigError("folder", str(checkpoints.folder), "new or empty, or else resumed")
     # All checks that `sweep` makes, before any process starts.
     given: Any = {name: value for name, value in options.items() if name != "start"}
-    checked_options = request.Options(budget, **given)
+    asked = request.Options(budget, **given)
     if not request.has_default_clients(system, hyper, grid):
-        request.check_call(system, hyper, grid, checked_options)
-    # The parts. Each is a job and has a folder.
+        request.check_call(system, hyper, grid, asked)
     num_parts = count_parts(launcher, parts, where, num_lanes, resume=bool(checkpoints.resume))
+    # A function of the seed is called in the parts.
+    if not callable(problem) or isinstance(problem, system.fit.learns):
+        request.list_lanes(system, problem, hyper, grid, asked)
+    # The parts. Each is a job and has a folder.
     call = where / CALL
     worker = ("-m", "fedjax_sim.launch.worker", str(call))
     jobs = jobs_of(num_parts, where, lambda part, folder: (*worker, part, str(folder)))
-    # A function of the seed is called in the parts.
-    if not callable(problem) or isinstance(problem, system.fit.learns):
-        request.list_lanes(system, problem, hyper, grid, checked_options)
     arguments = {"system": system, "problem": problem, "hyper": hyper, "seeds": seeds, **options}
     arguments |= {"settings": settings, "budget": budget, "checkpoints": checkpoints}
-    _write_call(call, arguments)
+    try:
+        content = cloudpickle.dumps(
+            (arguments, {name: getattr(jax.config, name) for name in SWITCHES})
+        )
+    except Exception as error:  # Each kind of object has its own.
+        allowed = f"something that can be carried to another process ({error})"
+        raise ConfigError("problem", type(problem).__name__, allowed) from None
+    where.mkdir(parents=True, exist_ok=True)
+    write_sealed(call, lambda path: path.write_bytes(content))
     write_record(where / RECORD, {"lanes": num_lanes})
     finish_jobs(launcher, jobs, where, show=watch.progress is not False)
     run = join_runs([read_pickle(job.folder / RUN) for job in jobs])
@@ -128,22 +138,4 @@ def read_pickle(path: Path) -> Any:
     import cloudpickle
 
     check_seal(path)
-    try:
-        return cloudpickle.loads(path.read_bytes())
-    except Exception as error:  # Pickles raise errors of every kind.
-        raise InputError(f"{path} cannot be read here ({error}).") from None
-
-
-def _write_call(call: Path, arguments: Mapping[str, Any]) -> None:
-    """Write the arguments of the sweep and JAX's switches."""
-    import cloudpickle
-    import jax
-
-    switches = {name: getattr(jax.config, name) for name in SWITCHES}
-    try:
-        content = cloudpickle.dumps((arguments, switches))
-    except Exception as error:  # Each kind of object has its own.
-        allowed = f"something that can be carried to another process ({error})"
-        raise ConfigError("problem", type(arguments["problem"]).__name__, allowed) from None
-    call.parent.mkdir(parents=True, exist_ok=True)
-    write_sealed(call, lambda path: path.write_bytes(content))
+    return cloudpickle.loads(path.read_bytes())

@@ -3,21 +3,20 @@
 python -m fedjax_sim.launch.worker CALL I/N FOLDER [--resume]
 """
 
+import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
 import jax
 
-from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
+from fedjax_sim import lifecycle
+from fedjax_sim.engine.machine import compiling
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.launch import jobs, parts
-from fedjax_sim.launch.sweeps import RUN, read_pickle
-from fedjax_sim.lifecycle import exit_code_of, write_sealed
+from fedjax_sim.launch import jobs, parts, sweeps
 from fedjax_sim.results.runs import LaneWarning
 
 
@@ -30,28 +29,28 @@ def main(words: Sequence[str]) -> int:
     Returns:
       The exit code, see `fedjax_sim.lifecycle.EXIT_CODES`.
     """
-    return exit_code_of("fedjax-sim", lambda: _run(words))
+    return lifecycle.exit_code_of("fedjax-sim", lambda: _run(words))
 
 
 def _run(words: Sequence[str]) -> None:
     call, part, folder = words[0], parts.read_part(words[1]), Path(words[2])
-    arguments, switches = read_pickle(Path(call))
+    arguments, switches = sweeps.read_pickle(Path(call))
     for name, value in switches.items():
         jax.config.update(name, value)
-    keep_compiled()
-    use_cores()
+    compiling.keep_compiled()
+    compiling.use_cores()
     # The process that launched this one warns of the lanes of all parts.
     warnings.simplefilter("ignore", LaneWarning)
-    checkpoints = folder / "checkpoint"
-    resume = jobs.RESUME in words and (arguments["checkpoints"].resume or True)
-    watch = arguments.get("watch", Watch())
+    saved, watch = arguments["checkpoints"], arguments.get("watch", Watch())
+    resume = jobs.RESUME in words and (saved.resume or True)
+    progress = folder.with_name(f"{folder.name}.progress")
     arguments |= {
-        "checkpoints": replace(arguments["checkpoints"], folder=checkpoints, resume=resume),
-        "watch": replace(watch, progress=folder.with_name(f"{folder.name}.progress")),
+        "checkpoints": dataclasses.replace(saved, folder=folder / "checkpoint", resume=resume),
+        "watch": dataclasses.replace(watch, progress=progress),
         "lanes": part,
     }
     content = cloudpickle.dumps(sweep(**arguments))
-    write_sealed(folder / RUN, lambda path: path.write_bytes(content))
+    lifecycle.write_sealed(folder / sweeps.RUN, lambda path: path.write_bytes(content))
 
 
 if __name__ == "__main__":

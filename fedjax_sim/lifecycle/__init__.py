@@ -22,6 +22,7 @@ from fedjax_sim.lifecycle.endings import asked_to_stop as asked_to_stop
 from fedjax_sim.lifecycle.endings import deferring_stops as deferring_stops
 from fedjax_sim.lifecycle.endings import exit_code_of as exit_code_of
 from fedjax_sim.lifecycle.endings import is_terminal as is_terminal
+from fedjax_sim.lifecycle.endings import listening as listening
 from fedjax_sim.lifecycle.endings import nearest as nearest
 from fedjax_sim.lifecycle.endings import say as say
 from fedjax_sim.lifecycle.endings import tell as tell

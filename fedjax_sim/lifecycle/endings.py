@@ -119,8 +119,11 @@ def deferring_stops() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listening() -> Iterator[None]:
+def listening() -> Iterator[None]:
     """Note stops while the block runs. Only the main thread of a process receives signals."""
+    if _Asked.listening:  # An outer block does.
+        yield
+        return
 
     def note(number: int, frame: Any) -> None:
         _Asked.number = number
@@ -193,7 +196,7 @@ def exit_code_of(program: str, work: Callable[[], object]) -> int:
 def _exit_code_of(program: str, work: Callable[[], object]) -> int:
     """Run a command with streams that can be written to; see `exit_code_of`."""
     try:
-        with _listening():
+        with listening():
             work()
             sys.stdout.flush()
     except BrokenPipeError:

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import absl.logging
 import pytest
@@ -39,3 +40,10 @@ def ray_ends() -> Iterator[None]:
     yield
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
+
+
+def ended(code: int) -> Future[int]:
+    """Return the exit code of a job that has ended as a launcher does."""
+    future = Future[int]()
+    future.set_result(code)
+    return future

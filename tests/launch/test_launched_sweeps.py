@@ -15,7 +15,7 @@ import pytest
 import fedjax_sim
 from fedjax_sim import Layout, launch
 from fedjax_sim.launch import sweeps, worker
-from fedjax_sim.launch.jobs import Job
+from fedjax_sim.launch.jobs import Job, Launcher, Started
 from fedjax_sim.launch.sweeps import SWITCHES
 from fedjax_sim.lifecycle import write_sealed
 from fedjax_sim.problems import Quadratic
@@ -23,6 +23,7 @@ from fedjax_sim.reporting.trackers import CSV
 from fedjax_sim.settings import ConfigError
 from tests.engine.test_division import assert_equal_runs
 from tests.kept_files import NUM_FLIPS, Touch, count_refusals, flipped
+from tests.launch.conftest import ended
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 FAVANO, FEDAVG = (fedjax_sim.SYSTEMS[name] for name in ("favano", "fedavg"))
@@ -43,26 +44,17 @@ def switches() -> Iterator[None]:
 
 
 @dataclasses.dataclass
-class Here:
+class Here(Launcher):
     """A launcher that runs jobs in this process, and notes their names."""
 
     usual: int
     names: list[str] = dataclasses.field(default_factory=list)
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> "Here":
+    def start(self, jobs: Sequence[Job], folder: Path) -> Started:
         self.names += [job.name for job in jobs]
         words = [job.words() for job in jobs]
-        self.codes = [worker.main(each[each.index(worker.__name__) + 1 :]) for each in words]
-        return self
-
-    def poll(self) -> Sequence[int | None]:
-        return self.codes
-
-    def stop(self) -> None:
-        """Nothing runs any more."""
-
-    def check(self) -> None:
-        pass
+        codes = [worker.main(each[each.index(worker.__name__) + 1 :]) for each in words]
+        return list(map(ended, codes)), list
 
     def count(self) -> int:
         return self.usual

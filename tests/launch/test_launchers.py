@@ -11,17 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fedjax_sim.launch import Local, PartError, Ray, Slurm
-from fedjax_sim.launch.jobs import SAVED, Futures, Job, Launcher, last_line
+from fedjax_sim.launch.jobs import Job, Launcher, Started, finish_jobs
 from fedjax_sim.launch.local import Place, _places
-from fedjax_sim.launch.watch import finish_jobs
+from fedjax_sim.lifecycle import STOPPED
 from tests.launch import slurm_here
 from tests.launch.conftest import WITHOUT
 
@@ -86,7 +85,6 @@ def test_jobs_are_resumed_until_done_and_failures_are_named(
     shown = capsys.readouterr().err
     for words in ("part a is done", "part b failed (exit code 3)", "(3 of 3 have ended)"):
         assert words in shown
-    finish_jobs(launcher, [], tmp_path)
 
 
 def test_no_more_processes_at_a_time_than_places(
@@ -96,7 +94,7 @@ def test_no_more_processes_at_a_time_than_places(
     program = """
 import pathlib, sys, time
 folder = pathlib.Path(sys.argv[1])
-folder.mkdir()
+folder.mkdir(exist_ok=True)
 running = folder.parent / f"{folder.name}.running"
 running.touch()
 time.sleep(0.2)
@@ -131,7 +129,6 @@ def test_a_job_runs_on_its_share_of_the_machine(
 ) -> None:
     program = """
 import os, pathlib, sys
-pathlib.Path(sys.argv[1]).mkdir()
 pathlib.Path(sys.argv[1], "cores").write_text(repr(sorted(os.sched_getaffinity(0))))
 """
     before = os.sched_getaffinity(0)
@@ -162,8 +159,8 @@ def test_who_ends_the_launcher_ends_the_parts_which_save(
     threading.Thread(target=end, daemon=True).start()
     with pytest.raises(PartError, match="SIGTERM received; the parts have saved") as caught:
         finish_jobs(launcher, [waiting], tmp_path, show=False)
-    assert caught.value.code == SAVED
-    assert last_line(waiting.log) == "saved" and runs(waiting) == [""]
+    assert caught.value.code == STOPPED
+    assert waiting.log.read_text() == "saved\n" and runs(waiting) == [""]
     finish_jobs(launcher, [waiting], tmp_path, show=False)
     assert runs(waiting) == ["", "--resume"]
 
@@ -181,13 +178,12 @@ def work():
 exit_code_of("part", work)
 """
     starts = f"""
-import sys, time
+import sys
 from pathlib import Path
-from fedjax_sim.launch.jobs import Job, start_job
+from fedjax_sim.launch.jobs import Job, Runner
 folder = Path({str(tmp_path)!r})
 command = (sys.executable, "-c", {part!r}, str(folder))
-start_job(Job("part a", command, folder / "a", folder))
-time.sleep(60)
+Runner(0)(Job("part a", command, folder / "a", folder))
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     launcher = subprocess.Popen([sys.executable, "-c", starts], env=environment)
@@ -334,11 +330,12 @@ def test_without_slurm_or_submitit_a_sentence_says_so(
 def test_a_terminal_shows_one_line_for_each_part(
     job: Callable[[str, str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(jobs: list[Job], folder: Path) -> Futures:
-        ended, late = Future[int](), Future[int]()
-        ended.set_result(0)
-        threading.Timer(1.0, late.set_result, [0]).start()
-        return Futures(jobs, [ended, late], len)
+    class Two(Launcher):
+        def start(self, jobs: Sequence[Job], folder: Path) -> Started:
+            ended, late = Future[int](), Future[int]()
+            ended.set_result(0)
+            threading.Timer(1.0, late.set_result, [0]).start()
+            return [ended, late], list
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -349,7 +346,7 @@ def test_a_terminal_shows_one_line_for_each_part(
     jobs = [job("0/2", COUNTS), job("1/2", COUNTS)]
     jobs[1].progress.parent.mkdir(parents=True)
     jobs[1].progress.write_text("favano: 3 of 25 evaluations")
-    finish_jobs(SimpleNamespace(start=start), jobs, tmp_path)  # type: ignore[arg-type]
+    finish_jobs(Two(), jobs, tmp_path)
     shown = terminal.getvalue()
     assert "part 0/2 is done after" in shown
     assert "favano: 3 of 25 evaluations" in shown and "waits or runs" in shown

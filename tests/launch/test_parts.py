@@ -20,13 +20,13 @@ import fedjax_sim
 from fedjax_sim.cli import launching, training
 from fedjax_sim.cli.commands import main
 from fedjax_sim.engine.shares import Part
-from fedjax_sim.launch.jobs import Job
-from fedjax_sim.launch.merge import read_parts
-from fedjax_sim.launch.parts import read_part
+from fedjax_sim.launch.jobs import Job, Launcher, Started
+from fedjax_sim.launch.parts import read_part, read_parts
 from fedjax_sim.lifecycle import PartError, Stopped, read_json, seal_json
 from fedjax_sim.reporting.results import Results, load
 from fedjax_sim.results.runs import load_runs
 from fedjax_sim.settings import ConfigError
+from tests.launch.conftest import ended
 
 ROOT = Path(fedjax_sim.__file__).parents[1]
 STUDY = [
@@ -224,24 +224,13 @@ def test_a_refused_run_leaves_no_folder(
 
 
 @dataclasses.dataclass
-class Here:
+class Here(Launcher):
     """A launcher that runs jobs in this process, which has the programs compiled already."""
 
-    def start(self, jobs: Sequence[Job], folder: Path) -> "Here":
-        self.codes: list[int] = []
-        for job in jobs:
-            words = job.words()
-            self.codes.append(main(words[words.index("fedjax_sim") + 1 :]))
-        return self
-
-    def poll(self) -> Sequence[int | None]:
-        return self.codes
-
-    def stop(self) -> None:
-        """Nothing runs any more."""
-
-    def check(self) -> None:
-        pass
+    def start(self, jobs: Sequence[Job], folder: Path) -> Started:
+        words = [job.words() for job in jobs]
+        codes = [main(each[each.index("fedjax_sim") + 1 :]) for each in words]
+        return list(map(ended, codes)), list
 
     def count(self) -> int:
         return 3
@@ -281,7 +270,7 @@ def test_a_study_is_resumed_as_it_was_started(
     """In as many parts as before, or in this process. The launcher fails before parts begin."""
     names: list[str] = []
 
-    def fail(launcher: object, jobs: Sequence[Job], *_: object) -> None:
+    def fail(launcher: object, jobs: Sequence[Job], folder: Path) -> Started:
         names[:] = [job.name for job in jobs]
         raise PartError("the queue is closed.", 3)
 
@@ -289,7 +278,7 @@ def test_a_study_is_resumed_as_it_was_started(
         raise Stopped(15, saved=False)
 
     monkeypatch.setitem(launching.LAUNCHERS, "local", Here)
-    monkeypatch.setattr(launching, "finish_jobs", fail)
+    monkeypatch.setattr(Here, "start", fail)
     monkeypatch.setattr(training, "sweep", stop)
     launched, here = (["run", *STUDY, "--out", str(tmp_path / name)] for name in ("parts", "here"))
     assert main([*launched, "--parts", "3"]) == 3

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_sim import Checkpoints, Ticks, Watch, load, sweep
 from fedjax_sim.engine.watching import Display
-from fedjax_sim.launch.jobs import Job, start_job
+from fedjax_sim.launch.jobs import Job, Runner
 from fedjax_sim.lifecycle import FolderLock, InputError, read_record, write_record
 from fedjax_sim.reporting import trackers
 from fedjax_sim.reporting.results import Folder
@@ -93,7 +93,7 @@ def test_logs_are_not_written_through_a_link(take: Take, tmp_path: Path, kept: P
     take(tmp_path / "0-of-2.log", kept)
     job = Job("part 0/2", (sys.executable, "-c", ""), tmp_path / "0-of-2", tmp_path)
     with pytest.raises(InputError, match=r"0-of-2\.log is needed"):
-        start_job(job)
+        Runner(0)(job)
     assert kept.read_text() == CONTENT
 
 
