@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.checking import Limit, Whole, checked
 from fedjax_sim.compression.base import Compressor, Rounding, divisor
-from fedjax_sim.settings import count, fixed, struct
+from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -39,11 +39,10 @@ class Luq(Compressor):
 
     name: str = fixed("luq")
 
-    top: int = count(
+    top: Whole = setting(
         6,
         "Number of powers of two below the largest magnitude. 6 is the most that fits into four "
         "bits per entry; LUQ's reference code uses 7 for four bits.",
-        least=0,
     )
 
     def around(self, magnitude: Array) -> Rounding:

@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import AtLeast0, Count, Limit, checked
+from fedjax_sim.checking import AtLeast0, Count, Limit, Portion, checked
 from fedjax_sim.settings import ConfigError
 
-Fraction = Annotated[float, Limit(above=0, most=1)]
+Fraction = Portion
 PRECISION = 1e-6
 """Epsilon is found up to this."""
 

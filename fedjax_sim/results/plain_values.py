@@ -2,7 +2,7 @@
 
     null, booleans, whole and real numbers, text, lists     as JSON has them
     {"real": "nan"}                                         a real number that JSON lacks
-    {"default": 3.0}                                        a default in units of time, or of
+    {"assumed": ["lr"]}                                     settings that nobody has given, of
                                                             the number of clients, if whole
     {"tuple": [...]}, {"dict": [[key, value], ...]}
     {"array": 0}                                            number in a table of arrays
@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.settings import NOT_GIVEN, DefaultCount, DefaultTime, of_preset
+from fedjax_sim.settings import ASSUMED, Assumed
 
 OWN = __name__.partition(".")[0]
 """This package, whose modules a name may import."""
@@ -81,9 +81,8 @@ class Writer:
             return value
         if kind is float:
             return {"real": repr(value)}
-        if kind in NOT_GIVEN:
-            of_default = kind in (DefaultTime, DefaultCount)
-            return {"default" if of_default else "preset": self.plain(NOT_GIVEN[kind](value))}
+        if kind is Assumed:
+            return {"assumed": [*value]}
         if kind is list:
             return [self.plain(each) for each in value]
         if kind is tuple:
@@ -175,11 +174,8 @@ class Reader:
         ((kind, inner),) = content.items()
         if kind == "real":
             return float(inner)
-        if kind == "default":
-            inner = self.value(inner, place)
-            return DefaultCount(inner) if isinstance(inner, int) else DefaultTime(inner)
-        if kind == "preset":
-            return of_preset(self.value(inner, place), {})
+        if kind == "assumed":
+            return Assumed.fromkeys(inner)
         if kind == "tuple":
             return tuple(self.value(each, place) for each in inner)
         if kind == "dict":
@@ -222,6 +218,8 @@ class Reader:
             )
         if is_tuple:
             return tuple.__new__(kind, [values[name] for name in kind._fields])
+        if ASSUMED in values:
+            values[ASSUMED] = Assumed({name: values[name] for name in values[ASSUMED]})
         made = object.__new__(kind)
         for name, each in values.items():
             object.__setattr__(made, name, each)

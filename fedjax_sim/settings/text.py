@@ -5,8 +5,7 @@ from typing import Any
 
 from fedjax_sim.settings.checks import check
 from fedjax_sim.settings.errors import ConfigError, Named
-from fedjax_sim.settings.names import fields, full_name
-from fedjax_sim.settings.structs import Checked
+from fedjax_sim.settings.names import Checked, fields, full_name
 
 
 def parse(hyper_type: type, name: str, text: str) -> Any:
@@ -33,12 +32,12 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
         if not isinstance(value, str) or value != text.partition(":")[0]:
             raise
         raise ConfigError(full, value, allowed) from None
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):  # None reads no text.
         raise ConfigError(full, text, metadata["allowed"]) from None
 
 
 def parse_kind(setting: str, kinds: Named[Any], text: str, *, last: str = "") -> Any:
-    """Read one of several kinds of settings structs from text, for a setting made by `part`.
+    """Read one of several kinds of settings structs from text, for a setting that is a part.
 
     Args:
       setting: Name of the setting, for error messages.

@@ -18,9 +18,10 @@ Readings. The local optimizer of the paper is SGD; the state of another one may 
 
 from functools import partial
 
+from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients import LastingTraining, first_optimizers, lasting_training, local_training
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 
@@ -29,9 +30,7 @@ from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 class Hyper(CohortRounds, LastingTraining, PrivateReports):
     """Settings of FedProx: its rounds, local training, messages, and the proximal term."""
 
-    proximal: float = real(
-        0.01, "Strength of the pull to where local training started, mu.", least=0
-    )
+    proximal: AtLeast0 = setting(0.01, "Strength of the pull to where local training started, mu.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

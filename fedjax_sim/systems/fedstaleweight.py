@@ -30,6 +30,7 @@ share memory, here each version keeps its values.
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
@@ -41,7 +42,7 @@ from fedjax_sim.server import (
     stale_models,
     weigh_arrivals,
 )
-from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.settings import redefault, setting, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
@@ -51,7 +52,7 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of FedStaleWeight: its clock, weights, local training, and server learning rate."""
 
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
-    server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:

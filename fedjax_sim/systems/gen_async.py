@@ -21,9 +21,10 @@ probabilities; `routing` gives them one by one.
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Reports, Versioned, Wire, report_messages, stale_models
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
@@ -32,7 +33,7 @@ from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System
 class Hyper(ClientQueues, LocalTraining, Reports):
     """Settings of Generalized AsyncSGD: queues, local training, messages, and the server's step."""
 
-    server_lr: float = real(1.0, "Learning rate of the server, a factor on its steps.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, a factor on its steps.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[Versioned, Work]:
