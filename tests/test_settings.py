@@ -19,6 +19,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS, ConfigError, Layout, datasets, models, partition, systems
+from fedjax_sim.checking import Above0, Count
 from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
@@ -31,10 +32,8 @@ from fedjax_sim.server.attacks import SignFlip
 from fedjax_sim.server.attacks.catalogue import ATTACKS
 from fedjax_sim.server.rules import RULES, parse_rule
 from fedjax_sim.settings import (
-    DefaultTime,
     check,
     check_all,
-    count,
     default_text,
     describe,
     fields,
@@ -43,16 +42,16 @@ from fedjax_sim.settings import (
     group,
     groups,
     idle_of,
+    is_given,
     is_traced,
     names_of,
     parse,
-    real,
     redefault,
+    setting,
     short_name,
     struct,
     usual_values,
     value_of,
-    whole,
 )
 from fedjax_sim.timelines import ClientDelays, Cohort
 from fedjax_sim.timelines.presets import preset
@@ -143,7 +142,7 @@ def test_one_name_means_one_thing_in_all_systems() -> None:
             last = name.rpartition(".")[2]
             assert short_name(system.Hyper, name) == last
             meaning = re.split("[,;:.(]", field.metadata["meaning"])[0].strip()
-            told = field.metadata["parse"], field.metadata["allowed"], meaning
+            told = type(field.default), field.metadata["allowed"], meaning
             found.setdefault(last, set()).add(told)
     assert {name: told for name, told in found.items() if len(told) > 1} == {}
     assert not held & found.keys()
@@ -153,12 +152,12 @@ def test_one_name_means_one_thing_in_all_systems() -> None:
 def test_conditions_name_settings_and_values_that_there_are(name: str) -> None:
     """A setting says with which values of others it has an effect; at one value it has none."""
     hyper = fedjax_sim.SYSTEMS[name].paper()
-    for setting, field in fields(type(hyper)).items():
-        owner = value_of(hyper, setting.rpartition(".")[0]) if "." in setting else hyper
+    for each, field in fields(type(hyper)).items():
+        owner = value_of(hyper, each.rpartition(".")[0]) if "." in each else hyper
         for other, values in field.metadata.get("only_with", {}).items():
             declared = fields(type(owner))[other].metadata
             if not callable(values):
-                assert values and all(declared["accepts"](value) for value in values), setting
+                assert values and all(declared["accepts"](value) for value in values), each
     assert idle_of(hyper).keys() <= fields(type(hyper)).keys()
 
 
@@ -430,9 +429,9 @@ def test_a_group_named_in_the_place_of_a_setting_gets_its_settings(
 class Base:
     """Two settings."""
 
-    speed: float = real(1.0, "Speed of a test, in metres per second.", above=0)
-    size: int = count(3, "Number of tests.")
-    steps: int = whole(1, "Steps of a test.")
+    speed: Above0 = setting(1.0, "Speed of a test, in metres per second.")
+    size: Count = setting(3, "Number of tests.")
+    steps: Count = setting(1, "Steps of a test.", traced=True)
 
 
 @struct
@@ -545,26 +544,25 @@ def test_a_group_given_whole_replaces_all_its_settings() -> None:
 def test_defaults_in_units_of_time_stay_recognisable_in_groups() -> None:
     """Also those that a system has set itself, and after another setting of the group is given."""
     hyper: Any = fedjax_sim.SYSTEMS["fedstaleweight"].paper(drop_rate=0.1, rate_slow=1 / 10)
-    assert isinstance(hyper.delays.rate_fast, DefaultTime)
+    assert not is_given(hyper, "delays.rate_fast")
     assert hyper.delays.rate_fast == 1 / 1.5
     # Given, although equal to the default.
-    assert type(hyper.delays.rate_slow) is float
-    assert isinstance(fields(type(hyper))["delays.rate_slow"].default, DefaultTime)
+    assert is_given(hyper, "delays.rate_slow")
 
 
 @struct
 class Wheels:
     """A group."""
 
-    size: float = real(1.0, "Size of a wheel, in metres.", above=0)
-    number: int = count(4, "Number of wheels.")
+    size: Above0 = setting(1.0, "Size of a wheel, in metres.")
+    number: Count = setting(4, "Number of wheels.")
 
 
 @struct
 class Doors:
     """Another group, which has a setting of the same name."""
 
-    size: float = real(2.0, "Size of a door, in metres.", above=0)
+    size: Above0 = setting(2.0, "Size of a door, in metres.")
 
 
 @struct
@@ -719,4 +717,6 @@ def test_a_constructor_names_the_systems_own_settings_first(system: str) -> None
     kind = fedjax_sim.SYSTEMS[system].Hyper
     order = [*inspect.signature(kind).parameters]
     own = [name for name in fields(kind) if "." not in name]
-    assert order[: len(own)] == own and {*order} == {each.name for each in dataclasses.fields(kind)}
+    assert order[: len(own)] == own and {*order} == {
+        each.name for each in dataclasses.fields(kind) if each.compare
+    }

@@ -36,12 +36,13 @@ from experiments.fald.formulas.exact_laws import GaussianTarget
 from experiments.fald.gaussian import clients_of
 from experiments.harness import Arguments, Outcome, Sizes, Study, table
 from fedjax_sim import server, timelines, types
+from fedjax_sim.checking import Above0, AtLeast0
 from fedjax_sim.clients import Training, add_langevin_noise, local_steps
 from fedjax_sim.diagnostics.gaussians import Gaussian, wasserstein2
 from fedjax_sim.problems import GaussianClients
 from fedjax_sim.reporting import plots
 from fedjax_sim.server.versions import Versioned
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.streams import stream
 from fedjax_sim.timelines import ArrivalClock, Arrivals, ClientDelays
 from fedjax_sim.types import Algorithm
@@ -60,8 +61,8 @@ STUDY = Study(
 class Hyper(Arrivals):
     """Settings of asynchronous FA-LD: its clock, and Langevin steps with exact gradients."""
 
-    step_size: float = real(0.01, "Step size eta.", above=0)
-    temperature: float = real(1.0, "Temperature tau.", least=0)
+    step_size: Above0 = setting(0.01, "Step size eta.")
+    temperature: AtLeast0 = setting(1.0, "Temperature tau.")
 
 
 def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[Versioned, types.Work]:

@@ -16,9 +16,12 @@ are made. This room loads neither JAX nor NumPy before a call is checked.
 """
 
 from fedjax_sim.checking.calls import checked as checked
+from fedjax_sim.checking.calls import hints_of as hints_of
+from fedjax_sim.checking.calls import kind_of as kind_of
 from fedjax_sim.checking.calls import unchecked as unchecked
 from fedjax_sim.checking.kinds import Above0 as Above0
 from fedjax_sim.checking.kinds import AtLeast0 as AtLeast0
+from fedjax_sim.checking.kinds import AtLeast1 as AtLeast1
 from fedjax_sim.checking.kinds import Count as Count
 from fedjax_sim.checking.kinds import Finite as Finite
 from fedjax_sim.checking.kinds import FloatType as FloatType
@@ -26,6 +29,7 @@ from fedjax_sim.checking.kinds import Fraction as Fraction
 from fedjax_sim.checking.kinds import LaneSeed as LaneSeed
 from fedjax_sim.checking.kinds import Limit as Limit
 from fedjax_sim.checking.kinds import OneOf as OneOf
+from fedjax_sim.checking.kinds import Portion as Portion
 from fedjax_sim.checking.kinds import Probability as Probability
 from fedjax_sim.checking.kinds import Seed as Seed
 from fedjax_sim.checking.kinds import Shape as Shape

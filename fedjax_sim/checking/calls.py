@@ -1,6 +1,7 @@
 """The decorator `checked`: declared types are read at the first call, and checked at every call."""
 
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -39,10 +40,12 @@ class Kind(NamedTuple):
     Attributes:
       accepts: Whether a value is allowed, given the lengths of dimensions seen so far in the call.
       words: What is allowed, in words.
+      parse: Reads a value from the command line's text; None if there is no such text.
     """
 
     accepts: Callable[[Any, Lengths], bool]
     words: str
+    parse: Callable[[str], Any] | None = None
 
 
 class Signature(NamedTuple):
@@ -144,20 +147,20 @@ def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
     is_record = owner is not function and (
         issubclass(owner, tuple) or dataclasses.is_dataclass(owner)
     )
-    hints = _hints_of(owner if is_record else function)
+    hints = hints_of(owner if is_record else function)
     is_pytree = dataclasses.is_dataclass(owner) and hasattr(owner, "replace")
     for field in dataclasses.fields(owner) if is_pytree else ():
         if field.metadata.get("pytree_node", True):
             hints.pop(field.name, None)  # JAX makes pytrees with leaves of any kind.
     parameters = inspect.signature(function).parameters.values()
-    kinds = {name: _kind_of(hint) for name, hint in hints.items()}
+    kinds = {name: kind_of(hint) for name, hint in hints.items()}
     rest = {each.kind: kinds.pop(each.name, ANYTHING) for each in parameters if _is_rest(each)}
     kinds = {each.name: kinds.get(each.name, ANYTHING) for each in parameters if not _is_rest(each)}
     named: Kind | None = rest.get(inspect.Parameter.VAR_KEYWORD)
     for hint in hints.values():
         if typing.get_origin(hint) is typing.Unpack:  # Further arguments are listed by name.
-            listed = _hints_of(typing.get_args(hint)[0])
-            kinds, named = kinds | {name: _kind_of(each) for name, each in listed.items()}, None
+            listed = hints_of(typing.get_args(hint)[0])
+            kinds, named = kinds | {name: kind_of(each) for name, each in listed.items()}, None
     return Signature(
         tuple(each.name for each in parameters if each.kind in BY_POSITION),
         kinds,
@@ -170,7 +173,7 @@ def _is_rest(parameter: inspect.Parameter) -> bool:
     return parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _hints_of(source: Any) -> dict[str, Any]:
+def hints_of(source: Any) -> dict[str, Any]:
     """Read annotations, also those with names that are imported for type checkers alone."""
     try:
         return typing.get_type_hints(source, include_extras=True)
@@ -183,7 +186,7 @@ def _hints_of(source: Any) -> dict[str, Any]:
         return typing.get_type_hints(source, names, include_extras=True)
 
 
-def _kind_of(annotation: Any) -> Kind:
+def kind_of(annotation: Any) -> Kind:
     """Read the values that an annotation allows."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in SIMPLE:
@@ -191,17 +194,16 @@ def _kind_of(annotation: Any) -> Kind:
     if annotation == ArrayLike:
         return ARRAY
     if origin is typing.Annotated:
-        return functools.reduce(_narrowed, annotation.__metadata__, _kind_of(args[0]))
+        return functools.reduce(_narrowed, annotation.__metadata__, kind_of(args[0]))
     if origin in (types.UnionType, typing.Union):
         return _kind_of_union(args)
     if origin is typing.Literal:
-        allowed = "one of " + ", ".join(map(str, args))
-        return Kind(lambda value, _: isinstance(value, str) and value in args, allowed)
+        return _kind_of_names(args)
     kind = origin or annotation
     if isinstance(kind, TypeVar):
         return OPEN
     if isinstance(kind, NAMED_TYPES):
-        return _kind_of(kind.__value__)
+        return kind_of(kind.__value__)
     if kind in UNCHECKED:
         return ANYTHING
     if not isinstance(kind, type):
@@ -244,16 +246,15 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
         words = kind.words.replace("a number", "a finite number")
         if "array" in words:
             words += f" of {'whole' if narrow.is_whole else 'finite'} numbers"
-        return Kind(
-            lambda value, lengths: (
+        return kind._replace(
+            accepts=lambda value, lengths: (
                 kind.accepts(value, lengths)
                 and (_is_traced(value) or narrow.within(lengths).holds(value))
             ),
-            f"{words} {narrow}".rstrip(),
+            words=f"{words} {narrow}".rstrip(),
         )
     if isinstance(narrow, OneOf):
-        allowed = "one of " + ", ".join(narrow.names)
-        return Kind(lambda value, _: isinstance(value, str) and value in narrow.names, allowed)
+        return _kind_of_names(narrow.names)
     if isinstance(narrow, Shape):
         return Kind(
             lambda value, lengths: kind.accepts(value, lengths) and narrow.fits(value, lengths),
@@ -262,9 +263,21 @@ def _narrowed(kind: Kind, narrow: Any) -> Kind:
     return NAMED.get(narrow, kind) if isinstance(narrow, str) else kind
 
 
+def _kind_of_names(names: Sequence[str]) -> Kind:
+    """Describe a text that is one of a few."""
+
+    def accepts(value: Any, _: Lengths) -> bool:
+        return isinstance(value, str) and value in names
+
+    def parse(text: str) -> str:
+        return names[names.index(text)]
+
+    return Kind(accepts, "one of " + ", ".join(map(str, names)), parse)
+
+
 def _kind_of_union(args: Sequence[Any]) -> Kind:
     """Join kinds. A union has an array where it has all that NumPy makes an array of."""
-    kinds = [_kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
+    kinds = [kind_of(each) for each in args if not str(each).startswith(NUMPYS)]
     alike = [SIMPLE[each] for each in (bool, int, float, complex, str, bytes)]
     for kind in (OPEN, ANYTHING):
         if kind in kinds:
@@ -275,15 +288,26 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
         kinds.remove(SIMPLE[str])
     kinds.sort(key=lambda kind: kind is SIMPLE[None])
     words = list(dict.fromkeys(kind.words for kind in kinds))
+    several = [word for word in words if f"a list, each {word}" in words]
+    words = [word for word in words if word.removeprefix("a list, each ") not in several] + several
+
+    def parse(text: str) -> Any:
+        for kind in kinds:
+            with contextlib.suppress(ValueError):
+                if kind.parse is not None:
+                    return kind.parse(text)
+        raise ValueError(text)
+
     return Kind(
         lambda value, lengths: any(kind.accepts(value, lengths) for kind in kinds),
-        ", ".join([*words[:-2], " or ".join(words[-2:])]),
+        ", ".join([*words[:-2], " or ".join(words[-2:])]) + ", or several" * bool(several),
+        parse,
     )
 
 
 def _kind_of_mapping(key: Any, value: Any) -> Kind:
     """Describe a mapping whose keys and values have kinds."""
-    keys, values = _kind_of(key), _kind_of(value)
+    keys, values = kind_of(key), kind_of(value)
     return Kind(
         lambda given, _: (
             isinstance(given, Mapping)
@@ -299,7 +323,7 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
     Elements are looked at only if this does not use them up.
     """
     if kind is tuple and args and args[-1] is not Ellipsis:
-        kinds = [_kind_of(each) for each in args]
+        kinds = [kind_of(each) for each in args]
         return Kind(
             lambda value, _: (
                 _is_list(value)
@@ -307,8 +331,11 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
                 and all(each.accepts(item, {}) for each, item in zip(kinds, value, strict=True))
             ),
             f"{len(kinds)} values: " + ", ".join(each.words for each in kinds),
+            lambda text: tuple(
+                each.parse(word) for each, word in zip(kinds, text.split("+"), strict=True)
+            ),
         )
-    of = _kind_of(args[0]) if args else ANYTHING
+    of = kind_of(args[0]) if args else ANYTHING
     is_open = not issubclass(kind, Sequence)  # To sets and iterators too.
     return Kind(
         lambda value, _: (
@@ -317,6 +344,7 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
             else is_open and isinstance(value, kind) and not isinstance(value, NO_LISTS)
         ),
         "a list" if of is ANYTHING else f"a list, each {of.words}",
+        lambda text: tuple(map(of.parse, text.split("+"))),
     )
 
 
@@ -402,6 +430,10 @@ def _accepts_path(value: Any, _: Lengths) -> bool:
     return isinstance(value, os.PathLike)
 
 
+def _parse_bool(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
 OPEN = Kind(lambda value, _: True, "anything")
 """What a type variable allows: the function itself checks the argument."""
 ANYTHING = Kind(lambda value, _: True, "anything")
@@ -419,11 +451,11 @@ NAMED = {
 SIMPLE: dict[Any, Kind] = {
     Any: ANYTHING,
     None: Kind(lambda value, _: value is None, "None"),
-    bool: Kind(lambda value, _: _kind_of_scalar(value) == "b", "true or false"),
-    int: Kind(_accepts_whole, "a whole number"),
-    float: Kind(_accepts_number, "a number"),
+    bool: Kind(lambda value, _: _kind_of_scalar(value) == "b", "true or false", _parse_bool),
+    int: Kind(_accepts_whole, "a whole number", int),
+    float: Kind(_accepts_number, "a number", float),
     complex: Kind(lambda value, _: isinstance(value, complex), "a complex number"),
-    str: Kind(lambda value, _: isinstance(value, str), "text"),
+    str: Kind(lambda value, _: isinstance(value, str), "text", str),
     bytes: Kind(lambda value, _: isinstance(value, bytes), "bytes"),
 }
 SIMPLE[type(None)] = SIMPLE[None]

@@ -151,6 +151,10 @@ Above0 = Annotated[float, Limit(above=0)]
 """A finite number above 0, such as a time, a rate or a scale."""
 AtLeast0 = Annotated[float, Limit(least=0)]
 """A finite number of at least 0, such as a standard deviation."""
+AtLeast1 = Annotated[float, Limit(least=1)]
+"""A finite number of at least 1, such as a factor that lengthens."""
+Portion = Annotated[float, Limit(above=0, most=1)]
+"""A number above 0 and of at most 1, such as the share that is kept."""
 Probability = Annotated[float, Limit(least=0, most=1)]
 """A number from 0 to 1."""
 Finite = Annotated[float, Limit()]

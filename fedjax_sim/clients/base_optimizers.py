@@ -8,13 +8,14 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import optax
 
-from fedjax_sim.checking import checked, unchecked
+from fedjax_sim.checking import Limit, checked, unchecked
 from fedjax_sim.clients.gradient_steps import Training, local_steps, local_training
 from fedjax_sim.clients.local_settings import LocalTraining
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.types import Event, Key, Losses, Params, Plan, Work
 
 
@@ -30,8 +31,8 @@ class BaseOptimizer(LocalTraining):
         assert jnp.allclose(update, -(1 - 0.9) * 4.0)
     """
 
-    momentum: float = real(
-        0.9, "Momentum of local steps, beta, if the base optimizer is sgd.", least=0, most=0.999
+    momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+        0.9, "Momentum of local steps, beta, if the base optimizer is sgd."
     )
 
     @property

@@ -4,7 +4,7 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 import dataclasses
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import chex
 import jax
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import batching, checking, streams
-from fedjax_sim.settings import ConfigError, choice, count, struct
+from fedjax_sim.checking import Count
+from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
 
 
@@ -26,12 +27,11 @@ class Expectation:
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(batches="without_replacement", batch_size=20)
     """
 
-    batch_size: int = count(
+    batch_size: Count = setting(
         32, "Examples of a mini-batch, b; a full pass also runs through this many at a time."
     )
-    batches: str = choice(
+    batches: Literal["with_replacement", "without_replacement", "full"] = setting(
         "with_replacement",
-        ("with_replacement", "without_replacement", "full"),
         "How each step's mini-batch is drawn. Without replacement it must not be larger than the "
         'smallest client\'s data; "full" uses all examples at every step.',
     )

@@ -3,14 +3,15 @@
 import functools
 import inspect
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim import settings
-from fedjax_sim.settings import Checked, ConfigError, choice, struct
+from fedjax_sim.checking import Above0, AtLeast0, Count
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.types import Params
 
 
@@ -107,32 +108,30 @@ class ClientTraining(Checked):
         hyper = fedavg.Hyper(training=ClientTraining(optimizer=momentum, optimizer_state="kept"))
     """
 
-    sampling: str = choice(
+    sampling: Literal[
+        "shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"
+    ] = setting(
         "shuffled_epochs",
-        ("shuffled_epochs", "reshuffled", "without_replacement", "with_replacement"),
         "How mini-batches are drawn: from epochs, each shuffled again, that continue from one "
         "update to the next; from a new shuffle for each update; without replacement for each "
         "step; or with replacement.",
     )
-    example_clip: float = settings.static(
+    example_clip: AtLeast0 = setting(
         0.0,
-        "0, or a finite number above 0",
-        lambda value: isinstance(value, int | float) and 0 <= value < float("inf"),
-        float,
-        meaning="Largest L2 norm of the gradient of a single example's loss in local steps, which "
+        "Largest L2 norm of the gradient of a single example's loss in local steps, which "
         "is clipped to it before the mean over the mini-batch; 0 does not clip.",
+        traced=False,
     )
-    optimizer: Callable[..., optax.GradientTransformation] = settings.static(
+    optimizer: Callable[..., optax.GradientTransformation] = setting(
         optax.sgd,
-        "the name of an optax optimizer, or a function from a learning rate to a gradient "
+        "Local optimizer.",
+        allowed="the name of an optax optimizer, or a function from a learning rate to a gradient "
         "transformation",
-        _makes_optimizers,
-        optimizer_named,
-        meaning="Local optimizer.",
+        accepts=_makes_optimizers,
+        parse=optimizer_named,
     )
-    optimizer_state: str = choice(
+    optimizer_state: Literal["fresh", "kept"] = setting(
         "fresh",
-        ("fresh", "kept"),
         "Whether the state of a client's optimizer, such as its momentum, starts afresh with each "
         "update, or is kept from one update of the client to its next.",
         only_with={"optimizer": lambda optimizer: optimizer is not optax.sgd},
@@ -152,8 +151,8 @@ class LocalTraining(Checked):
         assert LocalTraining(lr=0.5).local_optimizer().rate == 0.5
     """
 
-    lr: float = settings.real(0.1, "Learning rate of local steps.", above=0)
-    batch_size: int = settings.count(32, "Examples of a mini-batch.")
+    lr: Above0 = setting(0.1, "Learning rate of local steps.")
+    batch_size: Count = setting(32, "Examples of a mini-batch.")
     training: ClientTraining = settings.group(
         ClientTraining(), ABOUT_TRAINING, without=("optimizer_state",)
     )

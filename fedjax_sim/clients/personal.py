@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import checking, trees
-from fedjax_sim.settings import Checked, ConfigError, static, struct
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.types import Array, Params
 
 
@@ -24,12 +24,12 @@ class PersonalLeaves(Checked):
         assert shared["params"]["Dense_1"]["bias"] is None
     """
 
-    personal: Any = static(
+    personal: str | Callable[[str], bool] = setting(
         "",
-        "a regular expression, or a function from a path to whether its leaf is personal",
-        trees.is_predicate,
-        meaning="Which leaves are personal, found in paths such as params/Dense_1/kernel; by "
+        "Which leaves are personal, found in paths such as params/Dense_1/kernel; by "
         "default those of the last dense layer.",
+        allowed="a regular expression, or a function from a path to whether its leaf is personal",
+        accepts=trees.is_predicate,
     )
 
     def are_personal(self, model: Params) -> Any:

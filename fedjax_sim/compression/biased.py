@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked, shape
+from fedjax_sim.checking import Count, Whole, checked, shape
 from fedjax_sim.compression.base import Compressor
 from fedjax_sim.compression.powers import wide_of
-from fedjax_sim.settings import ConfigError, count, fixed, struct
+from fedjax_sim.settings import ConfigError, fixed, setting, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -59,7 +59,7 @@ class TopK(Biased):
 
     name: str = fixed("top_k")
 
-    kept: int = count(1, "Number of entries kept, k.")
+    kept: Count = setting(1, "Number of entries kept, k.")
 
     @checked
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
@@ -96,10 +96,8 @@ class ScaledSign(Biased):
 
     name: str = fixed("sign")
 
-    block: int = count(
-        0,
-        "Entries of a block, B; the last block may be shorter. 0 makes the vector one block.",
-        least=0,
+    block: Whole = setting(
+        0, "Entries of a block, B; the last block may be shorter. 0 makes the vector one block."
     )
 
     @checked

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked, shape
+from fedjax_sim.checking import Count, Limit, Whole, checked, shape
 from fedjax_sim.compression.base import Compressor
 from fedjax_sim.compression.powers import Rounding, divisor, powers_around
-from fedjax_sim.settings import ConfigError, count, fixed, redefault, static, struct, whole
+from fedjax_sim.settings import ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.types import Array
 
 
@@ -45,24 +45,22 @@ class Grid(Compressor):
     Bits: a float per block; per entry a sign and ceil(log2(s + 1)) bits for the level.
     """
 
-    norm: float = static(
+    norm: float = setting(
         2.0,
-        "a number of at least 1, or inf",
-        _is_norm,
-        float,
-        meaning="Order r of the norm that scales a block.",
+        "Order r of the norm that scales a block.",
+        allowed="a number of at least 1, or inf",
+        accepts=_is_norm,
+        traced=False,
     )
-    block: int = count(
+    block: Whole = setting(
         0,
         "Entries of a block, B; the last block of a row may be shorter. 0 makes each row one "
         "block.",
-        least=0,
     )
-    row: int = count(
+    row: Whole = setting(
         0,
         "Entries of a row, if the vector is a matrix stored row by row; no block extends over two "
         "rows. 0 makes the vector one row.",
-        least=0,
     )
 
     @property
@@ -137,7 +135,7 @@ class Dithering(Grid):
 
     name: str = fixed("dithering")
 
-    levels: Any = whole(4, "Number of levels above 0, s.")
+    levels: Count = setting(4, "Number of levels above 0, s.", traced=True)
 
     @property
     def num_levels(self) -> Any:
@@ -188,7 +186,9 @@ class StochasticRounding(Grid):
     name: str = fixed("rounding")
 
     norm: float = fixed(math.inf)
-    width: Any = whole(8, "Bits of an entry, including its sign.", least=2, most=24)
+    width: Annotated[int, Limit(least=2, most=24)] = setting(
+        8, "Bits of an entry, including its sign.", traced=True
+    )
 
     @property
     def num_levels(self) -> Any:
@@ -220,11 +220,10 @@ class Luq(Compressor):
 
     name: str = fixed("luq")
 
-    top: int = count(
+    top: Whole = setting(
         6,
         "Number of powers of two below the largest magnitude. 6 is the most that fits into four "
         "bits per entry; LUQ's reference code uses 7 for four bits.",
-        least=0,
     )
 
     def around(self, magnitude: Array) -> Rounding:

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.catalogue import COMPRESSORS, parse_compressor
-from fedjax_sim.settings import Checked, ConfigError, part, struct
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
 
@@ -19,12 +19,11 @@ from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
 class Compression(Checked):
     """Settings of systems that may compress messages, without bias."""
 
-    compression: Compressor = part(
+    compression: Compressor = setting(
         Identity(),
-        COMPRESSORS,
-        Compressor,
-        parse_compressor,
-        meaning="Compressor of what a client sends, taken as one vector.",
+        "Compressor of what a client sends, taken as one vector.",
+        allowed=COMPRESSORS,
+        parse=parse_compressor,
     )
 
     def check_together(self) -> None:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked, shape
+from fedjax_sim.checking import Count, Portion, checked, shape
 from fedjax_sim.compression.base import Compressor
 from fedjax_sim.compression.powers import Rounding, wide_of
-from fedjax_sim.settings import fixed, real, struct, whole
+from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key
 
 
@@ -28,7 +28,7 @@ class RandSparsification(Compressor):
 
     name: str = fixed("sparsification")
 
-    keep: Any = real(0.5, "Probability that an entry is kept, kappa.", above=0, most=1)
+    keep: Portion = setting(0.5, "Probability that an entry is kept, kappa.")
 
     def around(self, magnitude: Array) -> Rounding:
         """Return 0 and the value of a kept entry as neighbours of magnitudes `f[D]`."""
@@ -58,7 +58,7 @@ class RandK(Compressor):
 
     name: str = fixed("rand_k")
 
-    kept: Any = whole(1, "Number of entries kept, k.")
+    kept: Count = setting(1, "Number of entries kept, k.", traced=True)
 
     @checked
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:

@@ -29,10 +29,10 @@ from fedjax_sim.results.records import text_of
 from fedjax_sim.results.runs import Run, lane_labels
 from fedjax_sim.settings import (
     ConfigError,
-    DefaultCount,
     check_all,
     full_name,
     groups,
+    is_given,
     names_of,
     plain,
     value_of,
@@ -161,9 +161,9 @@ def list_lanes(
 def has_default_clients(system: System, hyper: Any, grid: Grid) -> bool:
     """Tell whether nobody has given the number of clients, which the problem then decides."""
     given = system.Hyper() if hyper is None else hyper
-    is_default = isinstance(getattr(given, "num_clients", None), DefaultCount)
     return (
-        is_default
+        hasattr(given, "num_clients")
+        and not is_given(given, "num_clients")
         and not isinstance(given, type)
         and "num_clients" not in grid.settings
         and bool(grid.seeds)
@@ -335,7 +335,7 @@ def check_call(
         if not values or len({(repr(value), text_of(value)) for value in values}) < len(values):
             raise ConfigError(f"values of {name}", values, "at least one, all different")
     contract.check_known("hyper", hyper)
-    names = [field.name for field in dataclasses.fields(system.Hyper)]
+    names = [field.name for field in dataclasses.fields(system.Hyper) if field.compare]
     hyper = system.Hyper() if hyper is None else hyper
     if isinstance(hyper, type) or not all(hasattr(hyper, name) for name in names):
         kind = hyper if isinstance(hyper, type) else type(hyper)

@@ -1,6 +1,6 @@
 """How clients' updates are clipped and noised, by the names of the command line, and the noise."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjax_sim import settings
-from fedjax_sim.checking import Count, Limit, checked, shape
-from fedjax_sim.settings import ConfigError, Kind, Named, choice, fixed, struct
+from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, Probability, Whole, checked, shape
+from fedjax_sim.settings import ConfigError, Kind, Named, fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -37,27 +37,24 @@ class NoPrivacy(Privacy):
 class Clipping(Privacy):
     """The common base of the kinds that clip: the noise on the sum, and its accounting."""
 
-    noise: Any = settings.real(
+    noise: AtLeast0 = setting(
         0.0,
         "Noise multiplier z: standard deviation of the noise in each number of the updates' sum, "
         "in units of the bound of their norms. 0 only clips.",
-        least=0,
     )
-    delta: float = settings.real(
-        1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
+    delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
+        1e-6, "Probability delta with which the guarantee may fail."
     )
-    accountant: str = choice(
+    accountant: Literal["rdp", "pld"] = setting(
         "rdp",
-        ("rdp", "pld"),
         "How epsilon is computed: from Renyi divergences, or from privacy loss distributions, "
         "which are tighter and cover Poisson sampling only.",
     )
-    epsilon: float = settings.real(
+    epsilon: AtLeast0 = setting(
         0.0,
         "If above 0, the noise multiplier is found with which `rounds` rounds have this epsilon.",
-        least=0,
     )
-    rounds: int = settings.count(0, "Number of rounds in which `epsilon` may be spent.", least=0)
+    rounds: Whole = setting(0, "Number of rounds in which `epsilon` may be spent.")
 
     def check_together(self) -> None:
         """Check that a target has a number of rounds, and no noise multiplier.
@@ -94,7 +91,7 @@ class FixedClipping(Clipping):
 
     name: str = fixed("fixed")
 
-    clip: Any = settings.real(1.0, "Largest L2 norm of a client's update, C.", above=0)
+    clip: Above0 = setting(1.0, "Largest L2 norm of a client's update, C.")
 
 
 @struct
@@ -112,16 +109,13 @@ class AdaptiveClipping(Clipping):
 
     name: str = fixed("adaptive")
 
-    clip: Any = settings.real(0.1, "First bound of the norms, C.", above=0)
-    quantile: Any = settings.real(
-        0.5, "Share of updates that shall need no clipping, gamma.", least=0, most=1
-    )
-    rate: Any = settings.real(0.2, "Learning rate of the bound, eta_C.", least=0)
-    count_noise: Any = settings.real(
+    clip: Above0 = setting(0.1, "First bound of the norms, C.")
+    quantile: Probability = setting(0.5, "Share of updates that shall need no clipping, gamma.")
+    rate: AtLeast0 = setting(0.2, "Learning rate of the bound, eta_C.")
+    count_noise: Above0 = setting(
         0.05,
         "Standard deviation sigma_b of the noise on the number of updates that need no clipping, "
         "as a share of the cohort. Has no effect if `noise` is 0.",
-        above=0,
     )
 
     def update_noise(self, cohort: int) -> Array:
@@ -165,22 +159,21 @@ class CorrelatedNoise(Privacy):
 
     name: str = fixed("correlated")
 
-    clip: Any = settings.real(1.0, "Largest L2 norm of a client's update, C.", above=0)
-    noise: Any = settings.real(
+    clip: Above0 = setting(1.0, "Largest L2 norm of a client's update, C.")
+    noise: AtLeast0 = setting(
         0.0,
         "Noise multiplier z: standard deviation of the independent noises of which those of ticks "
         "are made, in each number of the updates' sum, in units of `clip` times the weight 1 / m, "
         "where m is the number of reports for which a tick is meant. 0 only clips.",
-        least=0,
     )
-    bands: int = settings.count(
+    bands: Count = setting(
         1,
         "Bands of the matrix that makes the noises independent: 1 for noises that are, b for "
         "DP-FTRL with a square root of the sum of all ticks that is cut off. The server keeps "
         "b - 1 noises, each as large as the model.",
     )
-    delta: float = settings.real(
-        1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
+    delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
+        1e-6, "Probability delta with which the guarantee may fail."
     )
 
 

@@ -26,7 +26,7 @@ Dimension letter: `S` slots of a tick.
 """
 
 import functools
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +34,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.checking import Limit, checked
+from fedjax_sim.checking import Above0, AtLeast0, Limit, checked
 from fedjax_sim.privacy.accounting import check_package, once_each
 from fedjax_sim.privacy.clipping import clip_sums, clip_updates, finite
 from fedjax_sim.privacy.kinds import OfNoise, gaussian_like
-from fedjax_sim.settings import Named, fixed, parse_kind, real, struct
+from fedjax_sim.settings import Named, fixed, parse_kind, setting, struct
 from fedjax_sim.types import Key, Keys, Params
 
 FINEST = 1e-4
@@ -60,12 +60,11 @@ class NoLocalPrivacy(LocalPrivacy):
 class OwnNoise(LocalPrivacy):
     """The common base of the kinds with which clients clip and add noise."""
 
-    clip: Any = real(1.0, "Largest norm of what a client sends before its own noise, C.", above=0)
-    noise: Any = real(
+    clip: Above0 = setting(1.0, "Largest norm of what a client sends before its own noise, C.")
+    noise: AtLeast0 = setting(
         0.0,
         "Size of the client's own noise in each number, in units of `clip`: a standard deviation "
         "for Gaussian noise, the scale for Laplace noise. 0 only clips.",
-        least=0,
     )
 
     def check_package(self) -> None:
@@ -118,8 +117,8 @@ class LocalGaussian(OwnNoise):
 
     name: str = fixed("gaussian")
 
-    delta: float = real(
-        1e-6, "Probability delta with which the guarantee may fail.", above=0, most=0.5
+    delta: Annotated[float, Limit(above=0, most=0.5)] = setting(
+        1e-6, "Probability delta with which the guarantee may fail."
     )
 
     def clipped(self, updates: Params) -> Params:
@@ -178,14 +177,9 @@ class LocalLaplace(OwnNoise):
 
     name: str = fixed("laplace")
 
-    clip: Any = real(
-        1.0, "Largest L1 norm of what a client sends before its own noise, C.", above=0
-    )
-    delta: float = real(
-        0.0,
-        "Probability delta with which the guarantee may fail; with 0, epsilons are added.",
-        least=0,
-        most=0.5,
+    clip: Above0 = setting(1.0, "Largest L1 norm of what a client sends before its own noise, C.")
+    delta: Annotated[float, Limit(least=0, most=0.5)] = setting(
+        0.0, "Probability delta with which the guarantee may fail; with 0, epsilons are added."
     )
 
     def check_package(self) -> None:

@@ -24,7 +24,7 @@ import importlib
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -54,6 +54,12 @@ class NotSaved:
     description: str
 
 
+class _Default(NamedTuple):
+    """The value of a setting that nobody has given."""
+
+    value: Any
+
+
 def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Json]:
     """Write the settings of lanes.
 
@@ -68,16 +74,18 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     left = {settings.full_name(kind, name) for name in without}
     others = dict.fromkeys(name for hyper in hypers for name, _ in _others(hyper))
     for name in (*settings.fields(kind), *others):
-        known: dict[int, str] = {}  # Lanes share large values.
+        known: dict[tuple[int, bool], str] = {}  # Lanes share large values.
+        texts = []
         for hyper in hypers:
-            value = settings.value_of(hyper, name)
-            if id(value) not in known:
-                known[id(value)] = json.dumps(_entry(kind, name, value, name in left))
-        texts = [known[id(settings.value_of(hyper, name))] for hyper in hypers]
-        place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        entries[name] = [json.loads(text) for text in place]
-        if len(place) > 1:
-            lanes[name] = [place[text] for text in texts]
+            value, is_given = settings.value_of(hyper, name), settings.is_given(hyper, name)
+            place = id(value), is_given
+            if place not in known:
+                known[place] = json.dumps(_entry(kind, name, value, is_given, name in left))
+            texts.append(known[place])
+        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+        entries[name] = [json.loads(text) for text in number]
+        if len(number) > 1:
+            lanes[name] = [number[text] for text in texts]
     name = _name_of(kind) or f"{kind.__module__}:{kind.__qualname__}"
     return {"class": name, "settings": entries, "lanes": lanes}
 
@@ -97,11 +105,13 @@ def _others(hyper: Any, owner: str = "") -> Iterator[tuple[str, Any]]:
         value, name = getattr(hyper, field.name), owner + field.name
         if "group" in field.metadata:
             yield from _others(value, f"{name}.")
-        elif "accepts" not in field.metadata and not settings.is_same(value, field.default):
+        elif field.name == settings.ASSUMED or "accepts" in field.metadata:
+            continue
+        elif not settings.is_same(value, field.default):
             yield name, value
 
 
-def _entry(kind: type, name: str, value: Any, is_left: bool) -> Json:
+def _entry(kind: type, name: str, value: Any, is_given: bool, is_left: bool) -> Json:
     """Write one value."""
     if is_left or isinstance(value, NotSaved):
         known = value.description if isinstance(value, NotSaved) else records.text_of(value)
@@ -123,7 +133,7 @@ def _entry(kind: type, name: str, value: Any, is_left: bool) -> Json:
             f"`save(folder, without=[{name!r}])` keeps everything else"
         )
         raise ConfigError(name, value, allowed) from None
-    return {DEFAULT: text} if type(value) in settings.NOT_GIVEN else text
+    return text if is_given else {DEFAULT: text}
 
 
 def read(content: Any, num_lanes: int) -> list[Any]:
@@ -163,8 +173,7 @@ def _value(kind: type, name: str, entry: Any) -> Any:
         return settings.parse(kind, name, entry)
     ((form, inner),) = entry.items()
     if form == DEFAULT:
-        about = settings.fields(kind)[settings.full_name(kind, name)].metadata
-        return settings.of_preset(settings.parse(kind, name, inner), about)
+        return _Default(settings.parse(kind, name, inner))
     return NotSaved(str(inner)) if form == NOT_SAVED else np.array(inner[1], np.dtype(inner[0]))
 
 
@@ -172,8 +181,13 @@ def _make(kind: type, values: Mapping[str, Any]) -> Any:
     """Make a settings struct; what is no setting, or not saved, is put in its place unchecked."""
     known = settings.fields(kind)
     unchecked = [name for name, x in values.items() if name not in known or type(x) is NotSaved]
+    defaults = {name: x.value for name, x in values.items() if isinstance(x, _Default)}
     given = {name: x for name, x in values.items() if x is not None and name not in unchecked}
-    made = kind(**given)
+    made = kind(**(given | defaults))
+    for name, value in defaults.items():
+        owner, _, last = name.rpartition(".")
+        held = settings.value_of(made, owner) if owner else made
+        getattr(held, settings.ASSUMED)[last] = value
     for name in unchecked:
         made = _with(made, name.split("."), values[name])
     return made

@@ -53,7 +53,8 @@ def text_of(value: Any) -> str:
     if dataclasses.is_dataclass(value) or type(value).__repr__ is object.__repr__:
         held = getattr(value, "__dict__", {})
         if dataclasses.is_dataclass(value):
-            held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            known = [field.name for field in dataclasses.fields(value) if field.compare]
+            held = {name: getattr(value, name) for name in known}
         words = [f"{name}={text_of(each)}" for name, each in held.items()]
         return f"{kind}({', '.join(words)})" if words else kind
     if isinstance(value, Mapping):

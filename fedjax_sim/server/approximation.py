@@ -5,14 +5,15 @@ the bits that the server sends to clients.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import checking, streams, trees
-from fedjax_sim.settings import choice, real, static, struct
+from fedjax_sim.checking import Above0
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
 
 
@@ -48,19 +49,18 @@ class Approximation:
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(gamma=0.5, output="random")
     """
 
-    gamma: float = real(0.01, "First step size of the server, gamma_1.", above=0)
-    gamma_factor: Callable[[Array], Array] = static(
+    gamma: Above0 = setting(0.01, "First step size of the server, gamma_1.")
+    gamma_factor: Callable[[Array], Array] = setting(
         STEP_FACTORS["constant"],
-        "one of "
+        "Factor on gamma at tick k, gamma_{k+1} / gamma_1.",
+        allowed="one of "
         + ", ".join(STEP_FACTORS)
         + ", or a function from the tick 0, 1, ... to a factor, such as an optax schedule",
-        callable,
-        lambda text: STEP_FACTORS[text],
-        meaning="Factor on gamma at tick k, gamma_{k+1} / gamma_1.",
+        accepts=callable,
+        parse=lambda text: STEP_FACTORS[text],
     )
-    output: str = choice(
+    output: Literal["last", "random"] = setting(
         "last",
-        ("last", "random"),
         "Which statistics are evaluated: the last S, or S_K with K uniform on the ticks so far, as "
         "in the theory.",
     )

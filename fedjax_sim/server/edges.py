@@ -31,7 +31,7 @@ Dimension letters: those of `fedjax_sim.types`; `M` groups, `C` clients of the l
 take part in a round.
 """
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ import numpy as np
 import optax
 
 from fedjax_sim import batching, checking, settings, trees, types
+from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import (
     ABOUT_TRAINING,
     ClientTraining,
@@ -58,7 +59,7 @@ from fedjax_sim.server.report_settings import ClientMessages, Reports
 from fedjax_sim.server.reports import Memo, Wire
 from fedjax_sim.server.robustness import Combination, check_codes, combination_of
 from fedjax_sim.server.rules import Mean, Rule, parse_rule
-from fedjax_sim.settings import Checked, ConfigError, choice, group, part, struct
+from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.timelines import Groups, delay_sizes, draw_losses, list_members, loss_shares
 from fedjax_sim.types import Array, Event, Facts, Key, Leaf, Losses, Params, Plan, Timeline, Work
@@ -75,13 +76,12 @@ class EdgeMessages(ClientMessages):
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(messages=messages)
     """
 
-    edge_compression: Compressor = part(
+    edge_compression: Compressor = setting(
         Identity(),
-        COMPRESSORS,
-        Compressor,
-        parse_compressor,
-        meaning="Compressor of what a local server sends to the global one; `compression` is that "
+        "Compressor of what a local server sends to the global one; `compression` is that "
         "of what a client sends to its local server.",
+        allowed=COMPRESSORS,
+        parse=parse_compressor,
     )
 
 
@@ -95,20 +95,18 @@ class EdgeWork(Checked):
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(work=work, client_steps=5)
     """
 
-    proximal: float = settings.real(
+    proximal: AtLeast0 = setting(
         0.0,
         "Strength of the pull to where local training started, mu (FedProx): to the group's model. "
         "Has no effect with one local step.",
-        least=0,
         simpler_at=(0.0,),
     )
-    weighting: str = choice(
+    weighting: Literal["equal", "examples"] = setting(
         "equal",
-        ("equal", "examples"),
         "Weights of the clients, in the mean of their group: equal, as in the paper, or in "
         "proportion to their numbers of examples.",
     )
-    clients_at_once: int = settings.count(
+    clients_at_once: Count = setting(
         1000, "Clients of a group whose batches are in memory together."
     )
 
@@ -130,12 +128,11 @@ class EdgeTraining(Groups, LocalTraining, Reports):
     )
     work: EdgeWork = group(EdgeWork(), "what the clients of a group do together")
     messages: EdgeMessages = group(EdgeMessages(), "compression of messages both ways")
-    edge_aggregator: Rule = part(
+    edge_aggregator: Rule = setting(
         Mean(),
-        "a rule of `fedjax_sim.server.rules`",
-        Rule,
-        parse_rule,
-        meaning="What the global server makes of the messages of local servers.",
+        "What the global server makes of the messages of local servers.",
+        allowed="a rule of `fedjax_sim.server.rules`",
+        parse=parse_rule,
     )
 
     def check_together(self) -> None:

@@ -7,18 +7,19 @@ memories the server makes the field H, along which its statistics move: S_{k+1} 
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import checking, streams, trees, types
+from fedjax_sim.checking import AtLeast0, OneOf
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import Compression
 from fedjax_sim.server import aggregation, approximation
-from fedjax_sim.settings import choice, real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Messages, Settings, Timeline
 
 WITH_MEMORIES = ("fedem", "local_memory")
@@ -35,23 +36,20 @@ class Memories(Compression):
         hyper = fedjax_sim.SYSTEMS["fedem"].Hyper(memories=memories)
     """
 
-    alpha: float = real(
+    alpha: AtLeast0 = setting(
         0.0,
         "Step size of the memories; 0 stands for the theory's 1 / (1 + omega), with omega of the "
         "compressor alone.",
-        least=0,
         only_with={"field_rule": WITH_MEMORIES},
     )
-    memory_start: str = choice(
+    memory_start: Literal["mean_field", "zero"] = setting(
         "mean_field",
-        ("mean_field", "zero"),
         "First memory V_{0,i}: h_i(S_0), for which every client evaluates all its examples once "
         "and sends one uncompressed message; or 0.",
         only_with={"field_rule": WITH_MEMORIES},
     )
-    field_rule: str = choice(
+    field_rule: Annotated[str, OneOf((*WITH_MEMORIES, "naive"))] = setting(
         "fedem",
-        (*WITH_MEMORIES, "naive"),
         'The field H: "fedem" adds the server\'s memory and the mean message; "naive" has no '
         'memories (V = 0; dEM if nothing is compressed); "local_memory" averages the memories and '
         "messages of the senders alone, for which the server must know every memory.",

@@ -15,7 +15,7 @@ from fedjax_sim.server.attacks import Canary, Honest
 from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
-from fedjax_sim.settings import Checked, ConfigError, fields, part, struct
+from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.timelines import Arrivals, ClientQueues
 from fedjax_sim.types import Timeline
 
@@ -42,25 +42,23 @@ class ClientMessages(Checked):
     """
 
     compression: Compressor = settings.redefault(Compression, "compression", Identity())
-    error_feedback: bool = settings.switch(
+    error_feedback: bool = setting(
         False,
         "Whether both sides keep an estimate of each client's progress and the client sends only "
         "the difference (EF21); it takes the memory of a model for each client.",
     )
-    downlink: Compressor = part(
+    downlink: Compressor = setting(
         Identity(),
-        COMPRESSORS,
-        Compressor,
-        parse_compressor,
-        meaning="Compressor of what the server sends: the change of its model since clients last "
+        "Compressor of what the server sends: the change of its model since clients last "
         "heard of it.",
+        allowed=COMPRESSORS,
+        parse=parse_compressor,
     )
-    local_privacy: LocalPrivacy = part(
+    local_privacy: LocalPrivacy = setting(
         NoLocalPrivacy(),
-        LOCAL_PRIVACY,
-        LocalPrivacy,
-        parse_local_privacy,
-        meaning="How every client clips its own update, and the noise that it adds itself.",
+        "How every client clips its own update, and the noise that it adds itself.",
+        allowed=LOCAL_PRIVACY,
+        parse=parse_local_privacy,
     )
 
 
@@ -168,12 +166,11 @@ class ScheduledReports(Reports):
         hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(privacy=noisy)
     """
 
-    privacy: Privacy = part(
+    privacy: Privacy = setting(
         NoPrivacy(),
-        PRIVACY,
-        Privacy,
-        parse_privacy,
-        meaning="How clients' updates are clipped, and the noise on their sum.",
+        "How clients' updates are clipped, and the noise on their sum.",
+        allowed=PRIVACY,
+        parse=parse_privacy,
     )
 
     def check_together(self) -> None:

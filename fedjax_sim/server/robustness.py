@@ -38,7 +38,7 @@ from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
 from fedjax_sim.server.attacks import Adversary, Honest
 from fedjax_sim.server.rules import RULES, Mean, Rule, SecureSum, base, parse_rule
-from fedjax_sim.settings import Checked, ConfigError, fields, group, part, struct, value_of
+from fedjax_sim.settings import Checked, ConfigError, fields, group, setting, struct, value_of
 from fedjax_sim.types import EMPTY, Array, Event, Key, Params, Settings, Timeline
 
 COMBINED = (("aggregator", Mean()), ("adversary.attack", Honest()))
@@ -57,12 +57,8 @@ class Robust(Checked):
         hyper = fedavg.Hyper(aggregator=TrimmedMean(share=0.25), adversary=adversary)
     """
 
-    aggregator: Rule = part(
-        Mean(),
-        RULES,
-        Rule,
-        parse_rule,
-        meaning="What the server makes of the messages of a tick.",
+    aggregator: Rule = setting(
+        Mean(), "What the server makes of the messages of a tick.", allowed=RULES, parse=parse_rule
     )
     adversary: Adversary = group(Adversary(), "malicious clients, and what they send")
 

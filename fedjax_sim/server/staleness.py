@@ -12,13 +12,13 @@ an average.
 Dimension letters: `T` ticks, `S` slots (the buffer size), `A` arrivals.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, checked, shape
-from fedjax_sim.settings import Checked, choice, count, real, struct, switch
+from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, Probability, checked, shape
+from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.types import Array
 
 AVERAGED = ("eq8", "alg1", "code")
@@ -40,9 +40,8 @@ class StalenessWeights(Checked):
         hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(staleness=late)
     """
 
-    rule: str = choice(
+    rule: Annotated[str, OneOf(RULES)] = setting(
         "eq8",
-        RULES,
         'Raw weight of an update. From its client\'s average staleness: "eq8" is (average b + 1) '
         '/ n, the inverse of n times the client\'s share of arrivals; "alg1" is (average + 1) / n, '
         'as Algorithm 1 prints it; "code" is average b / n, as in the authors\' code; "code_exact" '
@@ -52,54 +51,48 @@ class StalenessWeights(Checked):
         '"hinge" is 1 up to hinge_start and 1 / (hinge_slope (tau - hinge_start) + 1) beyond '
         "(FedAsync).",
     )
-    average: str = choice(
+    average: Literal["window", "cumulative", "exponential", "none"] = setting(
         "window",
-        ("window", "cumulative", "exponential", "none"),
         'How "eq8", "alg1" and "code" average a client\'s staleness: over its last `window` '
         "updates, over all of them, as an exponential moving average that begins with the first "
         "value, or not at all.",
         only_with={"rule": AVERAGED},
     )
-    window: int = count(
+    window: Count = setting(
         5,
         "Last updates of a client over which its staleness is averaged; fewer if it has sent less.",
         only_with={"rule": AVERAGED, "average": ("window",)},
     )
-    decay: float = real(
+    decay: Probability = setting(
         0.9,
         "Share of the past that the exponential moving average keeps at each update.",
-        least=0,
-        most=1,
         only_with={"rule": AVERAGED, "average": ("exponential",)},
     )
-    base: float = real(
+    base: Above0 = setting(
         0.5,
         'Base of "exponential"; above 1 it favours stale updates.',
-        above=0,
         only_with={"rule": ("exponential",)},
     )
-    exponent: float = real(
-        0.5, 'Exponent of "polynomial".', least=0, only_with={"rule": ("polynomial",)}
+    exponent: AtLeast0 = setting(
+        0.5, 'Exponent of "polynomial".', only_with={"rule": ("polynomial",)}
     )
-    hinge_start: float = real(
+    hinge_start: AtLeast0 = setting(
         4.0,
         'Largest staleness that "hinge" does not discount (FedAsync\'s experiments).',
-        least=0,
         only_with={"rule": ("hinge",)},
     )
-    hinge_slope: float = real(
+    hinge_slope: AtLeast0 = setting(
         10.0,
         'How fast "hinge" falls beyond hinge_start (FedAsync\'s experiments).',
-        least=0,
         only_with={"rule": ("hinge",)},
     )
-    include_current: bool = switch(
+    include_current: bool = setting(
         True,
         "Whether the averages read for a buffer include the updates in it. If not, a client "
         "without history has average 0.",
         only_with={"rule": (*AVERAGED, "code_exact")},
     )
-    normalised: bool = switch(
+    normalised: bool = setting(
         True,
         "Whether the weights of a buffer are divided by their sum, as in Algorithm 1. Otherwise "
         'they are divided by b: then influence is equal for "eq8" but the length of a server step '

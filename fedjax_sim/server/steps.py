@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import optax
 
-from fedjax_sim.checking import checked
+from fedjax_sim.checking import Above0, checked
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
 from fedjax_sim.server.aggregation import keep_if_empty
-from fedjax_sim.settings import real, static, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.types import Event, Params
 
 
@@ -37,14 +37,14 @@ class ServerStep:
         hyper = fedjax_sim.SYSTEMS["fedopt"].Hyper(server_lr=0.1, server_optimizer=optax.adam)
     """
 
-    server_lr: float = real(1.0, "Learning rate of the server.", above=0)
-    server_optimizer: Callable[..., optax.GradientTransformation] = static(
+    server_lr: Above0 = setting(1.0, "Learning rate of the server.")
+    server_optimizer: Callable[..., optax.GradientTransformation] = setting(
         optax.sgd,
-        "the name of an optax optimizer, or a function from a learning rate to a gradient "
+        "Optimizer of the server, whose state lasts.",
+        allowed="the name of an optax optimizer, or a function from a learning rate to a gradient "
         "transformation",
-        _makes_transformations,
-        optimizer_named,
-        meaning="Optimizer of the server, whose state lasts.",
+        accepts=_makes_transformations,
+        parse=optimizer_named,
     )
 
     def server_transformation(self) -> optax.GradientTransformation:

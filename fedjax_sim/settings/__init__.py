@@ -1,9 +1,13 @@
 """Settings structs whose fields know their meaning and what values are allowed.
 
-A system's `Hyper` is a frozen pytree built by `struct`. Fields made by `real`, `reals`, `whole` and
-`weights` are leaves: they are traced and can be swept without recompiling. Fields made by `count`,
-`choice`, `switch` and `static` are part of the static structure. A field made by `part` is itself a
-settings struct. `check` turns a bad value into one sentence before anything is compiled.
+A system's `Hyper` is a frozen pytree built by `struct`. A field made by `setting` allows what its
+declared type does, in the words of `fedjax_sim.checking`, as arguments of calls do:
+
+    lr: Above0 = setting(0.1, "Learning rate.")
+
+Real numbers are leaves: they are traced and can be swept without recompiling. Whole numbers, names
+and functions are part of the static structure. `check` turns a bad value into one sentence before
+anything is compiled. A struct knows which of its settings were given, see `is_given`.
 
 A field made by `group` holds settings that belong together, such as the clients' delays. Its
 settings have dotted names, such as `delays.rate_fast`. Wherever a setting is named, the last part
@@ -24,21 +28,12 @@ from fedjax_sim.settings.checks import check as check
 from fedjax_sim.settings.checks import check_all as check_all
 from fedjax_sim.settings.checks import check_known as check_known
 from fedjax_sim.settings.checks import check_left as check_left
-from fedjax_sim.settings.declared import choice as choice
 from fedjax_sim.settings.declared import clients_named as clients_named
-from fedjax_sim.settings.declared import count as count
 from fedjax_sim.settings.declared import filled as filled
 from fedjax_sim.settings.declared import fixed as fixed
 from fedjax_sim.settings.declared import group as group
-from fedjax_sim.settings.declared import part as part
-from fedjax_sim.settings.declared import parts as parts
-from fedjax_sim.settings.declared import real as real
-from fedjax_sim.settings.declared import reals as reals
 from fedjax_sim.settings.declared import redefault as redefault
-from fedjax_sim.settings.declared import static as static
-from fedjax_sim.settings.declared import switch as switch
-from fedjax_sim.settings.declared import weights as weights
-from fedjax_sim.settings.declared import whole as whole
+from fedjax_sim.settings.declared import setting as setting
 from fedjax_sim.settings.errors import ConfigError as ConfigError
 from fedjax_sim.settings.errors import Named as Named
 from fedjax_sim.settings.errors import UnknownAttributeError as UnknownAttributeError
@@ -46,28 +41,27 @@ from fedjax_sim.settings.errors import UnknownNameError as UnknownNameError
 from fedjax_sim.settings.errors import check_file as check_file
 from fedjax_sim.settings.errors import plain as plain
 from fedjax_sim.settings.errors import writing_to as writing_to
-from fedjax_sim.settings.names import NOT_GIVEN as NOT_GIVEN
-from fedjax_sim.settings.names import DefaultCount as DefaultCount
-from fedjax_sim.settings.names import DefaultTime as DefaultTime
+from fedjax_sim.settings.names import ASSUMED as ASSUMED
+from fedjax_sim.settings.names import Assumed as Assumed
+from fedjax_sim.settings.names import Checked as Checked
+from fedjax_sim.settings.names import as_default as as_default
 from fedjax_sim.settings.names import default_text as default_text
 from fedjax_sim.settings.names import describe as describe
 from fedjax_sim.settings.names import fields as fields
 from fedjax_sim.settings.names import full_name as full_name
 from fedjax_sim.settings.names import groups as groups
 from fedjax_sim.settings.names import idle_of as idle_of
+from fedjax_sim.settings.names import is_given as is_given
 from fedjax_sim.settings.names import is_known as is_known
 from fedjax_sim.settings.names import is_not as is_not
 from fedjax_sim.settings.names import is_traced as is_traced
 from fedjax_sim.settings.names import known_values as known_values
 from fedjax_sim.settings.names import late_of as late_of
 from fedjax_sim.settings.names import names_of as names_of
-from fedjax_sim.settings.names import of_preset as of_preset
 from fedjax_sim.settings.names import short_name as short_name
 from fedjax_sim.settings.names import unknown_name as unknown_name
 from fedjax_sim.settings.names import usual_values as usual_values
 from fedjax_sim.settings.names import value_of as value_of
-from fedjax_sim.settings.names import with_default as with_default
-from fedjax_sim.settings.structs import Checked as Checked
 from fedjax_sim.settings.structs import OneOfSeveral as OneOfSeveral
 from fedjax_sim.settings.structs import alternatives as alternatives
 from fedjax_sim.settings.structs import alternatives_in as alternatives_in

@@ -3,7 +3,7 @@
 import contextvars
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,55 +16,41 @@ from fedjax_sim.settings.names import fields, groups
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
 _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
-_CHECKED: contextvars.ContextVar[set[Any] | None] = contextvars.ContextVar("_CHECKED", default=None)
+Seen = set[tuple[type, str, int]]
+"""Values that were checked: class and name of the field, and the object's number."""
 
 
-def check(hyper: Any, given: Collection[str] | None = None) -> None:
+def check(hyper: Any) -> None:
     """Check every field, and then combinations of fields by `check_together` if it is defined.
 
     Settings that a struct has fixed must be as it fixed them, and settings that have no effect at
     the given choices must be left at their defaults or those of a preset, see `idle_of`.
 
-    Args:
-      given: Full names of the settings that must have an effect unless at their defaults; None for
-        all.
-
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
-    check_all([hyper], given)
+    check_all([hyper])
 
 
-def check_all(hypers: Sequence[Any], given: Collection[str] | None = None) -> None:
+def check_all(hypers: Sequence[Any]) -> None:
     """Check settings that have many values in common, each of these once.
 
     A setting may be other than its default if it has an effect in one of them at least.
 
     Args:
       hypers: Settings of one struct, such as the points of a sweep.
-      given: As in `check`.
 
     Raises:
       ConfigError: As `check`.
     """
-    known, within = _CHECKED.set(set()), _CHECKING.set(True)
-    try:
-        for hyper in hypers:
-            _check_fields(hyper)
-        _refuse_idle(hypers, given)
-        for hyper in hypers:
-            _check_together(hyper)
-    finally:
-        _CHECKED.reset(known)
-        _CHECKING.reset(within)
-
-
-def _check_values(hyper: Any) -> None:
-    """Check settings that may have no effect."""
+    seen: Seen = set()
     within = _CHECKING.set(True)
     try:
-        _check_fields(hyper)
-        _check_together(hyper)
+        for hyper in hypers:
+            _check_fields(hyper, seen)
+        _refuse_idle(hypers)
+        for hyper in hypers:
+            _check_together(hyper)
     finally:
         _CHECKING.reset(within)
 
@@ -74,24 +60,16 @@ def _check_together(hyper: Any) -> None:
         hyper.check_together()
 
 
-def _refuse_idle(hypers: Sequence[Any], given: Collection[str] | None) -> None:
+def _refuse_idle(hypers: Sequence[Any]) -> None:
     """Refuse a setting that has no effect in any of several settings, and is not at its default."""
     if not hypers:
         return
     kind: type = type(hypers[0])
-    held: dict[str, list[Any]] = {}  # Most points of a sweep share a group.
     for name in names.idle_of(hypers[0]):
-        if given is not None and name not in given:
-            continue
-        top, _, inside = name.partition(".")
-        if top not in held:
-            found = [getattr(hyper, top) for hyper in hypers]
-            held[top] = list({id(value): value for value in found}.values())
-        for owner in held[top]:
-            value = names.value_of(owner, inside) if inside else owner
-            if type(value) in names.NOT_GIVEN:
-                continue
-            if not any(_is_same(value, usual) for usual in names.usual_values(kind, name)):
+        top = name.partition(".")[0]  # Most points of a sweep share a group.
+        for hyper in {id(getattr(hyper, top)): hyper for hyper in hypers}.values():
+            value, usual = names.value_of(hyper, name), names.usual_values(kind, name)
+            if names.is_given(hyper, name) and not any(_is_same(value, each) for each in usual):
                 idle = [names.idle_of(hyper).get(name) for hyper in hypers]
                 if all(idle):
                     allowed = f"left at {names.default_text(fields(kind)[name])} {idle[0]}"
@@ -139,47 +117,58 @@ def check_known(value: Any) -> None:
     ):
         # While something is traced, JAX would trace what a check computes.
         on_host = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf  # noqa: E731
-        _check_values(jax.tree.map(on_host, value))
+        _check_values(jax.tree.map(on_host, value), set())
 
 
-def _is_checked(hyper: Any, name: str) -> bool:
-    """Tell whether `check_all` has seen the very value of a field already, and note it."""
-    known, entry = _CHECKED.get(), (type(hyper), name, id(getattr(hyper, name)))
-    if known is None or entry in known:
-        return known is not None
-    known.add(entry)
-    return False
+def _check_values(hyper: Any, seen: Seen) -> None:
+    """Check settings that may have no effect."""
+    within = _CHECKING.set(True)
+    try:
+        _check_fields(hyper, seen)
+        _check_together(hyper)
+    finally:
+        _CHECKING.reset(within)
 
 
-def _check_fields(hyper: Any) -> None:
-    """Check every field alone, and every group."""
-    for owner in groups(type(hyper)):
-        if not _is_checked(hyper, owner.name):
-            check_kind(owner, getattr(hyper, owner.name))
-            _check_group(owner, getattr(hyper, owner.name))
-    for name, field in fields(type(hyper)).items():
-        if "." in name or _is_checked(hyper, name):
-            continue
-        value, allowed = getattr(hyper, name), field.metadata["allowed"]
-        is_number = isinstance(value, int | float)
-        if field.metadata.get("is_single") and not is_number and np.ndim(value) > 0:
-            raise ConfigError(name, value, f"{allowed} (to sweep, use settings=...)")
-        try:
-            is_accepted = field.metadata["accepts"](value)
-        except ConfigError as error:
-            raise _inside(name, error) if dataclasses.is_dataclass(value) else error from None
-        if not is_accepted:
-            raise ConfigError(name, value, allowed)
-        if field.metadata["parse"] is int and np.any(np.asarray(value) > MOST_WHOLE):
-            raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
-        if names.is_traced(field) and accepts_numbers(value):
-            _check_range(name, value, allowed)
+def _check_fields(hyper: Any, seen: Seen) -> None:
+    """Check every field alone, and every group, unless its very value was seen before."""
     kind: type = type(hyper)
+    own = {name: field for name, field in fields(kind).items() if "." not in name}
+    for name, field in (own | {owner.name: owner for owner in groups(kind)}).items():
+        value = getattr(hyper, name)
+        if (kind, name, id(value)) not in seen:
+            seen.add((kind, name, id(value)))
+            if name in own:
+                _check_setting(name, value, field.metadata)
+            else:
+                check_kind(field, value)
+                _check_group(field, value, seen)
     for field in names.fields_of(kind)[2]:
         value = getattr(hyper, field.name)
         if not _is_same(value, field.default):
             given = getattr(value, "__name__", value)
             raise ConfigError(field.name, given, f"left at {names.default_text(field)}")
+
+
+def _check_setting(name: str, value: Any, about: Mapping[str, Any]) -> None:
+    """Check one setting alone."""
+    allowed, held = about["allowed"], value if isinstance(value, tuple) else (value,)
+    if not about["accepts"](value) or (
+        about["is_part"] and not all(names.is_struct(type(part)) for part in held)
+    ):
+        is_several = about["is_single"] and (
+            isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
+        )
+        raise ConfigError(name, value, allowed + " (to sweep, use settings=...)" * is_several)
+    for part in held if about["is_part"] else ():
+        try:
+            check(part)
+        except ConfigError as error:
+            raise error if isinstance(value, tuple) else _inside(name, error) from None
+    if about["parse"] is int and value > MOST_WHOLE:
+        raise ConfigError(name, value, f"{allowed} and at most {MOST_WHOLE}")
+    if about["pytree_node"] and accepts_numbers(value):
+        _check_range(name, value, allowed)
 
 
 def check_kind(owner: dataclasses.Field, value: Any) -> None:
@@ -197,10 +186,10 @@ def check_kind(owner: dataclasses.Field, value: Any) -> None:
         raise ConfigError(owner.name, value, f"a `{kind.__module__}.{kind.__name__}`")
 
 
-def _check_group(owner: dataclasses.Field, value: Any) -> None:
+def _check_group(owner: dataclasses.Field, value: Any, seen: Seen) -> None:
     """Check a group, whose settings are then named with it."""
     try:
-        _check_values(value)
+        _check_values(value, seen)
         for name in owner.metadata["without"]:
             if getattr(value, name) != getattr(owner.default, name):
                 allowed = f"left at {getattr(owner.default, name)!r}"
@@ -225,6 +214,16 @@ def _check_range(name: str, value: Any, allowed: str) -> None:
         least, most = float(limits.smallest_normal), float(limits.max)
         allowed += f", and from {least:.2g} to {most:.2g} in size, as a {dtype} can hold it"
         raise ConfigError(name, value, allowed)
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is one finite number.
+
+    Args:
+      value: Any value.
+    """
+    is_single = isinstance(value, int | float) or getattr(value, "ndim", None) == 0
+    return is_single and accepts_numbers(value)
 
 
 def accepts_numbers(value: Any) -> bool:

@@ -3,67 +3,66 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from fedjax_sim.settings.errors import ConfigError
 
+HyperT = TypeVar("HyperT")
 Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]
 """Names of settings, and the values (or a test of them) with which another one has an effect."""
 NO_CONDITION: Uses = MappingProxyType({})
 
 
-class DefaultTime(float):
-    """A default of a setting in units of time, or per unit, in which nobody has given it.
+class Assumed(dict[str, Any]):
+    """Settings of a struct that nobody has given, with their values.
 
-    A number that a user gives is of another class, even if it is equal. So a default can be told
-    apart where a trace or a table of clients brings another unit of time.
+    They are defaults, and values of presets. `replace` and JAX keep note of them. All are equal, so
+    that structs and compiled programs do not differ by what was given.
     """
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Assumed)
 
-class DefaultCount(int):
-    """A default number of clients, which nobody has given: a run has those of its problem."""
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
 
-
-class PresetReal(float):
-    """A number of a preset, which nobody has given: it may have no effect."""
-
-
-class PresetWhole(int):
-    """A whole number of a preset, as `PresetReal`."""
+    def __repr__(self) -> str:
+        return "Assumed()"
 
 
-class PresetName(str):
-    """A name of a preset, as `PresetReal`."""
+ASSUMED = "_assumed"
+"""Name of the field of a struct that holds them."""
 
 
-NOT_GIVEN = {DefaultTime: float, DefaultCount: int} | {
-    PresetReal: float,
-    PresetWhole: int,
-    PresetName: str,
-}
-"""Classes of values that nobody has given, and those of the values themselves."""
+class Checked:
+    """The end of the chains of `super()` calls of settings structs."""
 
+    def check_together(self) -> None:
+        """Check combinations of settings; there are none here."""
 
-def with_default(default: Any, metadata: Mapping[str, Any]) -> Any:
-    """Make a field of its metadata, and mark its default if it depends on what nobody has given.
+    def decided(self) -> dict[str, str]:
+        """Name the settings that have no effect, and what takes their place; there are none here.
 
-    Args:
-      default: The default.
-      metadata: What the field's maker says of it.
+        Returns:
+          Words for what takes the place of each setting, by its full name.
+        """
+        return {}
 
-    Returns:
-      The field.
-    """
-    if metadata.get("of_time") and default != 0:
-        default = DefaultTime(default)
-    if metadata.get("of_problem"):
-        default = DefaultCount(default)
-    return dataclasses.field(default=default, metadata=metadata)
+    def completed(self, problem: Any) -> Any:
+        """Fill in settings that follow from the problem, None for a schedule alone; nothing here.
+
+        Args:
+          problem: What is learnt, or None.
+
+        Returns:
+          The settings.
+        """
+        return self
 
 
 def fields(hyper_type: type) -> Mapping[str, dataclasses.Field]:
@@ -107,7 +106,8 @@ def fields_of(
         for name, field in fields(type(owner.default)).items():
             if name not in owner.metadata["without"]:
                 full = f"{owner.name}.{name}"
-                inside[full] = with_default(value_of(owner.default, name), field.metadata)
+                default = value_of(owner.default, name)
+                inside[full] = dataclasses.field(default=default, metadata=field.metadata)
                 inside[full].name = full
     if (settable or held) and not is_struct(hyper_type):
         allowed = "one with the decorator `settings.struct`"
@@ -291,25 +291,45 @@ def late_of(hyper: Any, num_ticks: int) -> dict[str, tuple[int, str]]:
         for part in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(part):
                 found |= {f"{name}.{each}": late for each, late in late_of(part, num_ticks).items()}
-        begins = field.metadata.get("begins")
+        begins = field.metadata["begins"]
         if begins and name not in idle and value != field.default and value >= num_ticks:
             found[name] = int(value), begins
     return found
 
 
-def of_preset(value: Any, metadata: Any) -> Any:
-    """Mark a value of a preset, if it is a number or a name, as one that nobody has given.
+def is_given(hyper: Any, name: str) -> bool:
+    """Tell whether somebody has given a setting, even if it is equal to its default.
 
     Args:
-      value: The value.
-      metadata: That of its field.
-
-    Returns:
-      The value.
+      hyper: Settings.
+      name: The setting's full name.
     """
-    value = with_default(value, metadata).default
-    marks = {float: PresetReal, int: PresetWhole, str: PresetName}
-    return marks[type(value)](value) if type(value) in marks else value
+    owner, _, last = name.rpartition(".")
+    return last not in getattr(value_of(hyper, owner) if owner else hyper, ASSUMED, ())
+
+
+def as_default(hyper: HyperT) -> HyperT:
+    """Return settings as if nobody had given them, such as those of a preset.
+
+    Args:
+      hyper: Settings.
+    """
+    made: Any = dataclasses.replace(hyper)  # type: ignore[type-var]
+    for field in groups(type(hyper)):
+        object.__setattr__(made, field.name, as_default(getattr(made, field.name)))
+    object.__setattr__(made, ASSUMED, assumed_of(made))
+    return made
+
+
+def assumed_of(hyper: Any, given: Collection[str] = ()) -> Assumed:
+    """Note which settings nobody has given.
+
+    Args:
+      hyper: A settings struct.
+      given: Names of its own fields that were given.
+    """
+    own = [field.name for field in dataclasses.fields(hyper) if field.name != ASSUMED]
+    return Assumed({name: getattr(hyper, name) for name in own if name not in given})
 
 
 def usual_values(hyper_type: type, name: str) -> list[Any]:

@@ -9,37 +9,12 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
-from fedjax_sim.settings import checks, names
+from fedjax_sim import checking
+from fedjax_sim.settings import checks, declared, names
 from fedjax_sim.settings.errors import ConfigError, UnknownAttributeError
-from fedjax_sim.settings.names import fields, groups
+from fedjax_sim.settings.names import ASSUMED, Assumed, Checked, fields, groups
 
 HyperT = TypeVar("HyperT")
-
-
-class Checked:
-    """The end of the chains of `super()` calls of settings structs."""
-
-    def check_together(self) -> None:
-        """Check combinations of settings; there are none here."""
-
-    def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place; there are none here.
-
-        Returns:
-          Words for what takes the place of each setting, by its full name.
-        """
-        return {}
-
-    def completed(self, problem: Any) -> Any:
-        """Fill in settings that follow from the problem, None for a schedule alone; nothing here.
-
-        Args:
-          problem: What is learnt, or None.
-
-        Returns:
-          The settings.
-        """
-        return self
 
 
 class OneOfSeveral(Checked):
@@ -118,35 +93,90 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     given by their full names, or by short ones. A name that there is not ends in a `ConfigError`
     with the nearest one. `replace` takes the same names.
 
+        from fedjax_sim.checking import Above0, Count
+
         @settings.struct
         class Hyper:
-            num_clients: int = settings.count(10, "Number of clients.")
-            lr: float = settings.real(0.1, "Learning rate.", above=0)
+            num_clients: Count = settings.setting(10, "Number of clients.")
+            lr: Above0 = settings.setting(0.1, "Learning rate.")
 
         Hyper(lr=0.3)
     """
+    notes = inspect.get_annotations(cls)
+    if any(isinstance(each, str) for each in notes.values()):
+        notes = checking.hints_of(cls)
+    for name, field in list(vars(cls).items()):
+        # One that is declared again has what follows from its first type already.
+        about = field.metadata if isinstance(field, dataclasses.Field) else {}
+        if "meaning" in about and "is_part" not in about:
+            field.metadata = declared.completed(notes[name], field.metadata)
+    hidden = {"repr": False, "compare": False, "metadata": {"pytree_node": False}}
+    cls.__annotations__ = {**inspect.get_annotations(cls), ASSUMED: Assumed}
+    setattr(cls, ASSUMED, dataclasses.field(default=Assumed(), **hidden))
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    made.replace = dataclasses.replace
+    made.replace = _replace
     init, all_fields = made.__init__, dataclasses.fields(made)
-    own = frozenset(field.name for field in all_fields)
-    traced, static = (
-        [field.name for field in all_fields if names.is_traced(field) == it] for it in (True, False)
-    )
-    jax.tree_util.register_dataclass(made, traced, static)
+    own = frozenset(field.name for field in all_fields) - {ASSUMED}
 
     @functools.wraps(init)
     def with_short_names(self: Any, *args: Any, **settings: Any) -> None:
+        before = settings.pop(ASSUMED, {})
         if not settings.keys() <= own:
             settings = _in_groups(made, settings, own)
         init(self, *args, **settings)
+        # `dataclasses.replace` gives what it does not change as it was.
+        given = {name for name in settings if settings[name] is not before.get(name, before)}
+        object.__setattr__(self, ASSUMED, names.assumed_of(self, given))
 
     made.__init__ = with_short_names
     made.__signature__ = _signature_of(made)
     made.__getattr__ = _say_where
     made.__repr__ = _write_changed
+    _register(made)
     lines = [f"      {line}" for line in names.describe(made)]
     if lines:  # Indented as a class's docstring is, of which `help` removes that.
         made.__doc__ = "\n".join([(cls.__doc__ or "").rstrip(), "", "    Settings:", *lines, ""])
+    return made
+
+
+def _register(made: Any) -> None:
+    """Make a struct a pytree. What JAX rebuilds is not checked, and is as given as it was."""
+    traced, static = (
+        [
+            field.name
+            for field in dataclasses.fields(made)
+            if names.is_traced(field) == it and field.name != ASSUMED
+        ]
+        for it in (True, False)
+    )
+    keys = [jax.tree_util.GetAttrKey(name) for name in traced]
+
+    def flatten(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        held = vars(hyper)
+        # Values would keep arrays alive in what JAX has compiled.
+        left = Assumed.fromkeys(held[ASSUMED])
+        return [held[name] for name in traced], (*[held[name] for name in static], Assumed(left))
+
+    def flatten_with_keys(hyper: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        leaves, rest = flatten(hyper)
+        return list(zip(keys, leaves, strict=True)), rest
+
+    def unflatten(rest: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+        hyper = object.__new__(made)
+        held = dict(zip((*traced, *static), (*leaves, *rest[:-1]), strict=True))
+        held[ASSUMED] = Assumed({name: held[name] for name in rest[-1]})
+        for name, value in held.items():
+            object.__setattr__(hyper, name, value)
+        return hyper
+
+    jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
+
+
+def _replace(self: HyperT, **changes: Any) -> HyperT:
+    """Return the struct with other values, given by full or short names."""
+    made: Any = dataclasses.replace(self, **changes)  # type: ignore[type-var]
+    for name in changes:  # Even if it is the value that nobody had given.
+        getattr(made, ASSUMED).pop(name, None)
     return made
 
 
@@ -155,7 +185,7 @@ def _signature_of(made: Any) -> inspect.Signature:
     given = inspect.signature(made.__init__).parameters
     order = [*fields(made), *(field.name for field in groups(made))]
     known = [given[name] for name in order if name in given]
-    rest = [each for name, each in given.items() if name not in (*order, "self")]
+    rest = [each for name, each in given.items() if name not in (*order, "self", ASSUMED)]
     return inspect.Signature([*known, *rest])
 
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from fedjax_sim.settings.checks import check
 from fedjax_sim.settings.errors import ConfigError, Named
-from fedjax_sim.settings.names import fields, full_name
-from fedjax_sim.settings.structs import Checked
+from fedjax_sim.settings.names import Checked, fields, full_name
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
@@ -41,12 +40,12 @@ def parse(hyper_type: type, name: str, text: str) -> Any:
         if not isinstance(value, str) or value != text.partition(":")[0]:
             raise
         raise ConfigError(full, value, allowed) from None
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):  # None reads no text.
         raise ConfigError(full, text, metadata["allowed"]) from None
 
 
 def parse_kind(setting: str, kinds: Named[Any], text: str, *, last: str = "") -> Any:
-    """Read one of several kinds of settings structs from text, for a setting made by `part`.
+    """Read one of several kinds of settings structs from text, for a setting that is a part.
 
     Args:
       setting: Name of the setting, for error messages.
@@ -181,7 +180,7 @@ def is_same(one: Any, other: Any) -> bool:
         parts = [(each.func, each.args, tuple(each.keywords.items())) for each in (one, other)]
         return is_same(*parts)
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
-        names = [field.name for field in dataclasses.fields(one)]
+        names = [field.name for field in dataclasses.fields(one) if field.compare]
         return type(one) is type(other) and all(
             is_same(getattr(one, name), getattr(other, name)) for name in names
         )

@@ -30,14 +30,15 @@ is at least 1. If clients have hours, a cohort is drawn from all, as in planned 
 away begins when it is back, and the round waits for it.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Above0, Portion
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports
-from fedjax_sim.settings import Checked, ConfigError, choice, group, real, struct
+from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
@@ -51,22 +52,18 @@ from fedjax_sim.types import EMPTY, Array, Hints, Key, Problem
 class Communication(Checked):
     """Settings of how many local steps there are between two averages."""
 
-    adapt_every: float = real(
+    adapt_every: Above0 = setting(
         100.0,
         "Virtual time after which the number of local steps is chosen again, T_0.",
-        above=0,
         of_time=True,
     )
-    shrink: float = real(
+    shrink: Portion = setting(
         0.5,
         "Factor of the number of local steps where the loss alone would not reduce it, gamma; 1 "
         "keeps the number then.",
-        above=0,
-        most=1,
     )
-    pace: str = choice(
+    pace: Literal["equal", "speed"] = setting(
         "equal",
-        ("equal", "speed"),
         "Local steps of a cohort's clients: equally many, or in proportion to their speeds.",
     )
 

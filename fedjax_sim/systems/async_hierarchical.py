@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import timelines, trees, types
+from fedjax_sim.checking import Above0
 from fedjax_sim.compression import Identity
 from fedjax_sim.server import (
     EdgeTraining,
@@ -45,7 +46,7 @@ from fedjax_sim.server import (
     staleness_weights,
 )
 from fedjax_sim.server.report_settings import RELIED_ON
-from fedjax_sim.settings import ConfigError, group, real, struct
+from fedjax_sim.settings import ConfigError, group, setting, struct
 from fedjax_sim.timelines import GroupArrivals, presets
 from fedjax_sim.types import Algorithm, Problem
 
@@ -57,7 +58,7 @@ class Hyper(GroupArrivals, EdgeTraining):
     staleness: StalenessWeights = group(
         StalenessWeights(rule="mean", normalised=False), "weights of the reports in a buffer"
     )
-    server_lr: float = real(1.0, "Learning rate of the server, beta, of the global one.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, beta, of the global one.")
 
     def check_together(self) -> None:
         """Check combinations of settings.

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients import LocalTraining, local_training, personal_metrics, rows
 from fedjax_sim.server import PrivateReports, RoundState, Wire, report_messages
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
 
@@ -31,8 +32,8 @@ from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem
 class Hyper(CohortRounds, LocalTraining, PrivateReports):
     """Settings of Ditto: its rounds, local training, messages, and the pull on personal models."""
 
-    attachment: float = real(
-        0.1, "Strength of the pull of personal models to the global one, lambda.", least=0
+    attachment: AtLeast0 = setting(
+        0.1, "Strength of the pull of personal models to the global one, lambda."
     )
 
 

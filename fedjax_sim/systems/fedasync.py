@@ -22,6 +22,7 @@ among the values of FedAsync's own experiments.
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import AtLeast0, Portion
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
@@ -34,7 +35,7 @@ from fedjax_sim.server import (
     stale_models,
     weigh_arrivals,
 )
-from fedjax_sim.settings import ConfigError, fixed, real, redefault, struct
+from fedjax_sim.settings import ConfigError, fixed, redefault, setting, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Plan, Problem, System, Work
 
@@ -50,14 +51,11 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
         WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
     )
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
-    mixing: float = real(
-        0.6,
-        "Share of a received model in the server's, alpha, if it is not stale.",
-        above=0,
-        most=1,
+    mixing: Portion = setting(
+        0.6, "Share of a received model in the server's, alpha, if it is not stale."
     )
-    proximal: float = real(
-        0.005, "Strength of the pull to where local training started, rho.", least=0
+    proximal: AtLeast0 = setting(
+        0.005, "Strength of the pull to where local training started, rho."
     )
 
     def check_together(self) -> None:

@@ -37,9 +37,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import batching, streams
+from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, stale_models
-from fedjax_sim.settings import ConfigError, count, real, struct
+from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put
 from fedjax_sim.timelines import Clients, cohorts, live
@@ -54,11 +55,11 @@ from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Hints, Key, Params,
 class Hyper(Clients, LocalTraining, Reports):
     """Settings of FedAT: clients, tiers and their rounds, local training, messages."""
 
-    num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, M.")
-    num_selected: int = count(10, "Size of the cohort, S: clients of a round of a tier.")
-    weighting: str = cohorts.client_weighting("the mean of a round")
-    proximal: float = real(
-        0.4, "Strength of the pull to where local training started, lambda.", least=0
+    num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, M.")
+    num_selected: Count = setting(10, "Size of the cohort, S: clients of a round of a tier.")
+    weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a round")
+    proximal: AtLeast0 = setting(
+        0.4, "Strength of the pull to where local training started, lambda."
     )
 
     def check_together(self) -> None:

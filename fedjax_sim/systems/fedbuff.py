@@ -36,11 +36,12 @@ clients and 0.1 with 11, compared with 8.9 and 8.7 under the continuous clock
 (experiments/favano/README.md has the accuracies).
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Above0, Limit
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Memo,
@@ -54,7 +55,7 @@ from fedjax_sim.server import (
     stale_models,
     weigh_arrivals,
 )
-from fedjax_sim.settings import is_known, real, redefault, struct
+from fedjax_sim.settings import is_known, redefault, setting, struct
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 from fedjax_sim.types import Algorithm, Event, Hints, Key, Params, Plan, Problem, System, Work
 
@@ -67,12 +68,10 @@ class Hyper(WeightedArrivals, LocalTraining, ScheduledReports):
     staleness: StalenessWeights = redefault(
         WeightedArrivals, "staleness", StalenessWeights(rule="polynomial", normalised=False)
     )
-    server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
-    server_momentum: float = real(
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
+    server_momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
         0.0,
         "Momentum of the server, beta: share of its last step that is added to the next.",
-        least=0,
-        most=0.999,
         simpler_at=(0.0,),
     )
 

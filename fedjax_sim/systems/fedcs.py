@@ -27,15 +27,16 @@ fastest one. The loss is that of the first mini-batches of those who report, wit
 they receive. It costs one evaluation more for each, which is counted, only with `follows="loss"`.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import streams, targets
+from fedjax_sim.checking import AtLeast1, Count, Portion, Probability, Whole
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports, RoundState
-from fedjax_sim.settings import Checked, ConfigError, choice, count, group, real, struct
+from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.delays.devices import mean_times
@@ -52,44 +53,37 @@ ROUNDING = 1e-5
 class Choice(Checked):
     """Settings of FedCS's choice, and of its deadlines."""
 
-    num_candidates: int = count(
+    num_candidates: Whole = setting(
         0,
         "Clients that tell the server in each round how long they would take; 0 for "
         "`num_selected`.",
-        least=0,
     )
-    quantile: float = real(
-        0.5, "Quantile of the clients' response times that is the deadline.", least=0, most=1
+    quantile: Probability = setting(
+        0.5, "Quantile of the clients' response times that is the deadline."
     )
-    follows: str = choice(
-        "times",
-        ("times", "loss"),
-        "What the deadline follows: response times alone, or the loss as well.",
+    follows: Literal["times", "loss"] = setting(
+        "times", "What the deadline follows: response times alone, or the loss as well."
     )
-    lengthen: float = real(
+    lengthen: AtLeast1 = setting(
         1.2,
         "Factor of the deadline after a window of rounds in which the loss did not fall.",
-        least=1,
         only_with={"follows": ("loss",)},
     )
-    shorten: float = real(
+    shorten: Portion = setting(
         1.0,
         "Factor of the deadline after a window of rounds in which the loss fell.",
-        above=0,
-        most=1,
         only_with={"follows": ("loss",)},
     )
-    loss_window: int = count(
+    loss_window: Count = setting(
         10,
         "Rounds of which the mean loss is compared with that of as many rounds before.",
         begins="the comparison of losses",
         only_with={"follows": ("loss",)},
     )
-    most: float = real(
+    most: AtLeast1 = setting(
         10.0,
         "How many times the quantile the deadline is at most; it is at least the quantile divided "
         "by this.",
-        least=1,
         only_with={"follows": ("loss",)},
     )
 

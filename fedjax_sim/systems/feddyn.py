@@ -21,9 +21,10 @@ to examples. With a compressed downlink theta^{t-1} is what the clients know of 
 import optax
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining, local_training, read_clients, write_clients
 from fedjax_sim.server import Reports, RoundState, Wire, keep_if_empty, report_messages
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 
@@ -32,7 +33,7 @@ from fedjax_sim.types import Algorithm, Event, Key, Plan, Problem, Work
 class Hyper(CohortRounds, LocalTraining, Reports):
     """Settings of FedDyn: its rounds, local training, messages, and the dynamic regulariser."""
 
-    regularization: float = real(0.1, "Strength of the dynamic regulariser, alpha.", above=0)
+    regularization: Above0 = setting(0.1, "Strength of the dynamic regulariser, alpha.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

@@ -17,7 +17,7 @@ nothing, because it would change nothing; "epochs" counts them nevertheless, bec
 draw in Algorithm 4, unless `counted` is "active".
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -33,7 +33,7 @@ from fedjax_sim.server import (
     keep_random,
     memory_messages,
 )
-from fedjax_sim.settings import choice, group, struct
+from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 from fedjax_sim.types import Algorithm
 
@@ -44,9 +44,9 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
     memories: Memories = group(Memories(), "compression of messages, and its memories")
 
-    counted: str = choice(
-        "all", ("all", "active"), 'Whose E-steps the metric "epochs" counts: all clients\' or the '
-        "participants'.",
+    counted: Literal["all", "active"] = setting(
+        "all", 'Whose E-steps the metric "epochs" counts: all clients\' or the '
+        "participants'."
     )  # fmt: skip
 
 

@@ -17,14 +17,16 @@ FedAvg where all clients do equally many steps. Momentum starts afresh with each
 """
 
 from functools import partial
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.checking import AtLeast0, Limit
 from fedjax_sim.clients import ABOUT_TRAINING, ClientTraining, LocalTraining, local_training
 from fedjax_sim.server import Reports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.settings import ConfigError, group, is_known, real, struct
+from fedjax_sim.settings import ConfigError, group, is_known, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Array, Event, Key, Plan, Problem, Work
 
@@ -36,11 +38,11 @@ class Hyper(CohortRounds, LocalTraining, ServerStep, Reports):
     training: ClientTraining = group(
         ClientTraining(), ABOUT_TRAINING, without=("optimizer", "optimizer_state")
     )
-    momentum: float = real(
-        0.0, "Momentum of local steps, rho.", least=0, most=0.999, simpler_at=(0.0,)
+    momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+        0.0, "Momentum of local steps, rho.", simpler_at=(0.0,)
     )
-    proximal: float = real(
-        0.0, "Strength of the pull to where local training started, mu.", least=0, simpler_at=(0.0,)
+    proximal: AtLeast0 = setting(
+        0.0, "Strength of the pull to where local training started, mu.", simpler_at=(0.0,)
     )
 
     def check_together(self) -> None:

@@ -18,16 +18,17 @@ Readings. Defaults of beta_1, beta_2 and tau are those of Reddi et al.'s experim
 their grid and has to be tuned.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim import types
+from fedjax_sim.checking import Above0, Limit
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import PrivateReports, RoundState, ServerStep, Wire, report_messages
-from fedjax_sim.settings import fixed, real, redefault, struct
+from fedjax_sim.settings import fixed, redefault, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Problem
 
@@ -52,11 +53,8 @@ class MomentumStep(ServerStep):
     """Settings of SGD with momentum on the server: v <- beta v + Delta, x <- x + eta v."""
 
     server_optimizer: Any = fixed(None)
-    server_momentum: float = real(
-        0.9,
-        "Momentum of the server, beta: share of its last step that is added to the next.",
-        least=0,
-        most=0.999,
+    server_momentum: Annotated[float, Limit(least=0, most=0.999)] = setting(
+        0.9, "Momentum of the server, beta: share of its last step that is added to the next."
     )
 
     def server_transformation(self) -> optax.GradientTransformation:
@@ -71,12 +69,14 @@ class AdaptiveStep(ServerStep):
     server_lr: float = redefault(ServerStep, "server_lr", 0.01)
     server_optimizer: Any = fixed(None)
     rule: Any = fixed(adam)
-    first_decay: float = real(0.9, "Decay of the mean of progress, beta_1.", least=0, most=0.999)
-    second_decay: float = real(
-        0.99, "Decay of the mean of its squares, beta_2.", least=0, most=0.99999
+    first_decay: Annotated[float, Limit(least=0, most=0.999)] = setting(
+        0.9, "Decay of the mean of progress, beta_1."
     )
-    adaptivity: float = real(
-        1e-3, "Progress that counts as small, tau; the less, the more adaptive.", above=0
+    second_decay: Annotated[float, Limit(least=0, most=0.99999)] = setting(
+        0.99, "Decay of the mean of its squares, beta_2."
+    )
+    adaptivity: Above0 = setting(
+        1e-3, "Progress that counts as small, tau; the less, the more adaptive."
     )
 
     def server_transformation(self) -> optax.GradientTransformation:

@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import Whole
 from fedjax_sim.clients import LocalTraining, PersonalLeaves, local_training, personal_metrics, rows
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
-from fedjax_sim.settings import count, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.trees import join
 from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem, Work
@@ -33,8 +34,8 @@ from fedjax_sim.types import Algorithm, Array, Event, Key, Params, Plan, Problem
 class Hyper(CohortRounds, LocalTraining, PersonalLeaves, Reports):
     """Settings of FedPer: its rounds, local training, messages, and which leaves are personal."""
 
-    head_steps: int = count(
-        0, "First local steps, which change the head alone (FedRep); 0 for FedPer.", least=0
+    head_steps: Whole = setting(
+        0, "First local steps, which change the head alone (FedRep); 0 for FedPer."
     )
 
 

@@ -16,9 +16,11 @@ or empty in all synchronous systems; steps differ between clients under `local_e
 Readings. The local optimizer of the paper is SGD; the state of another one may be kept.
 """
 
+
+from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients import LastingTraining
 from fedjax_sim.server import PrivateReports, report_messages
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import CohortRounds, cohort_system
 
@@ -27,9 +29,7 @@ from fedjax_sim.timelines import CohortRounds, cohort_system
 class Hyper(CohortRounds, LastingTraining, PrivateReports):
     """Settings of FedProx: its rounds, local training, messages, and the proximal term."""
 
-    proximal: float = real(
-        0.01, "Strength of the pull to where local training started, mu.", least=0
-    )
+    proximal: AtLeast0 = setting(0.01, "Strength of the pull to where local training started, mu.")
 
 
 system = cohort_system(

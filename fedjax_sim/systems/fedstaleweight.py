@@ -28,10 +28,15 @@ clients and U(8, 12) for the last five. In one point the code is not followed: t
 share memory, here each version keeps its values.
 """
 
+
 from fedjax_sim import server
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining
-from fedjax_sim.server import Reports, WeightedArrivals
-from fedjax_sim.settings import real, redefault, struct
+from fedjax_sim.server import (
+    Reports,
+    WeightedArrivals,
+)
+from fedjax_sim.settings import redefault, setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ArrivalClock, arrivals_within, presets
 from fedjax_sim.types import Hints, System
@@ -42,7 +47,7 @@ class Hyper(WeightedArrivals, LocalTraining, Reports):
     """Settings of FedStaleWeight: its clock, weights, local training, and server learning rate."""
 
     clock: ArrivalClock = redefault(WeightedArrivals, "clock", ArrivalClock(restart="free"))
-    server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
 
 
 paper = presets.preset(Hyper, presets.STALENESS)

@@ -21,9 +21,10 @@ probabilities; `routing` gives them one by one.
 
 from functools import partial
 
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining
 from fedjax_sim.server import Reports, report_messages
-from fedjax_sim.settings import real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import ClientQueues, client_queues_within, presets, schedule_client_queues
 from fedjax_sim.types import Hints, System
@@ -33,7 +34,7 @@ from fedjax_sim.types import Hints, System
 class Hyper(ClientQueues, LocalTraining, Reports):
     """Settings of Generalized AsyncSGD: queues, local training, messages, and the server's step."""
 
-    server_lr: float = real(1.0, "Learning rate of the server, a factor on its steps.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, a factor on its steps.")
 
 
 paper = presets.preset(Hyper, {**presets.FAVANO, "local_steps": 1})

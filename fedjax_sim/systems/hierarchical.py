@@ -79,7 +79,7 @@ from fedjax_sim.server import (
     member_bits,
 )
 from fedjax_sim.server.report_settings import RELIED_ON
-from fedjax_sim.settings import ConfigError, struct, switch
+from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines import list_members, presets
 from fedjax_sim.types import Algorithm, Problem
 
@@ -88,7 +88,7 @@ from fedjax_sim.types import Algorithm, Problem
 class Hyper(EdgeTraining):
     """Settings of hierarchical learning: groups, clock, local training, weights within a group."""
 
-    group_metrics: bool = switch(
+    group_metrics: bool = setting(
         False,
         "Whether the groups' models are evaluated as well, just before the global model replaces "
         "them, as `accuracy_group_0` and so on.",

@@ -18,7 +18,7 @@ Deviation: gradients at x are of all of a client's examples, as in the paper, or
 `gradient="minibatch"` of the batch of its first local step, which costs one gradient.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from fedjax_sim.clients import BaseOptimizer, WholeGradients, frozen_training, g
 from fedjax_sim.compression import Identity
 from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.server.aggregation import keep_if_empty
-from fedjax_sim.settings import ConfigError, choice, struct
+from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Work
 
@@ -37,10 +37,8 @@ from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Work
 class Hyper(CohortRounds, BaseOptimizer, WholeGradients, Reports):
     """Settings of MimeLite: its rounds, local training, messages, and the base optimizer."""
 
-    gradient: str = choice(
-        "exact",
-        ("minibatch", "exact"),
-        "Gradients of a mini-batch or of all examples, at the server's model.",
+    gradient: Literal["minibatch", "exact"] = setting(
+        "exact", "Gradients of a mini-batch or of all examples, at the server's model."
     )
 
     def check_together(self) -> None:

@@ -36,9 +36,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import settings, streams
+from fedjax_sim.checking import AtLeast0, Count, Portion, Probability
 from fedjax_sim.clients import LastingTraining, seeing_losses
 from fedjax_sim.server import Reports
-from fedjax_sim.settings import Checked, struct
+from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.systems import fedavg
 from fedjax_sim.targets import put, put_all
 from fedjax_sim.timelines import live
@@ -54,34 +55,24 @@ UTILITY_CLIP = 0.95
 class Choice(Checked):
     """Settings of Oort's choice."""
 
-    exploring: float = settings.real(
-        0.9, "Share of the cohort in the first round that was never asked.", least=0, most=1
+    exploring: Probability = setting(
+        0.9, "Share of the cohort in the first round that was never asked."
     )
-    exploring_decay: float = settings.real(
-        0.98, "Factor of that share from round to round.", least=0, most=1
+    exploring_decay: Probability = setting(0.98, "Factor of that share from round to round.")
+    exploring_least: Probability = setting(0.2, "Least value of that share.")
+    time_penalty: AtLeast0 = setting(
+        2.0, "Exponent by which work longer than the preferred time counts for less, alpha."
     )
-    exploring_least: float = settings.real(0.2, "Least value of that share.", least=0, most=1)
-    time_penalty: float = settings.real(
-        2.0,
-        "Exponent by which work longer than the preferred time counts for less, alpha.",
-        least=0,
+    cutoff: Portion = setting(
+        0.95, "Share of the utility of the last client needed that others must have to be drawn, c."
     )
-    cutoff: float = settings.real(
-        0.95,
-        "Share of the utility of the last client needed that others must have to be drawn, c.",
-        above=0,
-        most=1,
+    preferred: Portion = setting(
+        0.3, "Quantile of the times taken that is the preferred time of a round, in the beginning."
     )
-    preferred: float = settings.real(
-        0.3,
-        "Quantile of the times taken that is the preferred time of a round, in the beginning.",
-        above=0,
-        most=1,
+    pacer_step: Probability = setting(
+        0.1, "By how much that quantile grows when utility falls, Delta."
     )
-    pacer_step: float = settings.real(
-        0.1, "By how much that quantile grows when utility falls, Delta.", least=0, most=1
-    )
-    pacer_window: int = settings.count(
+    pacer_window: Count = setting(
         20, "Rounds after which the pacer looks at utility, W.", begins="the pacer"
     )
 

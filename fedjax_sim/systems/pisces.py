@@ -42,10 +42,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_sim.checking import Above0, AtLeast0, Count, Whole
 from fedjax_sim.clients import LocalTraining, seeing_losses
 from fedjax_sim.clients.seen_losses import SeenLosses
 from fedjax_sim.server import Reports, stale_models
-from fedjax_sim.settings import Checked, ConfigError, count, group, real, struct
+from fedjax_sim.settings import Checked, ConfigError, group, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.targets import put, put_all, repeat_while
@@ -61,10 +62,10 @@ from fedjax_sim.types import EMPTY, Array, Event, Hints, Key, Problem
 class Choice(Checked):
     """Settings of the choice of clients."""
 
-    staleness_penalty: float = real(
-        0.5, "Exponent by which expected staleness lowers a client's utility, beta.", least=0
+    staleness_penalty: AtLeast0 = setting(
+        0.5, "Exponent by which expected staleness lowers a client's utility, beta."
     )
-    window: int = count(
+    window: Count = setting(
         5, "Last updates of a client over which its staleness is averaged, k: to expect the next."
     )
 
@@ -74,22 +75,20 @@ class Hyper(Clients, LocalTraining, Reports):
     """Settings of Pisces: clients, pace, choice, local training, messages, the server's step."""
 
     tells_losses = True
-    concurrency: int = count(10, "Clients at work at one time, C.")
-    most_reports: int = count(
+    concurrency: Count = setting(10, "Clients at work at one time, C.")
+    most_reports: Whole = setting(
         0,
         "Reports after whose arrival the server acts in any case; 0 for twice `concurrency`, or "
         "`num_clients` if that is less.",
-        least=0,
     )
-    staleness_bound: float = real(
+    staleness_bound: Above0 = setting(
         5.0,
         "Bound of staleness, b: the server waits for the longest response time of the clients at "
         "work, divided by this.",
-        above=0,
     )
-    weighting: str = cohorts.client_weighting("the mean of a tick's reports")
+    weighting: cohorts.Weighting = cohorts.client_weighting("the mean of a tick's reports")
     choice: Choice = group(Choice(), "who is given work")
-    server_lr: float = real(1.0, "Learning rate of the server.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server.")
 
     def check_together(self) -> None:
         """Check combinations of settings.

@@ -20,15 +20,18 @@ of all its examples, because they cost one gradient then. They take no time unle
 so.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings, trees
+from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LastingTraining, losses_of
 from fedjax_sim.server import Reports, check_numbers
 from fedjax_sim.server.report_counts import downlink_of_slots, report_messages
-from fedjax_sim.settings import ConfigError, choice, struct
+from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.systems import fedavg
 from fedjax_sim.timelines import live
@@ -41,17 +44,15 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
     """Settings of Power-of-Choice: rounds of candidates, local training, messages, the choice."""
 
     tells_losses = True
-    num_chosen: int = settings.count(3, "Candidates with the largest losses, which train, m.")
-    candidates: str = choice(
+    num_chosen: Count = setting(3, "Candidates with the largest losses, which train, m.")
+    candidates: Literal["uniform", "by_examples"] = setting(
         "uniform",
-        ("uniform", "by_examples"),
         'Who is a candidate. "uniform": a uniform set of clients. "by_examples": chances in '
         "proportion to numbers of examples.",
     )
-    loss_time: float = settings.real(
+    loss_time: AtLeast0 = setting(
         0.0,
         "Time that it takes to learn the candidates' losses, in units of virtual time.",
-        least=0,
         of_time=True,
     )
 

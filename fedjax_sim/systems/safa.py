@@ -43,11 +43,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import batching, trees, types
+from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LocalTraining, local_training, write_clients
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
 from fedjax_sim.server.aggregation import where_slots
 from fedjax_sim.server.report_counts import downlink_of_slots
-from fedjax_sim.settings import count, real, struct
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live
 from fedjax_sim.timelines.delays.devices import is_lost
@@ -61,18 +62,19 @@ from fedjax_sim.types import Algorithm, Problem
 class Hyper(Clients, LocalTraining, Reports):
     """Settings of SAFA: clients, rounds, local training, messages."""
 
-    num_selected: int = count(10, "Size of the cohort, C m: reports that are picked in a round.")
-    lag_tolerance: int = count(
+    num_selected: Count = setting(
+        10, "Size of the cohort, C m: reports that are picked in a round."
+    )
+    lag_tolerance: Count = setting(
         5, "Rounds after which a client gives up its work and receives the newest model, tau."
     )
-    deadline: float = real(
+    deadline: AtLeast0 = setting(
         0.0,
         "Longest time that a round waits for reports, T_lim, in units of virtual time; 0 for no "
         "limit.",
-        least=0,
         simpler_at=(0.0,),
     )
-    weighting: str = cohorts.client_weighting("the mean of the cache")
+    weighting: cohorts.Weighting = cohorts.client_weighting("the mean of the cache")
 
     def check_together(self) -> None:
         """Check combinations of settings.

@@ -16,16 +16,17 @@ With `weighting="examples"` the objective has weights p_i in proportion to examp
 mean of the c_i with these weights. With equal weights both are the paper's.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_sim import batching, clients
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, local_training, rows
 from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages
-from fedjax_sim.settings import choice, group, real, struct
+from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
 from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Plan, Problem, Work
 
@@ -38,13 +39,12 @@ class Hyper(CohortRounds, LocalTraining, WholeGradients, Reports):
     training: ClientTraining = group(
         ClientTraining(), clients.ABOUT_TRAINING, without=("optimizer", "optimizer_state")
     )
-    control: str = choice(
+    control: Literal["steps", "exact", "minibatch"] = setting(
         "steps",
-        ("steps", "exact", "minibatch"),
         'New control variate of a client: the mean gradient of its local steps ("steps"), or the '
         "gradient at the server's model, of all its examples or of a mini-batch.",
     )
-    server_lr: float = real(1.0, "Learning rate of the server, eta_g.", above=0)
+    server_lr: Above0 = setting(1.0, "Learning rate of the server, eta_g.")
 
 
 def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:

@@ -28,24 +28,22 @@ have hours, the choice is among tiers with clients that are available and among 
 there are none, among all. Tiers are not formed again.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import batching, streams, trees
+from fedjax_sim.checking import AtLeast0, AtLeast1, Count
 from fedjax_sim.clients import LastingTraining, batch_loss
 from fedjax_sim.server import Reports
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
-    choice,
-    count,
     group,
     is_known,
-    real,
-    reals,
+    setting,
     struct,
 )
 from fedjax_sim.systems import fedavg
@@ -63,39 +61,37 @@ CLIENTS_AT_ONCE = 50
 class Choice(Checked):
     """Settings of TiFL's tiers, and of the choice among them."""
 
-    num_tiers: int = count(5, "Tiers into which clients are sorted by response latency, T.")
-    policy: str = choice(
+    num_tiers: Count = setting(5, "Tiers into which clients are sorted by response latency, T.")
+    policy: Literal["adaptive", "static"] = setting(
         "adaptive",
-        ("adaptive", "static"),
         "How the tier of a round is drawn: with probabilities that follow from the tiers' "
         "accuracies, or with given ones.",
     )
-    probability: Any = reals(
+    probability: AtLeast0 | tuple[AtLeast0, ...] = setting(
         1.0,
         "Probabilities of the tiers, the fastest first, up to a common factor; one number for "
         "equal ones.",
-        least=0,
         only_with={"policy": ("static",)},
     )
-    interval: int = count(
+    interval: Count = setting(
         10,
         "Rounds after which the tiers are evaluated again, I.",
         begins="the evaluation of tiers",
         only_with={"policy": ("adaptive",)},
     )
-    credits: Any = reals(
+    credits: AtLeast1 | tuple[AtLeast1, ...] = setting(
         100.0,
         "Rounds for which a tier may be asked, the fastest tier first; one number for all. When "
         "none is left, all tiers get theirs again.",
-        least=1,
         only_with={"policy": ("adaptive",)},
     )
-    profile_rounds: int = count(5, "Rounds in which clients' times are measured before learning.")
-    time_limit: float = real(
+    profile_rounds: Count = setting(
+        5, "Rounds in which clients' times are measured before learning."
+    )
+    time_limit: AtLeast0 = setting(
         0.0,
         "Longest time to wait for a client when times are measured, T_max, in units of virtual "
         "time; 0 for no limit. Clients that are never in by then are left out.",
-        least=0,
     )
 
     def check_together(self) -> None:

@@ -19,12 +19,13 @@ its next difference to the statistics that it saw last. Everyone takes part in f
 cases. Compression, alpha, memories and mini-batches are as in FedEM.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import batching, types
+from fedjax_sim.checking import Count
 from fedjax_sim.clients import (
     Expectation,
     check_batch_size,
@@ -42,7 +43,7 @@ from fedjax_sim.server import (
     keep_random,
     memory_messages,
 )
-from fedjax_sim.settings import ConfigError, choice, group, struct, whole
+from fedjax_sim.settings import ConfigError, group, setting, struct
 from fedjax_sim.timelines import CoinRounds, presets, schedule_coin_rounds
 from fedjax_sim.types import Algorithm
 
@@ -53,11 +54,9 @@ class Hyper(CoinRounds, Expectation, Approximation):
 
     memories: Memories = group(Memories(), "compression of messages, and its memories")
 
-    inner_steps: int = whole(20, "Inner steps of an outer loop, k_in.")
-    offline: str = choice(
-        "compute",
-        ("compute", "freeze"),
-        "Whether clients that do not take part update their oracles or do nothing.",
+    inner_steps: Count = setting(20, "Inner steps of an outer loop, k_in.", traced=True)
+    offline: Literal["compute", "freeze"] = setting(
+        "compute", "Whether clients that do not take part update their oracles or do nothing."
     )
 
     def check_together(self) -> None:

@@ -3,7 +3,7 @@
 Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import chex
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import streams
-from fedjax_sim.settings import choice
+from fedjax_sim.settings import setting
 from fedjax_sim.types import EMPTY, Array, Key
 
 
@@ -70,14 +70,18 @@ def draw_poisson_cohorts(
     return jnp.where(slots < jnp.maximum(size, 1), clients, EMPTY), slots < size
 
 
+Weighting = Literal["equal", "examples"]
+"""How clients are weighted in a mean."""
+
+
 def client_weighting(mean: str) -> Any:
-    """Make the setting of what clients weigh, a choice of "equal" and "examples".
+    """Declare the setting of the weights of clients, a `Weighting`.
 
     Args:
       mean: In what they weigh, in words.
     """
     about = f"Weights of the clients, in {mean}: equal, or in proportion to their numbers of "
-    return choice("equal", ("equal", "examples"), f"{about}examples.")
+    return setting("equal", f"{about}examples.")
 
 
 def mean_weights(weighting: str, counts: Array, clients: Array, is_in: Array) -> Array:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, ConfigError, struct
+from fedjax_sim.checking import AtLeast0, Count, checked
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.timelines.cohorts import draw_cohorts, previous_visits
 from fedjax_sim.timelines.delays.devices import (
     bisect,
@@ -35,36 +35,33 @@ class ContactClock(Checked):
         hyper = favano.Hyper(num_selected=20, clock=clock)
     """
 
-    server_wait: float = settings.real(
+    server_wait: AtLeast0 = setting(
         1.0,
         "Time that the server waits between two exchanges, in units of virtual time.",
-        least=0,
         of_time=True,
     )
-    server_interact: float = settings.real(
+    server_interact: AtLeast0 = setting(
         0.0,
         "Duration of the server's exchange with clients, in units of virtual time.",
-        least=0,
         of_time=True,
     )
-    first_contact: float = settings.real(
+    first_contact: AtLeast0 = setting(
         1.0,
         "Time of the first contact, in periods. 1 gives clients a first window of work; 0 makes "
         "contact at time 0, when no step is done.",
-        least=0,
     )
-    carry_residual: bool = settings.switch(
+    carry_residual: bool = setting(
         False,
         "Whether an unfinished step keeps its running time at a contact, counted anew from then; "
         "otherwise the time is drawn again.",
     )
-    busy_during_interaction: bool = settings.switch(
+    busy_during_interaction: bool = setting(
         False,
         "Whether a contacted client starts to compute only when the exchange is over, which "
         "shortens the window between contacts.",
         only_with={"server_interact": settings.is_not(0)},
     )
-    strict_deadline: bool = settings.switch(
+    strict_deadline: bool = setting(
         False,
         "Whether a step counts only if it ends strictly before the contact; otherwise a step that "
         "ends at the contact counts too.",
@@ -81,7 +78,7 @@ class Contacts(Clients):
         assert hyper.period == 2
     """
 
-    num_selected: int = settings.count(
+    num_selected: Count = setting(
         10, "Size of the cohort, S: clients contacted per tick, drawn without replacement."
     )
     clock: ContactClock = settings.group(ContactClock(), "when the server contacts clients")

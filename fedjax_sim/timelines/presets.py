@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_sim.settings import fields, full_name, names_of, of_preset
+from fedjax_sim.settings import as_default, fields, full_name, names_of
 
 HyperT = TypeVar("HyperT")
 
@@ -88,14 +88,11 @@ def preset(hyper_type: Callable[..., HyperT], values: Mapping[str, Any]) -> Call
     """
     kind: Any = hyper_type
     known, about = names_of(kind), fields(kind)
-    chosen = {
-        known[name]: of_preset(value, about[known[name]].metadata)
-        for name, value in values.items()
-        if name in known
-    }
+    chosen = {known[name]: value for name, value in values.items() if name in known}
+    usual = as_default(kind(**chosen))
 
     def paper(**settings: Any) -> HyperT:
-        made = kind(**chosen).replace(**settings)
+        made: Any = usual.replace(**settings)
         given = {full_name(kind, name) for name in settings if name in known}
         ours = {name for name in chosen if name.partition(".")[0] not in settings} - given
         with contextlib.suppress(AttributeError, TypeError):  # `check` refuses such values.

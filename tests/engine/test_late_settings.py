@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import fedjax_sim
+from fedjax_sim.checking import Whole
 from fedjax_sim.results.runs import LaneWarning
 from fedjax_sim.server.attacks import Adversary, Mimic, SignFlip
-from fedjax_sim.settings import late_of, struct, whole
+from fedjax_sim.settings import late_of, setting, struct
 from fedjax_sim.systems import fedavg, oort
 
 FLIPPED = Adversary(attack=SignFlip(), malicious=0.4, attack_from=99)
@@ -56,7 +56,7 @@ def test_what_begins_or_was_not_given_gets_none() -> None:
 
     @struct
     class Hyper(fedjax_sim.settings.Checked):
-        since: Any = whole(7, "Ticks before it.", least=0, begins="it")
+        since: Whole = setting(7, "Ticks before it.", begins="it", traced=True)
 
     assert late_of(Hyper(since=9), 9) == {"since": (9, "it")}
     assert not late_of(Hyper(since=8), 9)

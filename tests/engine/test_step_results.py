@@ -10,10 +10,11 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import SYSTEMS
+from fedjax_sim.checking import Finite
 from fedjax_sim.compression import Identity, RandK, TopK
 from fedjax_sim.engine.contract import check_step
 from fedjax_sim.privacy import parse_privacy
-from fedjax_sim.settings import ConfigError, fields, real, struct
+from fedjax_sim.settings import ConfigError, fields, setting, struct
 from fedjax_sim.types import Event, LatentProblem, Plan, Work
 
 PRIVATE = {
@@ -150,7 +151,7 @@ def test_who_relies_on_settings_obeys_them(
 def test_settings_say_how_many_clients_there_are(regression: Callable[..., Any]) -> None:
     @struct
     class Hyper:
-        lr: float = real(0.1, "Learning rate.")
+        lr: Finite = setting(0.1, "Learning rate.")
 
     system = SYSTEMS["fedavg"]._replace(name="mine", Hyper=Hyper)
     with pytest.raises(ConfigError, match="settings of mine is 'lr', but must be those of"):

@@ -11,9 +11,10 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, Timeline
+from fedjax_sim.checking import Above0, Count
 from fedjax_sim.engine.program import prepare
 from fedjax_sim.problems import Quadratic
-from fedjax_sim.settings import ConfigError, count, real, struct
+from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines import checks
 from fedjax_sim.timelines.checks import check_values
 from fedjax_sim.types import Messages, Work
@@ -25,8 +26,8 @@ PROBLEM = Quadratic.of(np.ones((7, 2), "float32"), start=0.0)
 class Hyper:
     """Settings of visits."""
 
-    num_clients: int = count(7, "Number of clients.")
-    lr: float = real(0.1, "Learning rate.", above=0)
+    num_clients: Count = setting(7, "Number of clients.")
+    lr: Above0 = setting(0.1, "Learning rate.")
 
 
 def visits(key: jax.Array, hyper: Hyper, num_ticks: int) -> Timeline:

@@ -17,6 +17,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import compression, settings
+from fedjax_sim.checking import Above0
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.problems import latent
 from fedjax_sim.results import kept_settings
@@ -53,7 +54,7 @@ class Late(rules.Mean):
     """A rule that is in no table."""
 
     name: str = settings.fixed("late")
-    share: float = settings.real(0.5, "Some number.", above=0)
+    share: Above0 = settings.setting(0.5, "Some number.")
 
 
 def there_and_back(*hypers: Any, without: tuple[str, ...] = ()) -> list[Any]:

@@ -11,7 +11,8 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim import Algorithm, ConfigError, Event, Plan, System, Timeline
-from fedjax_sim.settings import count, real, struct
+from fedjax_sim.checking import Above0, Count
+from fedjax_sim.settings import setting, struct
 from fedjax_sim.types import Messages
 
 
@@ -19,8 +20,8 @@ from fedjax_sim.types import Messages
 class Hyper:
     """Settings of gradient descent on one client after another."""
 
-    num_clients: int = count(7, "Number of clients.")
-    lr: float = real(0.1, "Learning rate.", above=0)
+    num_clients: Count = setting(7, "Number of clients.")
+    lr: Above0 = setting(0.1, "Learning rate.")
 
 
 def timeline(key: jax.Array, hyper: Hyper, num_ticks: int) -> Timeline:

@@ -211,7 +211,7 @@ def test_clients_that_are_lost_or_away_are_replaced() -> None:
         ({"staleness_bound": 0.0}, "staleness_bound is 0.0, but must be a finite number above 0"),
         (
             {"staleness_penalty": -1.0},
-            "choice.staleness_penalty is -1.0, but must be a finite number at least 0",
+            "choice.staleness_penalty is -1.0, but must be a finite number of at least 0",
         ),
         ({"weighting": "size"}, "weighting is 'size'"),
         (

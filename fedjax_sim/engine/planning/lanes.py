@@ -166,7 +166,7 @@ class Stacked:
       shared: One entry per leaf: `[...]`, or None if the leaf varies.
       structure: The trees' structure.
       known: Names and values of settings that are part of the program, because it is simpler with
-        them; see `fedjax_sim.settings.real`.
+        them; see `fedjax_sim.settings.setting`.
     """
 
     varying: list[Any]

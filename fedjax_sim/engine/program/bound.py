@@ -356,11 +356,11 @@ class Bound(Generic[HyperT, StateT, InfoT]):
         if trees.is_traced((hyper, ticks)) or np.ndim(self.key) or np.ndim(ticks.clients) > 4:
             return
         try:
-            check(self.hyper, given=())
+            check(self.hyper)
         except ConfigError:
             pass  # What was filled in from the problem is nothing that a caller could give.
         else:
-            check(hyper, given=changed)
+            check(hyper)
         if self.system.live is None:
             self.system.messages.check(hyper, self._timeline(ticks))
 

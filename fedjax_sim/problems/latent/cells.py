@@ -19,17 +19,8 @@ from fedjax_sim.compression import (
     Identity,
     parse_compressor,
 )
-from fedjax_sim.settings import ConfigError, count, fixed, part, static, struct, switch
+from fedjax_sim.settings import ConfigError, fixed, setting, struct
 from fedjax_sim.types import Array, Key
-
-
-def _is_shape(value: object) -> bool:
-    """Tell whether a value is a pair of whole numbers of at least 1."""
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and all(isinstance(size, int) and size >= 1 for size in value)
-    )
 
 
 @checked
@@ -60,26 +51,23 @@ class CellSampling(Compressor):
     """
 
     name: str = fixed("cells")
-    shape: tuple[int, int] = static(
+    shape: tuple[Count, Count] = setting(
         (0, 0),
-        "two whole numbers of at least 1, rows and columns of the matrix",
-        _is_shape,
-        lambda text: tuple(map(int, text.split("+"))),
-        meaning="Shape (J, L) of the matrix; it has no usable default and must be given.",
+        "Shape (J, L) of the matrix; it has no usable default and must be given.",
+        allowed="two whole numbers of at least 1, rows and columns of the matrix",
     )
-    rows: Count = count(1, "Number of rows drawn for each message, at most J.")
-    columns: Count = count(1, "Number of columns drawn for each message, at most L.")
-    unbiased: bool = switch(
+    rows: Count = setting(1, "Number of rows drawn for each message, at most J.")
+    columns: Count = setting(1, "Number of columns drawn for each message, at most L.")
+    unbiased: bool = setting(
         True,
         "Whether the cells sent are divided by their probability rho, which makes the compressor "
         "unbiased; the paper's Algorithm 7 does not divide.",
     )
-    compression: Compressor = part(
+    compression: Compressor = setting(
         Identity(),
-        COMPRESSORS,
-        Compressor,
-        parse_compressor,
-        meaning="Compressor of the vector of cells that are sent.",
+        "Compressor of the vector of cells that are sent.",
+        allowed=COMPRESSORS,
+        parse=parse_compressor,
     )
 
     def check_together(self) -> None:

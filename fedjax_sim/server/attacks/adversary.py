@@ -4,18 +4,18 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count, Probability, Whole, checked
 from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
 from fedjax_sim.server.attacks.catalogue import ATTACKS, parse_attack
-from fedjax_sim.settings import Checked, ConfigError, choice, part, struct, whole
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
@@ -38,20 +38,17 @@ class Adversary(Checked):
         hyper = fedavg.Hyper(adversary=twenty_ticks, aggregator=Median())
     """
 
-    attack: Attack = part(
+    attack: Attack = setting(
         Honest(),
-        ATTACKS,
-        Attack,
-        parse_attack,
-        meaning="What malicious clients send instead of their progress.",
+        "What malicious clients send instead of their progress.",
+        allowed=ATTACKS,
+        parse=parse_attack,
     )
-    malicious: Any = settings.real(
+    malicious: Probability = setting(
         0.0,
         "Share of the clients that are malicious. Its product with the number of clients is "
         "rounded. Which clients they are is drawn for each seed; those of a smaller share stay "
         "malicious with a larger one.",
-        least=0,
-        most=1,
         simpler_at=(0.0,),
         only_with={"attack": _is_attack, "attackers": lambda clients: not clients},
     )
@@ -59,22 +56,21 @@ class Adversary(Checked):
         "Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )
-    attack_from: Any = whole(
+    attack_from: Whole = setting(
         0,
         "Number of server actions before the attack; malicious clients are honest until then.",
         begins="the attack",
-        least=0,
         only_with={"attack": _is_attack},
+        traced=True,
     )
-    attack_ticks: Any = whole(
+    attack_ticks: Whole = setting(
         0,
         "Number of server actions that the attack lasts; 0 is for ever.",
-        least=0,
         only_with={"attack": _is_attack},
+        traced=True,
     )
-    attack_when: str = choice(
+    attack_when: Literal["always", "heavy"] = setting(
         "always",
-        ("always", "heavy"),
         "Whether malicious clients send forgeries always, or only where their weight in the "
         "server action is at least the mean weight of those who report, as it is for heavy "
         "reports of asynchronous systems. Otherwise they are honest.",

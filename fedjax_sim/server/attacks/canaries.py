@@ -19,17 +19,16 @@ The upper bound is `run.curves.epsilon`.
 Dimension letters: those of `fedjax_sim.types`; `m` canaries.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.flatten_util import ravel_pytree
 
+from fedjax_sim.checking import Above0, Whole
 from fedjax_sim.privacy import square_root_bands
 from fedjax_sim.server.attacks.base import Attack, Cohort
-from fedjax_sim.settings import ConfigError, fixed, real, struct, whole
+from fedjax_sim.settings import ConfigError, fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params, Timeline
 
 
@@ -47,8 +46,8 @@ class Canary(Attack):
 
     name: str = fixed("canary")
 
-    norm: Any = real(1.0, "L2 norm of the vector; at least the bound C of clipping.", above=0)
-    seed: Any = whole(0, "Seed of coins and directions.", least=0)
+    norm: Above0 = setting(1.0, "L2 norm of the vector; at least the bound C of clipping.")
+    seed: Whole = setting(0, "Seed of coins and directions.", traced=True)
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the clients' vectors, or 0."""

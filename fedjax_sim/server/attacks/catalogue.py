@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import checking, settings
+from fedjax_sim.checking import Whole
 from fedjax_sim.server.attacks import informed, simple
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
-from fedjax_sim.settings import Named, OneOfSeveral, fixed, parts, struct, whole
+from fedjax_sim.settings import Named, OneOfSeveral, fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -29,13 +30,12 @@ class OneAttack(OneOfSeveral, Attack):
 
     name: str = fixed("one_of")
 
-    which: int = whole(0, "Number of the attack, counted from 0.", least=0)
-    options: tuple[Attack, ...] = parts(
+    which: Whole = setting(0, "Number of the attack, counted from 0.", traced=True)
+    options: tuple[Attack, ...] = setting(
         (Honest(),),
-        "a tuple of attacks; on the command line joined by |, and written last",
-        Attack,
-        lambda text: tuple(map(parse_attack, text.split("|"))),
-        meaning="The attacks.",
+        "The attacks.",
+        allowed="a tuple of attacks; on the command line joined by |, and written last",
+        parse=lambda text: tuple(map(parse_attack, text.split("|"))),
     )
 
     def is_forging(self) -> Array:

@@ -10,16 +10,17 @@ all leaves together.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_sim.checking import AtLeast0, OneOf, Whole
 from fedjax_sim.compression.powers import divisor, root, wide_of
 from fedjax_sim.server.attacks.base import Attack, Cohort, along, in_wide, mean_over
-from fedjax_sim.settings import ConfigError, choice, count, filled, fixed, real, struct
+from fedjax_sim.settings import ConfigError, filled, fixed, setting, struct
 from fedjax_sim.streams import lane_key
 from fedjax_sim.types import Array, Key, Params
 
@@ -48,11 +49,10 @@ class ALittleIsEnough(Attack):
 
     name: str = fixed("alie")
 
-    z: Any = real(
+    z: AtLeast0 = setting(
         0.0,
         "Distance to the mean in standard deviations. 0 takes the paper's, from the numbers of "
         "messages and of attackers in the tick.",
-        least=0,
     )
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
@@ -89,7 +89,7 @@ class InnerProduct(Attack):
 
     name: str = fixed("inner_product")
 
-    strength: Any = real(0.1, "Factor eps of the reversed mean.", least=0)
+    strength: AtLeast0 = setting(0.1, "Factor eps of the reversed mean.")
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Return the reversed mean: leaves `[1, ...]`."""
@@ -147,13 +147,12 @@ class Mimic(Attack):
 
     name: str = fixed("mimic")
 
-    warmup: int = count(
+    warmup: Whole = setting(
         0,
         "Server actions in which attackers learn which honest client to mimic, and meanwhile mimic "
         "the best that they know; those without honest reports do not count. 0 takes the one with "
         "the lowest number.",
         begins="what follows the warm-up",
-        least=0,
     )
     memory: Any = filled()
 
@@ -231,9 +230,8 @@ class Optimized(Attack):
     not needed, as squared distances are quadratics in gamma.
     """
 
-    perturbation: str = choice(
+    perturbation: Annotated[str, OneOf(PERTURBATIONS)] = setting(
         "std",
-        PERTURBATIONS,
         "Direction p in which the honest mean is moved: against the honest standard deviations "
         "(std), against the mean, of length 1 (unit), or against the mean's signs (sign).",
     )

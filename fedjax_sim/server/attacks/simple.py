@@ -3,14 +3,15 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_sim.checking import AtLeast0
 from fedjax_sim.server.attacks.base import Attack, Cohort, in_wide
-from fedjax_sim.settings import choice, fixed, real, struct
+from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -27,7 +28,7 @@ class SignFlip(Attack):
 
     name: str = fixed("sign_flip")
 
-    scale: Any = real(1.0, "Factor c of the reversed progress.", least=0)
+    scale: AtLeast0 = setting(1.0, "Factor c of the reversed progress.")
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Reverse and scale each message."""
@@ -49,7 +50,7 @@ class Scaling(Attack):
 
     name: str = fixed("scaling")
 
-    scale: Any = real(10.0, "Factor c of the progress.", least=0)
+    scale: AtLeast0 = setting(10.0, "Factor c of the progress.")
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Scale each message."""
@@ -67,7 +68,7 @@ class Gaussian(Attack):
 
     name: str = fixed("gaussian")
 
-    deviation: Any = real(1.0, "Standard deviation of each number.", least=0)
+    deviation: AtLeast0 = setting(1.0, "Standard deviation of each number.")
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Draw a message for each slot."""
@@ -88,8 +89,8 @@ class FreeRider(Attack):
 
     name: str = fixed("free_rider")
 
-    deviation: Any = real(
-        0.0, "Standard deviation of the noise in each number, which disguises it.", least=0
+    deviation: AtLeast0 = setting(
+        0.0, "Standard deviation of the noise in each number, which disguises it."
     )
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
@@ -108,7 +109,7 @@ class NotFinite(Attack):
 
     name: str = fixed("not_finite")
 
-    value: str = choice("nan", ("nan", "inf"), "What every number of a message is.")
+    value: Literal["nan", "inf"] = setting("nan", "What every number of a message is.")
 
     def forge(self, key: Key, messages: Params, cohort: Cohort) -> Params:
         """Fill each message."""

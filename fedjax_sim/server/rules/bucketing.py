@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.batching import weighted_sum
+from fedjax_sim.checking import Count
 from fedjax_sim.compression.powers import divisor, wide_of
 from fedjax_sim.server.rules import centres, coordinates, distances
 from fedjax_sim.server.rules.base import Mean, Rule
 from fedjax_sim.server.rules.coordinates import Median
 from fedjax_sim.server.rules.trust import FLTrust
-from fedjax_sim.settings import ConfigError, Named, count, fixed, parse_kind, part, struct
+from fedjax_sim.settings import ConfigError, Named, fixed, parse_kind, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 _KINDS = Mean, *coordinates.KINDS, *centres.KINDS, *distances.KINDS, FLTrust
@@ -61,13 +62,12 @@ class Bucketing(Rule):
 
     name: str = fixed("bucketing")
 
-    size: int = count(2, "Messages of a bucket, s.")
-    inner: Rule = part(
+    size: Count = setting(2, "Messages of a bucket, s.")
+    inner: Rule = setting(
         Median(),
-        INNER,
-        Rule,
-        parse_inner,
-        meaning="Rule that is applied to the means of the buckets; as text, written last.",
+        "Rule that is applied to the means of the buckets; as text, written last.",
+        allowed=INNER,
+        parse=parse_inner,
     )
 
     @property

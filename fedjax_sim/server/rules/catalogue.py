@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import checking, settings
+from fedjax_sim.checking import Whole
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
 from fedjax_sim.server.rules.secure import SecureSum
-from fedjax_sim.settings import Named, OneOfSeveral, fixed, parts, struct, whole
+from fedjax_sim.settings import Named, OneOfSeveral, fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -33,13 +34,12 @@ class OneOf(OneOfSeveral, Rule):
     name: str = fixed("one_of")
     weighs: ClassVar[bool] = True  # Those that do not are checked one by one.
 
-    which: int = whole(0, "Number of the rule, counted from 0.", least=0)
-    options: tuple[Rule, ...] = parts(
+    which: Whole = setting(0, "Number of the rule, counted from 0.", traced=True)
+    options: tuple[Rule, ...] = setting(
         (Mean(),),
-        "a tuple of rules; on the command line joined by |, and written last",
-        Rule,
-        lambda text: tuple(map(parse_rule, text.split("|"))),
-        meaning="The rules.",
+        "The rules.",
+        allowed="a tuple of rules; on the command line joined by |, and written last",
+        parse=lambda text: tuple(map(parse_rule, text.split("|"))),
     )
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:

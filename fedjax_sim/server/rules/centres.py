@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
+from fedjax_sim.checking import Above0, Count
 from fedjax_sim.compression.powers import divisor, root, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.coordinates import Median
-from fedjax_sim.settings import count, fixed, real, struct
+from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -36,8 +37,8 @@ class GeometricMedian(Rule):
     name: str = fixed("geometric_median")
     weighs: ClassVar[bool] = True
 
-    iterations: int = count(3, "Number of Weiszfeld iterations, R.")
-    smoothing: Any = real(1e-6, "Distance below which a message does not weigh more, nu.", above=0)
+    iterations: Count = setting(3, "Number of Weiszfeld iterations, R.")
+    smoothing: Above0 = setting(1e-6, "Distance below which a message does not weigh more, nu.")
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return an approximate geometric median; the key is not used."""
@@ -74,8 +75,8 @@ class CentredClipping(Rule):
     name: str = fixed("centred_clipping")
     weighs: ClassVar[bool] = True
 
-    radius: Any = real(1.0, "Largest step towards a message, tau.", above=0)
-    iterations: int = count(1, "Number of iterations, L.")
+    radius: Above0 = setting(1.0, "Largest step towards a message, tau.")
+    iterations: Count = setting(1, "Number of iterations, L.")
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the centre after all iterations; the key is not used."""
@@ -112,7 +113,7 @@ class NormBound(Rule):
     name: str = fixed("norm_bound")
     weighs: ClassVar[bool] = True
 
-    bound: Any = real(1.0, "Largest L2 norm of a message, M.", above=0)
+    bound: Above0 = setting(1.0, "Largest L2 norm of a message, M.")
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the weighted mean of shortened messages; the key is not used."""

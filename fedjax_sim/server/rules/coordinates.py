@@ -4,16 +4,17 @@ Dimension letters: those of `fedjax_sim.types`; `C` coordinates of a block, n me
 """
 
 import functools
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_sim.checking import Limit
 from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.server.rules import ordering
 from fedjax_sim.server.rules.base import Rule
-from fedjax_sim.settings import ConfigError, choice, fixed, real, struct
+from fedjax_sim.settings import ConfigError, fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 ROUNDING = 1e-4
@@ -62,11 +63,8 @@ class TrimmedMean(Rule):
 
     name: str = fixed("trimmed_mean")
 
-    share: Any = real(
-        0.1,
-        "Share of the messages left out on each side, beta; below 0.5.",
-        least=0,
-        most=0.5,
+    share: Annotated[float, Limit(least=0, most=0.5)] = setting(
+        0.1, "Share of the messages left out on each side, beta; below 0.5."
     )
 
     def check_together(self) -> None:
@@ -119,10 +117,8 @@ class SignMajority(Rule):
     name: str = fixed("sign_majority")
     weighs: ClassVar[bool] = True
 
-    scale: str = choice(
-        "coordinate",
-        ("coordinate", "vector"),
-        "What has a magnitude of its own: each coordinate, or the whole vector.",
+    scale: Literal["coordinate", "vector"] = setting(
+        "coordinate", "What has a magnitude of its own: each coordinate, or the whole vector."
     )
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
+from fedjax_sim.checking import Whole
 from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.ordering import by_coordinate, sort_slots
-from fedjax_sim.settings import fixed, struct, whole
+from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -29,7 +30,9 @@ class Nearest(Rule):
     the one in the first slot.
     """
 
-    assumed: Any = whole(1, "Number of messages of a tick assumed to be malicious, f.", least=0)
+    assumed: Whole = setting(
+        1, "Number of messages of a tick assumed to be malicious, f.", traced=True
+    )
 
     def knowing(self, dropped: Array) -> Rule:
         """Assume so many fewer of the messages to be malicious, but no negative number."""
@@ -79,11 +82,11 @@ class MultiKrum(Nearest):
 
     name: str = fixed("multi_krum")
 
-    selected: Any = whole(
+    selected: Whole = setting(
         0,
         "Number of messages averaged, m. 0 leaves out as many as are assumed to be malicious, "
         "m = n - f.",
-        least=0,
+        traced=True,
     )
 
     def least(self) -> Any:

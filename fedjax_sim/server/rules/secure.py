@@ -3,17 +3,18 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_sim.checking import Above0, Limit
 from fedjax_sim.compression import Compressor
 from fedjax_sim.compression.messages import count_parameters
 from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.server.rules.base import Rule
-from fedjax_sim.settings import fixed, real, struct, whole
+from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -40,8 +41,10 @@ class SecureSum(Rule):
     name: str = fixed("secure_sum")
     weighs: ClassVar[bool] = True
 
-    width: Any = whole(24, "Bits of a number, b.", least=2, most=31)
-    step: Any = real(1e-6, "Distance between two numbers that can be sent.", above=0)
+    width: Annotated[int, Limit(least=2, most=31)] = setting(
+        24, "Bits of a number, b.", traced=True
+    )
+    step: Above0 = setting(1e-6, "Distance between two numbers that can be sent.")
 
     def centre(self, key: Key, messages: Params, weight: Array, is_present: Array) -> Params:
         """Return the sum of the coded messages, decoded."""

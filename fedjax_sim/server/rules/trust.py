@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
+from fedjax_sim.checking import Count
 from fedjax_sim.compression.powers import divisor, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.centres import distances_to
-from fedjax_sim.settings import clients_named, count, filled, fixed, struct
+from fedjax_sim.settings import clients_named, filled, fixed, setting, struct
 from fedjax_sim.types import Array, Key, Params
 
 
@@ -42,7 +43,7 @@ class FLTrust(Rule):
     name: str = fixed("fltrust")
     weighs: ClassVar[bool] = True
 
-    examples: int = count(
+    examples: Count = setting(
         100, "Examples of the root data, drawn once for each seed; at most all that there are."
     )
     owners: tuple[int, ...] = clients_named(

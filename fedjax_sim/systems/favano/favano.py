@@ -21,10 +21,13 @@ running time of a local step is geometric in `paper`, see `timelines.ClientDelay
 what the paper's server can know.
 """
 
+from typing import Annotated
+
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import timelines, types
+from fedjax_sim.checking import OneOf
 from fedjax_sim.clients import LocalTraining, local_training
 from fedjax_sim.server import (
     Reports,
@@ -34,7 +37,7 @@ from fedjax_sim.server import (
     scaled_progress,
     stale_models,
 )
-from fedjax_sim.settings import ConfigError, choice, is_known, struct, switch
+from fedjax_sim.settings import ConfigError, is_known, setting, struct
 from fedjax_sim.systems.favano import step_counts
 from fedjax_sim.timelines import Contacts, cohorts, presets
 from fedjax_sim.types import Algorithm, Problem
@@ -48,8 +51,10 @@ CLOSED_FORM = ("stochastic", "deterministic")
 class Hyper(Contacts, LocalTraining, Reports):
     """Settings of FAVANO: its clock, local training, messages, and the reweighting."""
 
-    reweight: str = choice("stochastic", REWEIGHTS, "How alpha is computed, see the module.")
-    alpha_by_tick: bool = switch(
+    reweight: Annotated[str, OneOf(REWEIGHTS)] = setting(
+        "stochastic", "How alpha is computed, see the module."
+    )
+    alpha_by_tick: bool = setting(
         False,
         'Whether "stochastic" and "deterministic" use the law at the server step instead of the '
         "stationary one.",

@@ -11,7 +11,7 @@ Dimension letters: those of `fedjax_sim.types`.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,10 @@ import numpy as np
 import optax
 
 from fedjax_sim import batching, server
+from fedjax_sim.checking import Count
 from fedjax_sim.clients import rows, whole_gradients
 from fedjax_sim.clients.mini_batches import BatchGradient
-from fedjax_sim.settings import Checked, choice, struct, whole
+from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
 
 
@@ -29,15 +30,15 @@ from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
 class Controls(Checked):
     """Settings of control variates."""
 
-    anchor: str = choice(
+    anchor: Literal["none", "client", "global"] = setting(
         "none",
-        ("none", "client", "global"),
         "Control variates of the gradients: whole gradients at an anchor, of the client or of all.",
     )
-    control_rounds: int = whole(
+    control_rounds: Count = setting(
         1,
         "Rounds between two anchors of the control variates.",
         only_with={"anchor": ("client", "global")},
+        traced=True,
     )
 
 

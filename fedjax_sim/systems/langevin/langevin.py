@@ -49,7 +49,7 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,11 +57,12 @@ import numpy as np
 import optax
 
 from fedjax_sim import batching, clients, settings, streams, types
+from fedjax_sim.checking import Above0, AtLeast0, Count, Portion, Probability
 from fedjax_sim.clients import ClientTraining, Training, local_steps
 from fedjax_sim.compression import Identity
 from fedjax_sim.compression.messages import count_message_bits
 from fedjax_sim.server import keep_if_empty, mean_of
-from fedjax_sim.settings import Checked, ConfigError, choice, struct
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.systems.langevin import control_variates, preconditioning
 from fedjax_sim.systems.langevin.control_variates import Anchor, Controls
 from fedjax_sim.systems.langevin.model_memories import ModelMemories, decode_mean
@@ -81,20 +82,20 @@ def _makes_transformation(value: object) -> bool:
 class Dynamics(Checked):
     """Settings of the dynamics that Langevin steps follow."""
 
-    noise_correction: bool = settings.switch(
+    noise_correction: bool = setting(
         False,
         "Whether private noise is scaled down so that partial participation keeps the temperature.",
     )
-    transform: Callable[[], optax.GradientTransformation] = settings.static(
+    transform: Callable[[], optax.GradientTransformation] = setting(
         optax.identity,
-        "a function that makes an optax gradient transformation",
-        _makes_transformation,
-        lambda text: settings.parse_function(vars(optax), text),
-        meaning="Applied to the gradients of f^c before each step, such as "
+        "Applied to the gradients of f^c before each step, such as "
         "`partial(optax.clip_by_global_norm, 1.0)`.",
+        allowed="a function that makes an optax gradient transformation",
+        accepts=_makes_transformation,
+        parse=lambda text: settings.parse_function(vars(optax), text),
     )
-    friction: float = settings.real(
-        1.0, "Friction a of SGHMC; 1 for none of its momentum.", above=0, most=1, simpler_at=(1.0,)
+    friction: Portion = setting(
+        1.0, "Friction a of SGHMC; 1 for none of its momentum.", simpler_at=(1.0,)
     )
 
 
@@ -102,25 +103,23 @@ class Dynamics(Checked):
 class Hyper(WeightedRounds):
     """Settings of FA-LD: participation, clock, Langevin steps, and methods that share these."""
 
-    step_size: float = settings.real(1e-6, "Step size eta, of the order of 1 / n.", above=0)
-    step_decay: float = settings.real(
-        0.0, "How much 1 / eta grows with every step; 0 for a constant step size.", least=0
+    step_size: Above0 = setting(1e-6, "Step size eta, of the order of 1 / n.")
+    step_decay: AtLeast0 = setting(
+        0.0, "How much 1 / eta grows with every step; 0 for a constant step size."
     )
-    temperature: float = settings.real(1.0, "Temperature tau.", least=0, simpler_at=(0.0,))
+    temperature: AtLeast0 = setting(1.0, "Temperature tau.", simpler_at=(0.0,))
     # A mixing weight. The noise of clients i and j has the correlation rho^2 / (s_i s_j), with
     # s_c^2 = rho^2 + (1 - rho^2) / p_c.
-    rho: float = settings.real(
+    rho: Probability = setting(
         0.0,
         "Weight of the noise that all clients share (the correlation of their noise is smaller).",
-        least=0,
-        most=1,
         simpler_at=(0.0, 1.0),
         only_with={"temperature": settings.is_not(0)},
     )
-    gradient: str = choice(
-        "minibatch", ("minibatch", "exact"), "Gradients of a mini-batch or of all examples."
+    gradient: Literal["minibatch", "exact"] = setting(
+        "minibatch", "Gradients of a mini-batch or of all examples."
     )
-    batch_size: int = settings.count(32, "Examples of a mini-batch.")
+    batch_size: Count = setting(32, "Examples of a mini-batch.")
     training: ClientTraining = settings.group(
         ClientTraining(sampling="without_replacement"),
         "clipping of the gradients of single examples",

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim.batching import replicate
+from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.messages import Compression, decode_messages
 from fedjax_sim.server import mean_of, weighted_sum
-from fedjax_sim.settings import is_known, real, struct
+from fedjax_sim.settings import is_known, setting, struct
 from fedjax_sim.types import Array, Event, Key, Params
 
 
@@ -30,11 +31,10 @@ def _compresses(compression: Compressor) -> bool:
 class ModelMemories(Compression):
     """Settings of compressed messages and of the memories that they are relative to."""
 
-    memory: float = real(
+    memory: AtLeast0 = setting(
         0.0,
         "Step size alpha of the memories that compressed messages are relative to, such as "
         "1 / (1 + omega); 0 for none. They take the memory of a model for each client.",
-        least=0,
         simpler_at=(0.0,),
         only_with={"compression": _compresses},
     )

@@ -11,15 +11,16 @@ instead of 0.
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_sim.checking import Above0, Probability
 from fedjax_sim.clients.whole_gradients import gradients_at
 from fedjax_sim.server import weighted_sum
-from fedjax_sim.settings import Checked, choice, real, struct
+from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
 
 
@@ -27,20 +28,17 @@ from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
 class Preconditioning(Checked):
     """Settings of the preconditioner."""
 
-    preconditioner: str = choice(
-        "none", ("none", "rmsprop"), "Preconditioner of steps and noise, 1 / (floor + sqrt(V))."
+    preconditioner: Literal["none", "rmsprop"] = setting(
+        "none", "Preconditioner of steps and noise, 1 / (floor + sqrt(V))."
     )
-    precondition_decay: float = real(
+    precondition_decay: Probability = setting(
         0.99,
         "Share of V that a round keeps; 1 keeps the first one.",
-        least=0,
-        most=1,
         only_with={"preconditioner": ("rmsprop",)},
     )
-    precondition_floor: float = real(
+    precondition_floor: Above0 = setting(
         1e-3,
         "Added to sqrt(V), in units of the gradient of the mean loss.",
-        above=0,
         only_with={"preconditioner": ("rmsprop",)},
     )
 

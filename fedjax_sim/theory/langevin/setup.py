@@ -6,7 +6,16 @@ import numpy as np
 from scipy import stats
 
 from fedjax_sim import checking
-from fedjax_sim.checking import Above0, Count, Fraction, Limit, OneOf, Probability, Share, Whole
+from fedjax_sim.checking import (
+    Above0,
+    Count,
+    Fraction,
+    OneOf,
+    Portion,
+    Probability,
+    Share,
+    Whole,
+)
 from fedjax_sim.settings import ConfigError
 
 SCHEMES = ("full", "with_replacement", "without_replacement")
@@ -48,9 +57,9 @@ class PrivacySetup(NamedTuple):
     step_size: Above0
     temperature: Above0
     rho: Share
-    batch_fraction: Annotated[float, Limit(above=0, most=1)]
+    batch_fraction: Portion
     sensitivity: Above0
-    least_weight: Annotated[float, Limit(above=0, most=1)]
+    least_weight: Portion
     delta_step: Fraction
     delta_round: Share
     delta_total: Share

@@ -9,15 +9,15 @@ S = Z.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings
-from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import Checked, ConfigError, choice, fields, struct
+from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, checked
+from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
 from fedjax_sim.timelines.arrivals.queue import (
@@ -69,28 +69,25 @@ class ArrivalClock(Checked):
         hyper = fedjax_sim.SYSTEMS["fedbuff"].Hyper(buffer_size=5, clock=clock)
     """
 
-    server_interact: float = settings.real(
+    server_interact: AtLeast0 = setting(
         0.0,
         "Duration of the server's exchange with clients, in units of virtual time, once the buffer "
         'is full. Has no effect under restart "replaced", "free" and "before_aggregation".',
-        least=0,
         of_time=True,
         only_with={"restart": tuple(name for name in RESTARTS if name not in FREE)},
     )
-    restart: str = choice(
+    restart: Annotated[str, OneOf(RESTARTS)] = setting(
         "after_interaction",
-        RESTARTS,
         "When a client that finished an update starts the next one, and from which model; the "
         "readings are explained at `fedjax_sim.timelines.ArrivalClock`.",
     )
-    send_old_model: bool = settings.switch(
+    send_old_model: bool = setting(
         False,
         "Whether reporting clients get the model from before the tick that took their update, as "
         'in QuAFL\'s public simulator. This is the only causal choice under restart "own_finish".',
     )
-    ties: str = choice(
+    ties: Literal["random", "client"] = setting(
         "random",
-        ("random", "client"),
         "Order of updates that arrive at the same time: drawn at random, or by client number.",
     )
 
@@ -105,10 +102,10 @@ class Arrivals(Clients):
         assert hyper.num_at_work == 8  # all clients, because there are fewer than 20
     """
 
-    buffer_size: int = settings.count(
+    buffer_size: Count = setting(
         10, "Updates that fill the buffer and make the server act, Z (or b)."
     )
-    concurrency: int = settings.count(
+    concurrency: Count = setting(
         20,
         'Clients at work at one time, M, under restart "replaced"; all clients if there are fewer.',
         only_with={"clock.restart": ("replaced",)},

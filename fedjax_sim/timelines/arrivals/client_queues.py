@@ -10,14 +10,14 @@ of C - 1 tasks. Over all tasks the mean delay is C - 1, whatever p and mu are.
 Dimension letters: `N` clients, `T` ticks. A tick receives one task, so S = 1.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import ConfigError, count, real, redefault, struct, weights
+from fedjax_sim.checking import Above0, Count, Finite, checked
+from fedjax_sim.settings import ConfigError, redefault, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
 from fedjax_sim.timelines.delays.devices import draw_devices, per_update
@@ -36,12 +36,14 @@ class ClientQueues(Clients):
     """
 
     local_steps: int = redefault(Clients, "local_steps", 1)
-    num_tasks: int = count(20, "Tasks in the clients' queues at any time, C.")
-    routing: Any = weights(
+    num_tasks: Count = setting(20, "Tasks in the clients' queues at any time, C.")
+    routing: Above0 | Sequence[Above0] | None = setting(
+        None,
         "Probabilities p_i with which a finished task is sent to client i, up to a common factor. "
-        "None takes them from `routing_exponent`."
+        "None takes them from `routing_exponent`.",
+        allowed="None, one finite number above 0, or one for each client",
     )
-    routing_exponent: float = real(
+    routing_exponent: Finite = setting(
         0.0,
         "Probabilities p_i are proportional to the clients' rates to this power: 0 makes them "
         "equal, 1 keeps all clients equally busy, and below 0 slow clients get more tasks.",

@@ -7,15 +7,15 @@ Dimension letters: `N` clients, `K` local steps of an update.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, OneOf, checked
-from fedjax_sim.settings import Checked, ConfigError, DefaultTime, choice, fields, struct
+from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability, checked
+from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
 from fedjax_sim.types import Array, Key
@@ -83,119 +83,96 @@ class ClientDelays(Checked):
         assert fedavg.Hyper(delays=slow) == fedavg.Hyper(slow_fraction=0.5, rate_slow=0.1)
     """
 
-    slow_fraction: float = settings.real(
-        0.0,
-        "Share of slow clients; their number is rounded up to a whole number.",
-        least=0,
-        most=1,
+    slow_fraction: Probability = setting(
+        0.0, "Share of slow clients; their number is rounded up to a whole number."
     )
-    slow_clients: str = choice(
+    slow_clients: Literal["random", "last"] = setting(
         "random",
-        ("random", "last"),
         "Which clients are slow: a random set per lane, or the clients with the highest numbers.",
         only_with={"slow_fraction": settings.is_not(0)},
     )
-    rate_fast: float = settings.real(
+    rate_fast: Above0 = setting(
         1.0,
         "Rate of fast clients: local steps (or updates, see `time_of`) per unit of virtual time.",
-        above=0,
         of_time=True,
         only_with={"slow_fraction": settings.is_not(1)},
     )
-    rate_slow: float = settings.real(
+    rate_slow: Above0 = setting(
         1 / 8,
         "Rate of slow clients: local steps (or updates, see `time_of`) per unit of virtual time.",
-        above=0,
         of_time=True,
         only_with={"slow_fraction": settings.is_not(0)},
     )
-    rate_spread: float = settings.real(
+    rate_spread: AtLeast0 = setting(
         0.5,
         "Spread of the clients' rates around those of fast and slow clients: rates are log-normal "
         "with unchanged means, and their logarithm has this standard deviation. 0 for equal rates.",
-        least=0,
         simpler_at=(0.0,),
     )
-    runtime_law: str = choice(
+    runtime_law: Annotated[str, OneOf(RUNTIME_LAWS)] = setting(
         "runtime_exp",
-        RUNTIME_LAWS,
         "Law of running times; the laws are explained at `fedjax_sim.timelines.ClientDelays`.",
     )
-    spread_fast: float = settings.real(
+    spread_fast: AtLeast0 = setting(
         0.0,
         "Spread of fast clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
-        least=0,
         only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": settings.is_not(1)},
     )
-    spread_slow: float = settings.real(
+    spread_slow: AtLeast0 = setting(
         0.0,
         "Spread of slow clients' running times, relative to their mean; its exact meaning depends "
         "on `runtime_law`. 0 makes times constant.",
-        least=0,
         only_with={"runtime_law": SPREAD_LAWS, "slow_fraction": settings.is_not(0)},
     )
-    time_of: str = choice(
-        "step",
-        ("step", "update"),
-        "What one running time covers: each of the K local steps, or the update as a whole.",
+    time_of: Literal["step", "update"] = setting(
+        "step", "What one running time covers: each of the K local steps, or the update as a whole."
     )
-    drop_rate: float = settings.real(
-        0.0,
-        "Share of finished updates that are lost on the way to the server.",
-        least=0,
-        most=0.99,
-        simpler_at=(0.0,),
+    drop_rate: Annotated[float, Limit(least=0, most=0.99)] = setting(
+        0.0, "Share of finished updates that are lost on the way to the server.", simpler_at=(0.0,)
     )
-    on_time: float = settings.real(
+    on_time: Above0 = setting(
         1.0,
         "Length of the windows in which a client works, in units of virtual time. A break of "
         "`off_time` follows each window, and each client starts at a random place of this cycle.",
-        above=0,
         of_time=True,
         only_with={"off_time": settings.is_not(0)},
     )
-    off_time: float = settings.real(
+    off_time: AtLeast0 = setting(
         0.0,
         "Length of the break after each working window, in units of virtual time; 0 for no breaks.",
-        least=0,
         simpler_at=(0.0,),
     )
-    cycle_spread: float = settings.real(
+    cycle_spread: Probability = setting(
         1.0,
         "Part of the cycle of window and break over which the clients' places at time 0 are "
         "spread. 1 makes about as many available at any time; with 0 all have the same hours.",
-        least=0,
-        most=1,
         only_with={"off_time": settings.is_not(0)},
     )
-    bits_up: float = settings.real(
+    bits_up: AtLeast0 = setting(
         0.0,
         "Bits of a client's update, for the time that a table's bandwidths make it take; 0 for the "
         "bits that the system sends.",
-        least=0,
         only_with={"client_table": _has_bandwidth},
     )
-    bits_down: float = settings.real(
+    bits_down: AtLeast0 = setting(
         0.0,
         "Bits of the model that a client receives, for the time that a table's bandwidths make it "
         "take; 0 for the bits that the system sends.",
-        least=0,
         only_with={"client_table": _has_bandwidth},
     )
-    client_table: Any = settings.static(
+    client_table: ClientTable | None = setting(
         None,
-        "a ClientTable, or the name of a CSV file as in `fedjax_sim.timelines.delays.client_table`",
-        lambda value: value is None or isinstance(value, ClientTable),
-        read_client_table,
-        meaning="Names, speeds, bandwidths, losses and windows of single clients.",
+        "Names, speeds, bandwidths, losses and windows of single clients.",
+        allowed="a ClientTable, or the name of a CSV file as in "
+        "`fedjax_sim.timelines.delays.client_table`",
+        parse=read_client_table,
     )
-    trace: Any = settings.static(
+    trace: Trace | None = setting(
         None,
-        "a Trace, or the name of a CSV file with columns client, start, finish",
-        lambda value: value is None or isinstance(value, Trace),
-        read_trace,
-        meaning="Recorded times of the clients' work, which replace speeds and delay law.",
+        "Recorded times of the clients' work, which replace speeds and delay law.",
+        allowed="a Trace, or the name of a CSV file with columns client, start, finish",
+        parse=read_trace,
     )
 
     def check_together(self) -> None:
@@ -322,10 +299,10 @@ class Clients(Checked):
         assert hyper.times_per_update == 1  # one running time covers all five steps
     """
 
-    num_clients: int = settings.count(
-        100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
+    num_clients: Count = setting(
+        100, "Number of clients, N; in a run, if not given, those of the problem."
     )
-    local_steps: int = settings.count(
+    local_steps: Count = setting(
         10, "Local steps of a client's update, or at most between two contacts, K."
     )
     delays: ClientDelays = settings.group(
@@ -349,7 +326,11 @@ class Clients(Checked):
         if not self.source_of_times:
             return
         times = [
-            x for x in fields(type(self)) if isinstance(settings.value_of(self, x), DefaultTime)
+            name
+            for name, field in fields(type(self)).items()
+            if field.metadata["of_time"]
+            and not settings.is_given(self, name)
+            and np.any(np.asarray(settings.value_of(self, name)) != 0)
         ]
         idle = settings.idle_of(self)
         left = [name for name in times if name not in idle]

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, checked
-from fedjax_sim.settings import count, group, struct
+from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.grouped.groups import ExchangeDelays, GroupClock, Groups, group_shares
 from fedjax_sim.timelines.grouped.rounds import exchange_times, group_work, mean_work
@@ -37,7 +37,7 @@ class GroupArrivals(Groups):
         hyper = GroupArrivals(num_clients=8, num_groups=2, sync_time=5.0, num_reports=1)
     """
 
-    num_reports: int = count(
+    num_reports: Count = setting(
         1, "Reports of groups that fill the global server's buffer and make it act, Z."
     )
     clock: GroupClock = group(GroupClock(), "how long a round takes", without=("ticks_per_round",))

@@ -10,14 +10,22 @@ Ali and Arafa, arXiv 2302.04851, Sec. II and V. The paper's symbols:
 Dimension letters: `M` groups, `C` members of the largest group, `N` clients.
 """
 
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings
-from fedjax_sim.checking import AtLeast0, checked
-from fedjax_sim.settings import Checked, ConfigError, choice, fields, fixed, group, struct, whole
+from fedjax_sim.checking import AtLeast0, Count, Limit, OneOf, Whole, checked
+from fedjax_sim.settings import (
+    Checked,
+    ConfigError,
+    fields,
+    fixed,
+    group,
+    setting,
+    struct,
+)
 from fedjax_sim.timelines.delays.laws import ClientDelays, Clients
 from fedjax_sim.types import EMPTY, Leaf
 
@@ -29,30 +37,14 @@ MOST_ITERATIONS = 1_000_000
 """Largest expected number of local iterations of a group in a round."""
 
 
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    """Read whole numbers joined by +."""
-    return tuple(int(word) for word in text.split("+"))
+def _is_not_empty(value: object) -> bool:
+    return value != ()
 
 
-def _are_whole(value: Any, least: int) -> bool:
-    """Tell whether a value is None or a tuple of whole numbers of at least `least`."""
-    if value is None:
-        return True
-    return (
-        isinstance(value, tuple)
-        and len(value) > 0
-        and all(isinstance(x, (int, np.integer)) and x >= least for x in value)
-    )
-
-
-def _are_weights(value: Any) -> bool:
-    """Tell whether a value names weights, or is a tuple of non-negative ones that are not all 0."""
-    if isinstance(value, str):
-        return value in GROUP_WEIGHTS
-    return (
-        isinstance(value, tuple)
-        and all(isinstance(x, (int, float)) and np.isfinite(x) and x >= 0 for x in value)
-        and sum(value) > 0
+def _are_some(value: object) -> bool:
+    """Tell whether a value is something else than weights that are all 0."""
+    return not (
+        isinstance(value, tuple) and all(isinstance(x, int | float) and x == 0 for x in value)
     )
 
 
@@ -66,38 +58,34 @@ class Grouping(Checked):
         hyper = fedjax_sim.SYSTEMS["hierarchical"].Hyper(num_clients=20, grouping=uneven)
     """
 
-    group_sizes: Any = settings.static(
+    group_sizes: tuple[Count, ...] | None = setting(
         None,
-        "whole numbers from 1 joined by +, such as 5+15, one per group",
-        lambda x: _are_whole(x, 1),
-        _whole_numbers,
-        meaning="Number of clients of each group, who are taken in order of their numbers. None "
+        "Number of clients of each group, who are taken in order of their numbers. None "
         "splits the clients evenly; the first groups get one more where the division leaves a "
         "remainder.",
+        allowed="whole numbers from 1 joined by +, such as 5+15, one per group",
+        accepts=_is_not_empty,
         only_with={"association": (None,)},
     )
-    association: Any = settings.static(
+    association: tuple[Annotated[int, Limit(least=EMPTY)], ...] | None = setting(
         None,
-        "whole numbers joined by +, such as 0+1+1, one group per client or -1",
-        lambda x: _are_whole(x, EMPTY),
-        _whole_numbers,
-        meaning="Group of each client, instead of group sizes; -1 for a client that does not take "
-        "part.",
+        "Group of each client, instead of group sizes; -1 for a client that does not take part.",
+        allowed="whole numbers joined by +, such as 0+1+1, one group per client or -1",
+        accepts=_is_not_empty,
     )
-    active_per_group: int = settings.count(
+    active_per_group: Whole = setting(
         0,
         "Clients of a group that take part in a round, drawn anew for each round; delays count "
         "only these. 0 for all of them, as in the paper.",
-        least=0,
     )
-    group_weights: Any = settings.static(
+    group_weights: Annotated[str, OneOf(GROUP_WEIGHTS)] | tuple[AtLeast0, ...] = setting(
         "clients",
-        "clients, examples, equal, or numbers from 0 joined by +, one per group",
-        _are_weights,
-        lambda x: _parse_weights(x),
-        meaning='Weights of the groups, scaled to sum 1. "clients": their numbers of clients, as '
+        'Weights of the groups, scaled to sum 1. "clients": their numbers of clients, as '
         'in the paper; "examples": those of their clients\' examples; "equal": 1 each; or the '
         "given numbers.",
+        allowed="clients, examples, equal, or numbers from 0 joined by +, one per group",
+        accepts=_are_some,
+        traced=False,
     )
 
 
@@ -112,31 +100,27 @@ class IterationDelays(Checked):
         assert np.allclose(groups.mean_iteration(), 4 * 0.1 + 1.0 + 0.5)  # groups of four
     """
 
-    shift_per_client: float = settings.real(
+    shift_per_client: AtLeast0 = setting(
         0.01,
         "Constant part of an iteration's delay per client of the group, in units of virtual time.",
-        least=0,
         of_time=True,
     )
-    shift: Any = settings.reals(
+    shift: AtLeast0 | tuple[AtLeast0, ...] = setting(
         0.85,
         "Constant part of an iteration's delay that does not depend on the group's size, in units "
         "of virtual time: one number for all groups, or one per group.",
-        least=0,
         of_time=True,
     )
-    mean_per_client: float = settings.real(
+    mean_per_client: AtLeast0 = setting(
         0.001,
         "Mean of the exponential part of an iteration's delay per client of the group, in units of "
         "virtual time.",
-        least=0,
         of_time=True,
     )
-    mean: Any = settings.reals(
+    mean: AtLeast0 | tuple[AtLeast0, ...] = setting(
         0.085,
         "Mean of the exponential part of an iteration's delay that does not depend on the group's "
         "size, in units of virtual time: one number for all groups, or one per group.",
-        least=0,
         of_time=True,
     )
 
@@ -151,38 +135,33 @@ class ExchangeDelays(Checked):
         assert Groups(exchange=slow).mean_exchange() == 4 + 1
     """
 
-    exchanges: str = choice(
+    exchanges: Literal["round", "group"] = setting(
         "round",
-        ("round", "group"),
         'Delay of the global exchange. "round": one draw per round, for all groups together, as in '
         'the paper. "group": one draw per group and round; a round ends when the exchange of the '
         "last group does.",
     )
-    exchange_shift_per_group: float = settings.real(
+    exchange_shift_per_group: AtLeast0 = setting(
         0.0,
         "Constant part of the global exchange's delay per group, in units of virtual time.",
-        least=0,
         of_time=True,
     )
-    exchange_shift: Any = settings.reals(
+    exchange_shift: AtLeast0 | tuple[AtLeast0, ...] = setting(
         0.0,
         "Constant part of the global exchange's delay that does not depend on the number of "
         "groups, in units of virtual time: one number for all groups, or one per group.",
-        least=0,
         of_time=True,
     )
-    exchange_mean_per_group: float = settings.real(
+    exchange_mean_per_group: AtLeast0 = setting(
         0.0,
         "Mean of the exponential part of the global exchange's delay per group, in units of "
         "virtual time.",
-        least=0,
         of_time=True,
     )
-    exchange_mean: Any = settings.reals(
+    exchange_mean: AtLeast0 | tuple[AtLeast0, ...] = setting(
         0.0,
         "Mean of the exponential part of the global exchange's delay that does not depend on the "
         "number of groups, in units of virtual time: one number for all groups, or one per group.",
-        least=0,
         of_time=True,
     )
 
@@ -197,25 +176,24 @@ class GroupClock(Checked):
         hyper = Groups(num_clients=8, num_groups=2, sync_time=0.0, clock=clock)  # always five
     """
 
-    min_iterations: int = whole(
+    min_iterations: Count = setting(
         1,
         "Local iterations that a group does at least in a round. With a sync time of 0 it does "
         "exactly so many (kappa_2 of HierFAVG).",
+        traced=True,
     )
-    sync_growth: float = settings.real(
+    sync_growth: AtLeast0 = setting(
         0.0,
         "If above 0, round u = 1, 2, ... has the sync time min(S, u * sync_growth), in units of "
         "virtual time.",
-        least=0,
     )
-    ticks_per_round: int = settings.count(
+    ticks_per_round: Count = setting(
         1,
         "Number of ticks J into which a round is cut, at equal parts of its sync time, so that the "
         "groups' models can be evaluated before the round ends. Only the last tick aggregates.",
     )
-    delays_of: str = choice(
+    delays_of: Literal["group", "client"] = setting(
         "group",
-        ("group", "client"),
         'Delay of an iteration of a group. "group": one draw per group, as in the paper. "client": '
         "the longest running time of the local steps of one of its clients, by the laws, speeds, "
         "bandwidths and hours of `fedjax_sim.timelines.ClientDelays` (not in the paper). Settings "
@@ -247,15 +225,14 @@ class Groups(Clients):
 
     # Not a setting, so that a number of steps meant for other systems does not change the paper's.
     local_steps: int = fixed(1)
-    client_steps: int = settings.count(
+    client_steps: Count = setting(
         1, "Local steps of a client in one iteration of its group, E (kappa_1 of HierFAVG)."
     )
-    client_epochs: float = settings.real(
+    client_epochs: AtLeast0 = setting(
         0.0,
         "Passes over a client's examples in one iteration of its group, instead of client_steps: "
         "ceil(client_epochs m / batch_size) local steps for a client of m examples. 0 for "
         "client_steps, the same number for all clients.",
-        least=0,
         simpler_at=(0.0,),
     )
     delays: ClientDelays = group(
@@ -267,17 +244,15 @@ class Groups(Clients):
     # numbers of examples, `f64[N]`, and with client_epochs their local steps, `[N]`.
     examples: Any = settings.filled()
     steps_of_epochs: Any = settings.filled()
-    num_groups: int = settings.count(2, "Number of groups, M.")
-    sync_time: float = settings.real(
+    num_groups: Count = setting(2, "Number of groups, M.")
+    sync_time: AtLeast0 = setting(
         5.0,
         "Sync time S, in units of virtual time. 0 gives one local iteration per round; the whole "
         "time budget keeps the groups isolated until its end.",
-        least=0,
         of_time=True,
     )
-    aggregation: str = choice(
+    aggregation: Annotated[str, OneOf(AGGREGATIONS)] = setting(
         "divide_by_steps",
-        AGGREGATIONS,
         "How the global model x follows the progress D_i = x_i - x that group i, of weight w_i, "
         "made in t_i iterations, of however many local steps. "
         '"divide_by_steps": x + sum_i w_i D_i / t_i (Eq. 12), so that a round is about one '
@@ -454,11 +429,6 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
         batches = np.asarray(hyper.client_epochs) * counts / completed.batch_size
         completed = completed.replace(steps_of_epochs=np.ceil(batches - 1e-9))
     return completed
-
-
-def _parse_weights(text: str) -> Any:
-    """Read a name of weights, or numbers joined by +."""
-    return text if text in GROUP_WEIGHTS else tuple(float(word) for word in text.split("+"))
 
 
 class Members(NamedTuple):

@@ -17,8 +17,8 @@ import numpy as np
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, struct
-from fedjax_sim.timelines.cohorts import client_weighting
+from fedjax_sim.settings import ConfigError, setting, struct
+from fedjax_sim.timelines.cohorts import Weighting, client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
 from fedjax_sim.timelines.delays.laws import Clients, Speeds
 from fedjax_sim.timelines.live.devices import (
@@ -47,8 +47,8 @@ class LiveCohorts(Clients):
         assert hyper.num_asked == 5 and hyper.misses_nobody
     """
 
-    num_selected: int = settings.count(10, "Size of the cohort, S: reports that a round uses.")
-    weighting: str = client_weighting("the mean of the reports that are used")
+    num_selected: Count = setting(10, "Size of the cohort, S: reports that a round uses.")
+    weighting: Weighting = client_weighting("the mean of the reports that are used")
     clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
 
     def check_together(self) -> None:

@@ -6,8 +6,8 @@ Dimension letters: `N` clients, `T` ticks. A tick is a round, and slot i belongs
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, count, real, struct
+from fedjax_sim.checking import Above0, Count, Portion, checked
+from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Key, Timeline
 
@@ -22,16 +22,13 @@ class CoinRounds(Checked):
         assert schedule_coin_rounds(key, hyper, 3).time.tolist() == [2.0, 4.0, 6.0]
     """
 
-    num_clients: int = count(
-        100, "Number of clients, N; in a run, if not given, those of the problem.", of_problem=True
+    num_clients: Count = setting(
+        100, "Number of clients, N; in a run, if not given, those of the problem."
     )
-    participation: float = real(
-        1.0,
-        "Probability p that a client takes part in a round, independently of all else.",
-        above=0,
-        most=1,
+    participation: Portion = setting(
+        1.0, "Probability p that a client takes part in a round, independently of all else."
     )
-    round_length: float = real(1.0, "Duration of a round, in units of virtual time.", above=0)
+    round_length: Above0 = setting(1.0, "Duration of a round, in units of virtual time.")
 
 
 @checked

@@ -10,14 +10,14 @@ slots of a tick, that is reports that the server uses.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings, streams, types
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import Checked, ConfigError, choice, fixed, struct
+from fedjax_sim.checking import AtLeast0, Count, checked
+from fedjax_sim.settings import Checked, ConfigError, fixed, setting, struct
 from fedjax_sim.timelines import cohorts, presets
 from fedjax_sim.timelines.cohorts import Draws
 from fedjax_sim.timelines.delays.laws import Clients
@@ -36,15 +36,14 @@ class Cohort(Checked):
         hyper = fedavg.Hyper(num_selected=5, cohort=by_size)
     """
 
-    weighting: str = cohorts.client_weighting("the mean of the reports that are used")
-    selection: str = choice(
+    weighting: cohorts.Weighting = cohorts.client_weighting("the mean of the reports that are used")
+    selection: Literal["uniform", "by_examples", "poisson"] = setting(
         "uniform",
-        ("uniform", "by_examples", "poisson"),
         'Who is asked. "uniform": a uniform set of clients. "by_examples": chances in proportion '
         'to numbers of examples. "poisson": each client independently with probability S / N, S '
         "being `num_selected`, and all weights are 1 / S.",
     )
-    with_replacement: bool = settings.switch(
+    with_replacement: bool = setting(
         False,
         "Whether a client may be drawn several times in a round. It works once, and its weight is "
         "counted as often as it was drawn.",
@@ -62,13 +61,12 @@ class CohortRounds(Clients):
         assert hyper.shares(jnp.array([1.0, 3.0])).tolist() == [1 / 4, 3 / 4]
     """
 
-    local_epochs: float = settings.real(
+    local_epochs: AtLeast0 = setting(
         0.0,
         "Passes over its m examples that a client makes in a round, E, instead of `local_steps`: "
         "ceil(E m / batch_size) steps. 0 for the same number of steps for all clients.",
-        least=0,
     )
-    num_selected: int = settings.count(10, "Size of the cohort, S.")
+    num_selected: Count = setting(10, "Size of the cohort, S.")
     cohort: Cohort = settings.group(Cohort(), "who is asked, and what the reports weigh")
     clock: CohortClock = settings.group(CohortClock(), "how long a round takes")
     # Filled in by `completed`: whether rounds last for epochs, and the clients' numbers of

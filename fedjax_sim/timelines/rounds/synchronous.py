@@ -8,14 +8,14 @@ slots of a tick, that is reports that the server uses, `K` local steps of a clie
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, checked
-from fedjax_sim.settings import Checked, ConfigError, choice, count, real, struct
+from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays import laws
@@ -34,27 +34,23 @@ class CohortClock(Checked):
         hyper = fedavg.Hyper(num_selected=10, clock=clock)  # the first 10 of 13, or until 20
     """
 
-    num_asked: int = count(
+    num_asked: Whole = setting(
         0,
         "Clients that are asked to take part in a round, of which the first `num_selected` reports "
         "are used; 0 asks `num_selected`.",
-        least=0,
     )
-    deadline: float = real(
+    deadline: AtLeast0 = setting(
         0.0,
         "Longest time that a round waits for reports, in units of virtual time; 0 for no limit.",
-        least=0,
         simpler_at=(0.0,),
     )
-    server_interact: float = real(
+    server_interact: AtLeast0 = setting(
         0.0,
         "Duration of the server's exchange with clients, in units of virtual time.",
-        least=0,
         of_time=True,
     )
-    round_time: str = choice(
+    round_time: Literal["sum", "one_draw", "mean"] = setting(
         "sum",
-        ("sum", "one_draw", "mean"),
         "Time that the cohort's work takes: the longest sum of K running times, K times the "
         "longest single draw, or K times the longest mean.",
     )

@@ -4,13 +4,14 @@ Dimension letters: `N` clients, `T` ticks (a tick is a round), `S` slots of a ti
 of a client in a round.
 """
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, checked
-from fedjax_sim.settings import ConfigError, choice, count, group, struct, weights, whole
+from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.settings import ConfigError, group, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import draw_cohorts, draw_with_replacement
 from fedjax_sim.timelines.delays.devices import loss_shares
@@ -29,19 +30,20 @@ class WeightedRounds(Clients):
         assert hyper.shares().tolist() == [1 / 4, 1 / 4, 1 / 2]
     """
 
-    local_steps: int = whole(10, "Local steps of a client's update, K.")
-    participants: str = choice(
+    local_steps: Count = setting(10, "Local steps of a client's update, K.", traced=True)
+    participants: Literal["full", "with_replacement", "without_replacement"] = setting(
         "full",
-        ("full", "with_replacement", "without_replacement"),
         'Which clients take part. "full": all, with weights p_c. "with_replacement": S independent '
         "draws of client c with probability p_c; a client drawn j times has weight j/S. "
         '"without_replacement": a uniform subset of S clients with weights 1/S; needs equal p_c.',
     )
-    client_weights: Any = weights(
+    client_weights: Above0 | Sequence[Above0] | None = setting(
+        None,
         "Weights p_c of the clients up to a common factor. None takes their numbers of examples, "
-        "or equal weights for a schedule without a problem."
+        "or equal weights for a schedule without a problem.",
+        allowed="None, one finite number above 0, or one for each client",
     )
-    num_selected: int = count(
+    num_selected: Count = setting(
         10,
         "Size of the cohort, S.",
         only_with={"participants": ("with_replacement", "without_replacement")},

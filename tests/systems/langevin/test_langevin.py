@@ -207,7 +207,7 @@ def test_gradients_are_transformed_before_the_noise_is_added() -> None:
             {"client_weights": [1.0, 2.0, 0.0]},
             "client_weights is .*, but must be None, one finite number above 0, or one for each",
         ),
-        ({"rho": 1.1}, "rho is 1.1, but must be a finite number at least 0 and at most 1"),
+        ({"rho": 1.1}, "rho is 1.1, but must be a finite number from 0 to 1"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"step_size": 0.0}, "step_size is 0.0, but must be a finite number above 0"),
         ({"local_steps": 0}, "local_steps is 0, but must be a whole number of at least 1"),

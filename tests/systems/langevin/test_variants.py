@@ -239,7 +239,7 @@ def test_a_preconditioner_begins_with_the_first_report() -> None:
         ),
         (
             {"friction": 0.0},
-            "dynamics.friction is 0.0, but must be a finite number above 0 and at most 1",
+            "dynamics.friction is 0.0, but must be a finite number above 0 and of at most 1",
         ),
         (
             {"example_clip": 1.0, "gradient": "exact"},

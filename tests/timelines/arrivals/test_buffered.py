@@ -523,11 +523,11 @@ def test_a_client_may_report_less_than_it_could(draw: Callable) -> None:
         ),
         (
             {"off_time": -1.0, "restart": "free"},
-            "delays.off_time is -1.0, but must be a finite number at least 0",
+            "delays.off_time is -1.0, but must be a finite number of at least 0",
         ),
         (
             {"drop_rate": 1.0, "restart": "free"},
-            "delays.drop_rate is 1.0, but must be a finite number at least 0 and at most 0.99",
+            "delays.drop_rate is 1.0, but must be a finite number from 0 to 0.99",
         ),
         (
             {"on_time": 0.0, "restart": "free"},

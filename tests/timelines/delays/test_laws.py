@@ -390,7 +390,7 @@ REFUSED: list[tuple[Clients, str]] = [
     ),
     (
         CLIENTS(spread_fast=-0.1),
-        "delays.spread_fast is -0.1, but must be a finite number at least 0",
+        "delays.spread_fast is -0.1, but must be a finite number of at least 0",
     ),
     (
         CLIENTS(rate_fast=1.25),

@@ -628,7 +628,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "a sync time below 0": (
         {"sync_time": -1.0},
-        "sync_time is -1.0, but must be a finite number at least 0",
+        "sync_time is -1.0, but must be a finite number of at least 0",
     ),
     "iterations without end": (
         {"sync_time": 1e9},
@@ -644,7 +644,7 @@ BAD: dict[str, tuple[dict, str]] = {
     ),
     "a negative shift": (
         {"shift": (1.0, -1.0)},
-        "iteration.shift is (1.0, -1.0), but must be a finite number at least 0, or several",
+        "iteration.shift is (1.0, -1.0), but must be a finite number of at least 0, or several",
     ),
     "weights of one group": (
         {"group_weights": (1.0,)},

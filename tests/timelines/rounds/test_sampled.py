@@ -210,7 +210,7 @@ def test_clients_drop_out(rounds: Callable) -> None:
         ({"num_selected": 10}, "num_selected is 10, but must be at most num_clients = 9."),
         (
             {"drop_rate": 1.0},
-            "delays.drop_rate is 1.0, but must be a finite number at least 0 and at",
+            "delays.drop_rate is 1.0, but must be a finite number from 0 to",
         ),
     ],
 )
