@@ -2,12 +2,13 @@
 
     python scripts/mishaps.py kills [--out DIR]    SIGKILL and SIGTERM at random moments
     python scripts/mishaps.py studies [--out DIR]  the same to the launcher of a study and its parts
+    python scripts/mishaps.py merges [--out DIR]   the same to the merging of parts
     python scripts/mishaps.py others [--out DIR]   full disk, removed folder, two writers, ...
 
 A run that was killed or stopped is resumed until it ends, and must then have the bits of one that
 was left alone. Every ending must be an exit code of `fedjax_sim.lifecycle` with one sentence. The
-kills go on where an earlier call left off; DIR/kills.json and DIR/studies.json count them. Exit
-code 0: all as it must be.
+kills go on where an earlier call left off; DIR/kills.json, DIR/studies.json and DIR/merges.json
+count them. Exit code 0: all as it must be.
 """
 
 import argparse
@@ -30,7 +31,8 @@ import xarray as xr
 
 import fedjax_sim.cli.training  # noqa: F401 (loaded here, so that forks need not)
 from fedjax_sim.cli import commands
-from fedjax_sim.reporting import plots  # noqa: F401
+from fedjax_sim.lifecycle import InputError
+from fedjax_sim.reporting import plots, results  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 COMMON = ["--seeds", "2", "--evals", "5", "--checkpoint-every", "0.05"]
@@ -213,7 +215,7 @@ def studies(out: Path) -> None:
 
 STUDY = [*FAVANO, "--layout", "slots_at_once=1,lanes_at_once=false,client_devices=1"]
 """What is launched in two parts; parts have the bits of the whole under a layout that is given."""
-VICTIMS = {"SIGKILL launcher": 10, "SIGTERM launcher": 5, "SIGKILL part": 10, "SIGTERM part": 5}
+VICTIMS = {"SIGKILL launcher": 10, "SIGTERM launcher": 10, "SIGKILL part": 10, "SIGTERM part": 5}
 """How often a study is hit, and where."""
 
 
@@ -232,6 +234,70 @@ def check_study(folder: Path, whole: Path, count: dict[str, int]) -> None:
         raise MishapError(f"{folder} ended with other bits")
     count["ended with equal bits"] += 1
     shutil.rmtree(folder)
+
+
+def merges(out: Path) -> None:
+    """Kill the merging of two parts at random moments, and merge them again.
+
+    The folder has an earlier result every second time. What a killed merge leaves there is that
+    result, or the new one, or is refused in a sentence when it is read.
+    """
+    whole, _ = whole_run("study", STUDY, out)
+    parts = [out / f"part-{i}" for i in range(2)]
+    for i, part in enumerate(parts):
+        if not (part / "summary.json").exists():
+            shutil.rmtree(part, ignore_errors=True)
+            code, said = Fork([*STUDY, f"--part={i}/2", f"--out={part}"], out / "said").end()
+            if code:
+                raise MishapError(said)
+    before, folder, record = list(map(files_of, parts)), out / "merged", out / "merges.json"
+    count = dict.fromkeys((*MERGES, "before the program listened", "ended with equal bits"), 0)
+    count |= {"left the earlier or the new result": 0, "left a folder that is refused": 0}
+    count |= json.loads(record.read_text()) if record.exists() else {}
+    words = ["merge", *map(str, parts), "--out", str(folder), "--overwrite"]
+    seconds = 0.0
+    while open_kinds := [kind for kind, total in MERGES.items() if count[kind] < total]:
+        if random.random() < 0.5:
+            shutil.rmtree(folder, ignore_errors=True)
+        run = Fork(words, out / "said")
+        if seconds == 0.0 or run.ends_within(random.uniform(0, seconds)):
+            began = time.monotonic()
+            run.end()
+            seconds = seconds or time.monotonic() - began
+        else:
+            kill(run, random.choice(open_kinds), count)
+        if (folder / "summary.json").exists():
+            try:
+                results.load(folder)
+            except InputError:
+                count["left a folder that is refused"] += 1
+            else:
+                check_merged(folder, whole)
+                count["left the earlier or the new result"] += 1
+        code, said = Fork(words, out / "said").end()
+        if code:
+            raise MishapError(said)
+        check_merged(folder, whole)
+        count["ended with equal bits"] += 1
+        if list(map(files_of, parts)) != before:
+            raise MishapError("the parts have changed")
+        record.write_text(json.dumps(count, indent=1))
+    print(count, f"(a merge takes {seconds:.1f} s)")
+
+
+MERGES = {"SIGKILL": 20, "SIGTERM": 10}
+"""How often merges are killed."""
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Read all files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def check_merged(folder: Path, whole: Path) -> None:
+    """Check that a folder has the bits of the whole run."""
+    if not same_bits(folder, whole):
+        raise MishapError(f"{folder} has other bits")
 
 
 def wait_for_state(folder: Path, process: subprocess.Popen) -> None:
@@ -349,7 +415,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "studies", "others"))
+    parser.add_argument("what", choices=("kills", "studies", "merges", "others"))
     parser.add_argument("--out", type=Path, default=Path("results-mishaps"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -358,8 +424,8 @@ def main() -> int:
     if given.what == "kills":
         kills(given.out, SIGNALS)
         return 0
-    if given.what == "studies":
-        studies(given.out)
+    if given.what in ("studies", "merges"):
+        {"studies": studies, "merges": merges}[given.what](given.out)
         return 0
     num_wrong = 0
     for name, happen in OTHERS.items():
