@@ -45,6 +45,7 @@ RUNS = {
     "hierarchical": ["run", "hierarchical", *SMALL, "--time-budget", "1500"],
 }
 """What is killed: two groups of lanes each, that take some seconds."""
+CACHE = "FEDJAX_SIM_CACHE"
 SIGNALS = {"SIGKILL": 60, "SIGTERM": 20}
 """How often runs are killed in all."""
 
@@ -53,11 +54,18 @@ class MishapError(Exception):
     """What happened is not what must happen."""
 
 
-def start(words: Sequence[str], *, module: str = "fedjax_sim") -> subprocess.Popen:
-    """Start a command, with its errors in a pipe."""
+def start(
+    words: Sequence[str],
+    *,
+    module: str = "fedjax_sim",
+    root: Path = ROOT,
+    cache: Path | None = None,
+) -> subprocess.Popen:
+    """Start a command of some copy of the code, with its errors in a pipe."""
     command = [sys.executable, "-m", module, *words]
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    variables = dict(os.environ) if cache is None else os.environ | {CACHE: str(cache)}
+    return subprocess.Popen(command, cwd=root, text=True, env=variables, **pipes)
 
 
 class Fork:
@@ -400,9 +408,69 @@ def interrupted_experiment(out: Path) -> str:
     return ending(process, 130, "interrupted")
 
 
+SHORT = ["run", "favano", "--seeds", "1", "--evals", "2", "--time-budget", "600"]
+
+
+def two_versions(out: Path) -> str:
+    """Run two versions of the code in turns on one cache of compiled programs.
+
+    The second version is a copy in which a constant of the shuffle of examples is another one.
+    """
+    other, shared = out / "other", out / "shared-cache"
+    for path in (other, shared, *out.glob("version-*")):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(ROOT / "fedjax_sim", other / "fedjax_sim")
+    changed = other / "fedjax_sim" / "streams.py"
+    text = changed.read_text()
+    if CONSTANT not in text:
+        raise MishapError(f"{changed} has no {CONSTANT}")
+    changed.write_text(text.replace(CONSTANT, "SHUFFLE_ROUNDS = 31"))
+    roots = {"first": ROOT.absolute(), "second": other.absolute()}
+    for name, root in roots.items():
+        words = [*SHORT, "--out", str((out / f"version-{name}").absolute())]
+        ending(start(words, root=root, cache=(out / f"version-{name}-cache").absolute()), 0)
+    if same_bits(out / "version-first", out / "version-second"):
+        raise MishapError("both versions give the same bits, so that nothing is tested")
+    for turn in range(3):
+        for name, root in roots.items():
+            folder = (out / f"version-{name}-{turn}").absolute()
+            ending(start([*SHORT, "--out", str(folder)], root=root, cache=shared.absolute()), 0)
+            if not same_bits(folder, out / f"version-{name}"):
+                raise MishapError(f"{name} version, turn {turn}: other bits")
+    return "six runs on one cache have the bits of their version"
+
+
+CONSTANT = "SHUFFLE_ROUNDS = 32"
+
+
+def read_only_cache(out: Path) -> str:
+    """Run with a cache that cannot be written: an empty one, and one that has the programs."""
+    folder, plain = (out / "read-only").absolute(), (out / "read-only-plain").absolute()
+    shutil.rmtree(plain, ignore_errors=True)
+    with small_disk(out / "small", "400m") as disk:
+        cache, said = disk.absolute() / "cache", []
+        cache.mkdir()
+        for is_filled in (False, True):
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            process = start([*SHORT, "--out", str(folder)], cache=cache)
+            said.append(process.communicate()[1])
+            lines = said[-1].splitlines()
+            if process.returncode or len(lines) > 1 or "Traceback" in said[-1]:
+                raise MishapError(f"exit code {process.returncode}: {said[-1]}")
+            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+            if not is_filled:
+                ending(start([*SHORT, "--out", str(plain)], cache=cache), 0)
+            if not same_bits(folder, plain):
+                raise MishapError("other bits")
+    return f"equal bits; empty: {said[0].strip()!r}, filled: {said[1].strip()!r}"
+
+
 OTHERS: dict[str, Callable[[Path], str]] = {
     "full disk, freed and resumed": full_disk,
     "disk that cannot be written": read_only_disk,
+    "cache that cannot be written": read_only_cache,
+    "two versions of the code on one cache": two_versions,
     "folder removed": removed_folder,
     "two writers": two_writers,
     "Ctrl-C in a run, then resumed": interrupted_run,

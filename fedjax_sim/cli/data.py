@@ -54,16 +54,15 @@ class Data(NamedTuple):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def client_names(self, num_clients: int) -> list[tuple[Any, ...]]:
+    def client_names(self, num_clients: int) -> list[list[Any]]:
         """List the clients' names, one list per seed; none for data that come without clients."""
         if self.partition["name"] != "natural" or self.dataset.train_clients is None:
             return []
-        found = []
-        for each in self.partitions[num_clients]:
-            numbers = self.dataset.train_clients[each.index[:, 0]].tolist()
-            is_text = isinstance(self.dataset, Text)
-            found.append(tuple(self.dataset.speakers[i] for i in numbers) if is_text else numbers)
-        return found
+        firsts = [each.index[:, 0] for each in self.partitions[num_clients]]
+        clients = [self.dataset.train_clients[each].tolist() for each in firsts]
+        if not isinstance(self.dataset, Text):
+            return clients
+        return [[self.dataset.speakers[i] for i in numbers] for numbers in clients]
 
     def with_names(self, contender: Contender) -> Contender:
         """Match the names in tables of clients, and in traces, with those of the data's clients.

@@ -147,10 +147,8 @@ def _read(arguments: argparse.Namespace) -> Study:
     if arguments.any_jax and not arguments.resume and part is None:
         raise ConfigError("any_jax", True, "given together with --resume")
     layout = texts.read_layout(arguments.layout)._replace(max_lanes=max_lanes)
-    numbers = {
-        "num_evals": texts.read_whole("evals", arguments.evals, 25),
-        "checkpoint_every": texts.read_number("checkpoint_every", arguments.checkpoint_every, 20.0),
-    }
+    num_evals = texts.read_whole("evals", arguments.evals, 25)
+    every = texts.read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
     names = _read_trackers(arguments)
     asked = comparison.read_asked(arguments)
     # Other processes must not see that the first one has made it.
@@ -159,17 +157,7 @@ def _read(arguments: argparse.Namespace) -> Study:
     )
     data = load_data(arguments, asked)
     asked = asked._replace(contenders=[data.with_names(each) for each in asked.contenders])
-    return Study(
-        arguments,
-        asked,
-        data,
-        folder,
-        part,
-        layout,
-        precision=precision,
-        tracker_names=names,
-        **numbers,
-    )
+    return Study(arguments, asked, data, folder, part, layout, num_evals, precision, every, names)
 
 
 def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict[str, Run]:
