@@ -2,12 +2,13 @@
 
     python scripts/mishaps.py kills [--out DIR]    SIGKILL and SIGTERM at random moments
     python scripts/mishaps.py studies [--out DIR]  the same to the launcher of a study and its parts
+    python scripts/mishaps.py merges [--out DIR]   the same to the merging of parts
     python scripts/mishaps.py others [--out DIR]   full disk, removed folder, two writers, ...
 
 A run that was killed or stopped is resumed until it ends, and must then have the bits of one that
 was left alone. Every ending must be an exit code of `fedjax_sim.lifecycle` with one sentence. The
-kills go on where an earlier call left off; DIR/kills.json and DIR/studies.json count them. Exit
-code 0: all as it must be.
+kills go on where an earlier call left off; DIR/kills.json, DIR/studies.json and DIR/merges.json
+count them. Exit code 0: all as it must be.
 """
 
 import argparse
@@ -30,7 +31,8 @@ import xarray as xr
 
 import fedjax_sim.cli.training  # noqa: F401 (loaded here, so that forks need not)
 from fedjax_sim.cli import commands
-from fedjax_sim.reporting import plots  # noqa: F401
+from fedjax_sim.lifecycle import InputError
+from fedjax_sim.reporting import plots, results  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 COMMON = ["--seeds", "2", "--evals", "5", "--checkpoint-every", "0.05"]
@@ -43,6 +45,7 @@ RUNS = {
     "hierarchical": ["run", "hierarchical", *SMALL, "--time-budget", "1500"],
 }
 """What is killed: two groups of lanes each, that take some seconds."""
+CACHE = "FEDJAX_SIM_CACHE"
 SIGNALS = {"SIGKILL": 60, "SIGTERM": 20}
 """How often runs are killed in all."""
 
@@ -51,11 +54,18 @@ class MishapError(Exception):
     """What happened is not what must happen."""
 
 
-def start(words: Sequence[str], *, module: str = "fedjax_sim") -> subprocess.Popen:
-    """Start a command, with its errors in a pipe."""
+def start(
+    words: Sequence[str],
+    *,
+    module: str = "fedjax_sim",
+    root: Path = ROOT,
+    cache: Path | None = None,
+) -> subprocess.Popen:
+    """Start a command of some copy of the code, with its errors in a pipe."""
     command = [sys.executable, "-m", module, *words]
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    variables = dict(os.environ) if cache is None else os.environ | {CACHE: str(cache)}
+    return subprocess.Popen(command, cwd=root, text=True, env=variables, **pipes)
 
 
 class Fork:
@@ -213,7 +223,7 @@ def studies(out: Path) -> None:
 
 STUDY = [*FAVANO, "--layout", "slots_at_once=1,lanes_at_once=false,client_devices=1"]
 """What is launched in two parts; parts have the bits of the whole under a layout that is given."""
-VICTIMS = {"SIGKILL launcher": 10, "SIGTERM launcher": 5, "SIGKILL part": 10, "SIGTERM part": 5}
+VICTIMS = {"SIGKILL launcher": 10, "SIGTERM launcher": 10, "SIGKILL part": 10, "SIGTERM part": 5}
 """How often a study is hit, and where."""
 
 
@@ -232,6 +242,70 @@ def check_study(folder: Path, whole: Path, count: dict[str, int]) -> None:
         raise MishapError(f"{folder} ended with other bits")
     count["ended with equal bits"] += 1
     shutil.rmtree(folder)
+
+
+def merges(out: Path) -> None:
+    """Kill the merging of two parts at random moments, and merge them again.
+
+    The folder has an earlier result every second time. What a killed merge leaves there is that
+    result, or the new one, or is refused in a sentence when it is read.
+    """
+    whole, _ = whole_run("study", STUDY, out)
+    parts = [out / f"part-{i}" for i in range(2)]
+    for i, part in enumerate(parts):
+        if not (part / "summary.json").exists():
+            shutil.rmtree(part, ignore_errors=True)
+            code, said = Fork([*STUDY, f"--part={i}/2", f"--out={part}"], out / "said").end()
+            if code:
+                raise MishapError(said)
+    before, folder, record = list(map(files_of, parts)), out / "merged", out / "merges.json"
+    count = dict.fromkeys((*MERGES, "before the program listened", "ended with equal bits"), 0)
+    count |= {"left the earlier or the new result": 0, "left a folder that is refused": 0}
+    count |= json.loads(record.read_text()) if record.exists() else {}
+    words = ["merge", *map(str, parts), "--out", str(folder), "--overwrite"]
+    seconds = 0.0
+    while open_kinds := [kind for kind, total in MERGES.items() if count[kind] < total]:
+        if random.random() < 0.5:
+            shutil.rmtree(folder, ignore_errors=True)
+        run = Fork(words, out / "said")
+        if seconds == 0.0 or run.ends_within(random.uniform(0, seconds)):
+            began = time.monotonic()
+            run.end()
+            seconds = seconds or time.monotonic() - began
+        else:
+            kill(run, random.choice(open_kinds), count)
+        if (folder / "summary.json").exists():
+            try:
+                results.load(folder)
+            except InputError:
+                count["left a folder that is refused"] += 1
+            else:
+                check_merged(folder, whole)
+                count["left the earlier or the new result"] += 1
+        code, said = Fork(words, out / "said").end()
+        if code:
+            raise MishapError(said)
+        check_merged(folder, whole)
+        count["ended with equal bits"] += 1
+        if list(map(files_of, parts)) != before:
+            raise MishapError("the parts have changed")
+        record.write_text(json.dumps(count, indent=1))
+    print(count, f"(a merge takes {seconds:.1f} s)")
+
+
+MERGES = {"SIGKILL": 20, "SIGTERM": 10}
+"""How often merges are killed."""
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Read all files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def check_merged(folder: Path, whole: Path) -> None:
+    """Check that a folder has the bits of the whole run."""
+    if not same_bits(folder, whole):
+        raise MishapError(f"{folder} has other bits")
 
 
 def wait_for_state(folder: Path, process: subprocess.Popen) -> None:
@@ -334,9 +408,69 @@ def interrupted_experiment(out: Path) -> str:
     return ending(process, 130, "interrupted")
 
 
+SHORT = ["run", "favano", "--seeds", "1", "--evals", "2", "--time-budget", "600"]
+
+
+def two_versions(out: Path) -> str:
+    """Run two versions of the code in turns on one cache of compiled programs.
+
+    The second version is a copy in which a constant of the shuffle of examples is another one.
+    """
+    other, shared = out / "other", out / "shared-cache"
+    for path in (other, shared, *out.glob("version-*")):
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(ROOT / "fedjax_sim", other / "fedjax_sim")
+    changed = other / "fedjax_sim" / "streams.py"
+    text = changed.read_text()
+    if CONSTANT not in text:
+        raise MishapError(f"{changed} has no {CONSTANT}")
+    changed.write_text(text.replace(CONSTANT, "SHUFFLE_ROUNDS = 31"))
+    roots = {"first": ROOT.absolute(), "second": other.absolute()}
+    for name, root in roots.items():
+        words = [*SHORT, "--out", str((out / f"version-{name}").absolute())]
+        ending(start(words, root=root, cache=(out / f"version-{name}-cache").absolute()), 0)
+    if same_bits(out / "version-first", out / "version-second"):
+        raise MishapError("both versions give the same bits, so that nothing is tested")
+    for turn in range(3):
+        for name, root in roots.items():
+            folder = (out / f"version-{name}-{turn}").absolute()
+            ending(start([*SHORT, "--out", str(folder)], root=root, cache=shared.absolute()), 0)
+            if not same_bits(folder, out / f"version-{name}"):
+                raise MishapError(f"{name} version, turn {turn}: other bits")
+    return "six runs on one cache have the bits of their version"
+
+
+CONSTANT = "SHUFFLE_ROUNDS = 32"
+
+
+def read_only_cache(out: Path) -> str:
+    """Run with a cache that cannot be written: an empty one, and one that has the programs."""
+    folder, plain = (out / "read-only").absolute(), (out / "read-only-plain").absolute()
+    shutil.rmtree(plain, ignore_errors=True)
+    with small_disk(out / "small", "400m") as disk:
+        cache, said = disk.absolute() / "cache", []
+        cache.mkdir()
+        for is_filled in (False, True):
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            process = start([*SHORT, "--out", str(folder)], cache=cache)
+            said.append(process.communicate()[1])
+            lines = said[-1].splitlines()
+            if process.returncode or len(lines) > 1 or "Traceback" in said[-1]:
+                raise MishapError(f"exit code {process.returncode}: {said[-1]}")
+            subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+            if not is_filled:
+                ending(start([*SHORT, "--out", str(plain)], cache=cache), 0)
+            if not same_bits(folder, plain):
+                raise MishapError("other bits")
+    return f"equal bits; empty: {said[0].strip()!r}, filled: {said[1].strip()!r}"
+
+
 OTHERS: dict[str, Callable[[Path], str]] = {
     "full disk, freed and resumed": full_disk,
     "disk that cannot be written": read_only_disk,
+    "cache that cannot be written": read_only_cache,
+    "two versions of the code on one cache": two_versions,
     "folder removed": removed_folder,
     "two writers": two_writers,
     "Ctrl-C in a run, then resumed": interrupted_run,
@@ -349,7 +483,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("kills", "studies", "others"))
+    parser.add_argument("what", choices=("kills", "studies", "merges", "others"))
     parser.add_argument("--out", type=Path, default=Path("results-mishaps"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -358,8 +492,8 @@ def main() -> int:
     if given.what == "kills":
         kills(given.out, SIGNALS)
         return 0
-    if given.what == "studies":
-        studies(given.out)
+    if given.what in ("studies", "merges"):
+        {"studies": studies, "merges": merges}[given.what](given.out)
         return 0
     num_wrong = 0
     for name, happen in OTHERS.items():

@@ -140,6 +140,9 @@ def _run(given: argparse.Namespace) -> None:
         _show(merged, given.out, as_json=given.json)
         return
     run = registry.find(given.name)
+    if given.only is not None and not registry.has_panels(run):
+        allowed = f"left out with {given.name}, which has no panels to choose from"
+        raise ConfigError("only", given.only, allowed)
     arguments = Arguments(
         smoke=given.smoke,
         seeds=given.seeds,

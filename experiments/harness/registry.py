@@ -52,6 +52,11 @@ def find(name: str) -> Callable[[Arguments], Outcome]:
     return importlib.import_module("experiments." + name.replace("/", ".")).run
 
 
+def has_panels(run: Callable[[Arguments], Outcome]) -> bool:
+    """Tell whether single panels of an experiment can be run, as its module says by `ONLY`."""
+    return hasattr(importlib.import_module(run.__module__), "ONLY")
+
+
 def summaries() -> dict[str, str]:
     """Return the first docstring line of every experiment by name, without importing them."""
     root = Path(__file__).parents[1]

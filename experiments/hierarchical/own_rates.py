@@ -214,24 +214,25 @@ PANELS = {
         judge_fig12,
     ),
 }
-ON = {
+ONLY = {
     "mnist": ("fig6", "fig8", "fig9", "fig10", "fig12"),
     "cifar10": ("fig7", "fig12"),
     "federated": ("fig8",),
 }
-"""The panels by how the name of their data set begins; other data stand in for MNIST's."""
+"""The panels that `--only` may name, by how the name of their data set begins; other data stand in
+for MNIST's."""
 
 
 def kind_of(dataset: str) -> str:
-    """Return which key of `ON` a data set has."""
-    return next((kind for kind in ON if Path(dataset).stem.startswith(kind)), "mnist")
+    """Return which key of `ONLY` a data set has."""
+    return next((kind for kind in ONLY if Path(dataset).stem.startswith(kind)), "mnist")
 
 
 def run(arguments: Arguments) -> Outcome:
     """Choose the rate of every run, run it there, and judge the claims."""
     size = setup.choose(arguments, STUDY)
     kind = kind_of(size.dataset)
-    names = arguments.chosen(ON[kind])
+    names = arguments.chosen(ONLY[kind])
     data = setup.load(arguments, size)
     found = {name: measure(arguments, size, data, name) for name in names}
     inputs = {

@@ -7,32 +7,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim.cli.arguments import check_name, choose_folder, read_number
-from fedjax_sim.cli.defaults import Defaults
-from fedjax_sim.engine.planning.drawing import measure_plan, request_timelines
-from fedjax_sim.lifecycle import say
+from fedjax_sim import lifecycle, settings, trees
+from fedjax_sim.cli import arguments as texts
+from fedjax_sim.cli.defaults import Defaults, defaults_of
+from fedjax_sim.engine.planning import drawing
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.summaries import label_of
-from fedjax_sim.settings import (
-    ConfigError,
-    check_all,
-    fields,
-    idle_of,
-    names_of,
-    parse,
-    unknown_name,
-    value_of,
-)
+from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import SYSTEMS
 from fedjax_sim.timelines import Trace
-from fedjax_sim.trees import TypedStructure, typed_structure
 from fedjax_sim.types import LatentProblem, Problem, System, Time, Timeline
 
 MAIN_JOB = ("fedavg", "quafl", "fedbuff", "favano")
 """The systems compared if none is named."""
 PRESETS = ("paper",)
 """Presets that every system has."""
+NOT_IGNORED = {
+    "trace": "cannot follow one",
+    "privacy": "cannot account for it",
+    "local_privacy": "cannot account for it",
+}
+"""Settings that a system may not leave out in silence, and why it cannot have them."""
 
 
 class Contender(NamedTuple):
@@ -63,20 +59,89 @@ class Contender(NamedTuple):
 
     def unused_settings(self) -> set[str]:
         """List the full names of settings that have no effect at any of the points."""
-        return set.intersection(*(set(idle_of(hyper)) for _, hyper in self.points()))
+        return set.intersection(*(set(settings.idle_of(hyper)) for _, hyper in self.points()))
+
+    def with_client_names(self, names: Sequence[Sequence[Any]]) -> "Contender":
+        """Put tables of clients and traces in the order of the clients whom they name.
+
+        Args:
+          names: The names of the clients in the data, one list per seed.
+
+        Raises:
+          ConfigError: If a name is that of no client, or clients differ from seed to seed.
+        """
+        if not hasattr(self.hyper, "delays"):
+            return self
+        if any(each != names[0] for each in names):
+            tables = [hyper.delays.client_table for _, hyper in self.points()]
+            if any(table is not None and table.names for table in tables):
+                allowed = "that of all clients in the data, as client_table names its clients, and "
+                allowed += "other clients are drawn for other seeds"
+                raise ConfigError("num_clients", self.hyper.num_clients, allowed)
+            return self
+        known, swept = settings.names_of(self.system.Hyper), dict(self.swept)
+        for name in swept.keys() & {"client_table", "trace", "delays.client_table", "delays.trace"}:
+            points = (self.hyper.replace(**{name: each}) for each in swept[name])
+            matched = (point.with_client_names(names[0]) for point in points)
+            swept[name] = [settings.value_of(each, known[name]) for each in matched]
+        return self._replace(hyper=self.hyper.with_client_names(names[0]), swept=swept)
 
     def resolved(self) -> dict[str, Any]:
         """Return all settings as plain values for config.json, lists for those that are swept."""
-        known = names_of(self.system.Hyper)
+        known = settings.names_of(self.system.Hyper)
         swept = {
             known[name]: [_plain(each) for each in values] for name, values in self.swept.items()
         }
-        values = {name: _plain(value_of(self.hyper, name)) for name in fields(self.system.Hyper)}
+        values = {
+            name: _plain(settings.value_of(self.hyper, name))
+            for name in settings.fields(self.system.Hyper)
+        }
         return values | swept
 
 
+class Asked(NamedTuple):
+    """What commands that simulate have in common.
+
+    Attributes:
+      defaults: Defaults of the data set, and the preset.
+      contenders: Systems with their settings.
+      seeds: Seeds.
+      time_budget: Virtual time to simulate.
+    """
+
+    defaults: Defaults
+    contenders: list[Contender]
+    seeds: list[int]
+    time_budget: float
+
+    def described(self) -> dict[str, Any]:
+        """Return config.json's entries for systems with settings, seeds and time.
+
+        Raises:
+          ConfigError: If a setting has no text, so that it could not be saved after the run.
+        """
+        for contender in self.contenders:
+            kept_settings.check_texts([hyper for _, hyper in contender.points()])
+        systems = {contender.system.name: contender.resolved() for contender in self.contenders}
+        return {"systems": systems, "seeds": self.seeds, "time_budget": self.time_budget}
+
+
+def read_asked(arguments: argparse.Namespace) -> Asked:
+    """Read systems, settings, seeds and time budget from the words of `run` or `timeline`.
+
+    Raises:
+      ConfigError: For input that is not allowed.
+    """
+    defaults = defaults_of(arguments.dataset or "digits", arguments.preset)
+    seeds = texts.read_seeds(arguments.seeds)
+    given = texts.read_settings(arguments)
+    contenders = resolve_contenders(arguments.systems, given, defaults)
+    time_budget = read_time_budget(arguments.time_budget, contenders, defaults)
+    return Asked(defaults, contenders, seeds, time_budget)
+
+
 def resolve_contenders(
-    names: Sequence[str], texts: Mapping[str, list[str]], defaults: Defaults
+    names: Sequence[str], given: Mapping[str, list[str]], defaults: Defaults
 ) -> list[Contender]:
     """Resolve systems and settings given as text.
 
@@ -86,7 +151,7 @@ def resolve_contenders(
 
     Args:
       names: Names of systems; `MAIN_JOB` if empty.
-      texts: One text per value, by name of the setting; several values are swept over.
+      given: One text per value, by name of the setting; several values are swept over.
       defaults: Defaults of the data set, and the preset.
 
     Returns:
@@ -98,80 +163,70 @@ def resolve_contenders(
     """
     if len(set(names)) < len(names):
         raise ConfigError("systems", " ".join(names), "named once each")
-    # Systems that learn the same kind of problem.
-    systems = [SYSTEMS[check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
+    systems = [SYSTEMS[texts.check_name("system", name, SYSTEMS)] for name in names or MAIN_JOB]
     kinds = {system.fit.learns: system.name for system in systems}
     if len(kinds) > 1:
         allowed = "all of gradients or all of expectation maximisation, as they share a problem"
         raise ConfigError("systems", " ".join(kinds.values()), allowed)
     if defaults.preset is not None:
-        check_name("preset", defaults.preset, PRESETS)
-    # Names of settings: known to some system, and none given twice.
-    known = [names_of(system.Hyper) for system in systems]
-    for name in texts:
-        if not any(name in settings for settings in known):
-            raise unknown_name(name, [system.Hyper for system in systems])
-    for settings in known:
-        given: dict[str, str] = {}
-        for name in (name for name in texts if name in settings):
-            if (other := given.setdefault(settings[name], name)) != name:
-                allowed = f"left out with `{other}`, which is the same setting"
-                raise ConfigError("setting name", name, allowed)
-    # Settings that a system may not leave out in silence.
-    for name, why in (
-        ("trace", "cannot follow one"),
-        ("privacy", "cannot account for it"),
-        ("local_privacy", "cannot account for it"),
-    ):
-        without = [
-            system.name
-            for system, settings in zip(systems, known, strict=True)
-            if name not in settings
-        ]
-        asked = [each for each in texts if each.rpartition(".")[2] == name]
-        if asked and without:
-            allowed = f"left out with {', '.join(without)}, which {why}"
-            raise ConfigError(asked[0], ",".join(texts[asked[0]]), allowed)
-    if len(texts.get("num_clients", [])) > 1:
-        allowed = "one, as the partition follows it"
-        raise ConfigError("values of num_clients", ",".join(texts["num_clients"]), allowed)
-    drafts = [_contender(system, texts, defaults) for system in systems]
+        texts.check_name("preset", defaults.preset, PRESETS)
+    _check_names(systems, given)
+    drafts = [_contender(system, given, defaults) for system in systems]
     used = set().union(*map(_used, drafts))
-    found = []
+    found, of_some = [], dict[str, list[str]]()
     for system, draft in zip(systems, drafts, strict=True):
         left_to_others = used - _used(draft)
-        applied = {name: values for name, values in texts.items() if name not in left_to_others}
+        applied = {name: values for name, values in given.items() if name not in left_to_others}
         found.append(_contender(system, applied, defaults))
-        check_all([hyper for _, hyper in found[-1].points()])
-    of_some: dict[str, list[str]] = {}
-    for name in texts:
+        settings.check_all([hyper for _, hyper in found[-1].points()])
+    for name in given:
         users = [each.system.name for each in found if name in _used(each)]
         if len(users) < len(found):
             of_some.setdefault(", ".join(users), []).append(name)
     if of_some:
         groups = [f"for {users} only: {', '.join(own)}" for users, own in of_some.items()]
-        say(f"set {'; '.join(groups)}.")
+        lifecycle.say(f"set {'; '.join(groups)}.")
     return found
+
+
+def _check_names(systems: Sequence[System], given: Mapping[str, list[str]]) -> None:
+    """Check that settings are known, given once, and not left out in silence by a system."""
+    known = {system.name: settings.names_of(system.Hyper) for system in systems}
+    for name in given:
+        if not any(name in names for names in known.values()):
+            raise settings.unknown_name(name, [system.Hyper for system in systems])
+    for names in known.values():
+        full_names: dict[str, str] = {}
+        for name in (name for name in given if name in names):
+            if (other := full_names.setdefault(names[name], name)) != name:
+                allowed = f"left out with `{other}`, which is the same setting"
+                raise ConfigError("setting name", name, allowed)
+    for name, why in NOT_IGNORED.items():
+        without = [system for system, names in known.items() if name not in names]
+        asked = [each for each in given if each.rpartition(".")[2] == name]
+        if asked and without:
+            allowed = f"left out with {', '.join(without)}, which {why}"
+            raise ConfigError(asked[0], ",".join(given[asked[0]]), allowed)
+    if len(given.get("num_clients", [])) > 1:
+        allowed = "one, as the partition follows it"
+        raise ConfigError("values of num_clients", ",".join(given["num_clients"]), allowed)
 
 
 def _used(draft: Contender) -> set[str]:
     """Return those names of settings that have an effect."""
     unused = draft.unused_settings()
-    return {name for name, full in names_of(draft.system.Hyper).items() if full not in unused}
+    names = settings.names_of(draft.system.Hyper)
+    return {name for name, full in names.items() if full not in unused}
 
 
-def _contender(system: System, texts: Mapping[str, list[str]], defaults: Defaults) -> Contender:
+def _contender(system: System, given: Mapping[str, list[str]], defaults: Defaults) -> Contender:
     """Make a contender of those settings that the system has."""
-    known = names_of(system.Hyper)
-    values = {
-        name: [parse(system.Hyper, name, text) for text in each]
-        for name, each in texts.items()
-        if name in known
-    }
-    for name, each in values.items():
-        if len({repr(value) for value in each}) < len(each):
+    known, values = settings.names_of(system.Hyper), dict[str, list[Any]]()
+    for name in (name for name in given if name in known):
+        values[name] = [settings.parse(system.Hyper, name, text) for text in given[name]]
+        if len(set(map(repr, values[name]))) < len(values[name]):
             allowed = "different from each other"
-            raise ConfigError(f"values of {name}", ",".join(texts[name]), allowed)
+            raise ConfigError(f"values of {name}", ",".join(given[name]), allowed)
     usual = defaults.em_settings if system.fit.learns is LatentProblem else defaults.settings
     usual = {**usual, **defaults.tuned.get(system.name, {})}
     fixed = {name: each[0] for name, each in values.items() if len(each) == 1}
@@ -218,15 +273,17 @@ def draw_schedules(
     if system.live is not None:
         allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
         raise ConfigError("systems", system.name, allowed)
-    groups: dict[TypedStructure, list[int]] = {}  # Numbers of settings with equal static parts.
+    groups: dict[
+        trees.TypedStructure, list[int]
+    ] = {}  # Numbers of settings with equal static parts.
     for i, hyper in enumerate(hypers):
-        groups.setdefault(typed_structure(hyper), []).append(i)
+        groups.setdefault(trees.typed_structure(hyper), []).append(i)
     found: list[list[Timeline]] = [[] for _ in hypers]
     for group in groups.values():
         points = [i for i in group for _ in seeds]
         inputs = [*seeds] * len(group), [hypers[i] for i in points]
-        measure_plan(system, *inputs, Time(time_budget))
-        drawn, ticks = request_timelines(system, *inputs, Time(time_budget))
+        drawing.measure_plan(system, *inputs, Time(time_budget))
+        drawn, ticks = drawing.request_timelines(system, *inputs, Time(time_budget))
         for lane, i in enumerate(points):
             found[i].append(Timeline(*(leaf[lane, : ticks[lane]] for leaf in drawn)))
     return found
@@ -253,7 +310,7 @@ def read_time_budget(
         if source and text is None:
             allowed = f"given in the unit of time of {source}: the default is in another unit"
             raise ConfigError("time_budget", usual, allowed)
-    return read_number("time_budget", text, usual)
+    return texts.read_number("time_budget", text, usual)
 
 
 def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Folder:
@@ -267,22 +324,10 @@ def find_folder(arguments: argparse.Namespace, base: str, *, resume: bool) -> Fo
     Raises:
       ConfigError: If the folder is in use, or cannot be used.
     """
-    path = choose_folder(base, resume=resume) if arguments.out is None else Path(arguments.out)
+    path = (
+        texts.choose_folder(base, resume=resume) if arguments.out is None else Path(arguments.out)
+    )
     return Folder(path, resume=resume, overwrite=arguments.overwrite)
-
-
-def describe(
-    contenders: Sequence[Contender], seeds: Sequence[int], time_budget: float
-) -> dict[str, Any]:
-    """Collect config.json's entries for any command: systems with settings, seeds and time.
-
-    Raises:
-      ConfigError: If a setting has no text, so that it could not be saved after the run.
-    """
-    for contender in contenders:
-        kept_settings.check_texts([hyper for _, hyper in contender.points()])
-    systems = {contender.system.name: contender.resolved() for contender in contenders}
-    return {"systems": systems, "seeds": list(seeds), "time_budget": time_budget}
 
 
 def _plain(value: Any) -> Any:

@@ -10,21 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_sim import datasets, partition, problems
-from fedjax_sim.cli.arguments import (
-    GRADIENT_FLAGS,
-    MIXTURE_FLAGS,
-    check_metrics,
-    check_name,
-    read_bit_widths,
-    read_partition_options,
-    read_whole,
-    refuse_flags,
-)
-from fedjax_sim.cli.comparison import Contender
+from fedjax_sim import datasets, models, partition, problems
+from fedjax_sim.cli import arguments as texts
+from fedjax_sim.cli.comparison import Asked, Contender
 from fedjax_sim.cli.defaults import Defaults
 from fedjax_sim.datasets import Dataset, Text
-from fedjax_sim.models import CONVOLUTIONS, MODELS
 from fedjax_sim.models.low_bit import LowBit
 from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
@@ -64,37 +54,47 @@ class Data(NamedTuple):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
+    def client_names(self, num_clients: int) -> list[list[Any]]:
+        """List the clients' names, one list per seed; none for data that come without clients."""
+        if self.partition["name"] != "natural" or self.dataset.train_clients is None:
+            return []
+        firsts = [each.index[:, 0] for each in self.partitions[num_clients]]
+        clients = [self.dataset.train_clients[each].tolist() for each in firsts]
+        if not isinstance(self.dataset, Text):
+            return clients
+        return [[self.dataset.speakers[i] for i in numbers] for numbers in clients]
 
-def load_data(
-    arguments: argparse.Namespace,
-    defaults: Defaults,
-    entrants: Sequence[Contender],
-    seeds: Sequence[int],
-) -> Data:
+    def with_names(self, contender: Contender) -> Contender:
+        """Match the names in tables of clients, and in traces, with those of the data's clients.
+
+        Raises:
+          ConfigError: If a name is that of no client, or clients differ from seed to seed.
+        """
+        names = self.client_names(contender.hyper.num_clients)
+        return contender.with_client_names(names) if names else contender
+
+
+def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
     """Load the data set, and partition it for every seed and number of clients.
 
     Args:
       arguments: The parsed words of `run`.
-      defaults: Defaults of the data set.
-      entrants: The contenders, all of gradients or all of expectation maximisation.
-      seeds: Seeds of the partitions.
+      asked: Systems, all of gradients or all of expectation maximisation, seeds and defaults.
 
     Raises:
       ConfigError: For a flag, a name or a number that is not allowed, or that does not fit the
         data set or the systems.
     """
-    system = entrants[0].system
+    system, defaults = asked.contenders[0].system, asked.defaults
     is_latent = system.fit.learns is LatentProblem
-    refuse_flags(arguments, GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS, system.name)
+    unused = texts.GRADIENT_FLAGS if is_latent else texts.MIXTURE_FLAGS
+    texts.refuse_flags(arguments, unused, system.name)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
     usual = "iid" if is_latent else defaults.partition
-    kind = check_name("partition", arguments.partition or usual, partition.PARTITIONS)
+    kind = texts.check_name("partition", arguments.partition or usual, partition.PARTITIONS)
     parameters = inspect.signature(partition.PARTITIONS[kind][0]).parameters.values()
-    options = {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.default is not parameter.empty
-    } | read_partition_options(arguments)
+    options = {each.name: each.default for each in parameters if each.default is not each.empty}
+    options |= texts.read_partition_options(arguments)
     name = arguments.dataset or "digits"
     load = datasets.load_text if datasets.is_text(name) else datasets.load
     dataset = load(name, data_dir=arguments.data_dir)
@@ -106,8 +106,11 @@ def load_data(
     # In a text, the speaker of a sequence serves as its label.
     labels = dataset.train_speakers if isinstance(dataset, Text) else dataset.train_labels
     partitions = {
-        num: [partition.make(kind, labels, num_clients=num, seed=seed, **given) for seed in seeds]
-        for num in sorted({entrant.hyper.num_clients for entrant in entrants})
+        num: [
+            partition.make(kind, labels, num_clients=num, seed=seed, **given)
+            for seed in asked.seeds
+        ]
+        for num in sorted({each.hyper.num_clients for each in asked.contenders})
     }
     if isinstance(dataset, Text):
         if is_latent:
@@ -123,12 +126,12 @@ def load_data(
 
 def _network_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
     """Name the network, its convolution, augmentation, bits and normalisation of images."""
-    model = check_name("model", arguments.model or defaults.model, MODELS)
+    model = texts.check_name("model", arguments.model or defaults.model, models.MODELS)
     convolution, low_bit = arguments.convolution or "auto", arguments.low_bit or "none"
     augmentation = arguments.augmentation or defaults.augmentation
-    check_name("convolution", convolution, CONVOLUTIONS)
-    check_name("augmentation", augmentation, AUGMENTATIONS)
-    read_bit_widths(low_bit)
+    texts.check_name("convolution", convolution, models.CONVOLUTIONS)
+    texts.check_name("augmentation", augmentation, AUGMENTATIONS)
+    texts.read_bit_widths(low_bit)
     facts = {"convolution": convolution, "augmentation": augmentation, "low_bit": low_bit}
     facts |= {"per_client": arguments.per_client, "mean": defaults.mean, "std": defaults.std}
     return model, facts
@@ -138,8 +141,10 @@ def _classifications(
     dataset: Dataset | Text, model: str, facts: Mapping[str, Any], partitions: Sequence[Partition]
 ) -> Sequence[Problem]:
     """Make problems of training a network, one per partition."""
-    network: Any = MODELS[model].make(dataset.num_classes, CONVOLUTIONS[facts["convolution"]])
-    widths = read_bit_widths(facts["low_bit"])
+    network: Any = models.MODELS[model].make(
+        dataset.num_classes, models.CONVOLUTIONS[facts["convolution"]]
+    )
+    widths = texts.read_bit_widths(facts["low_bit"])
     network = LowBit(network, *widths) if widths else network
     if isinstance(dataset, Text):
         per_client = facts["per_client"]
@@ -171,9 +176,9 @@ def own_sequences(text: Text, natural: Partition) -> Partition:
 
 def _latent_facts(arguments: argparse.Namespace, defaults: Defaults) -> tuple[str, dict[str, Any]]:
     """Name the latent-variable model, its number of components and of dimensions."""
-    model = check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
+    model = texts.check_name("model", arguments.model or "gaussian_mixture", latent.MODELS)
     sizes = {
-        name: read_whole(name, getattr(arguments, name), usual)
+        name: texts.read_whole(name, getattr(arguments, name), usual)
         for name, usual in (("components", 10), ("dimensions", 20))
     }
     return model, {**sizes, "per_client": arguments.per_client}
@@ -230,4 +235,4 @@ def read_metrics(
                 known["epsilon"] = None
     if arguments.client_variance:
         known["client_variance"] = None
-    return check_metrics(arguments.plot, list(known))
+    return texts.check_metrics(arguments.plot, list(known))

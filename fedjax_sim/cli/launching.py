@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim import launch
-from fedjax_sim.cli.arguments import check_name, read_fields
+from fedjax_sim.cli import arguments as texts
+from fedjax_sim.cli.comparison import Asked
 from fedjax_sim.launch import parts
 from fedjax_sim.launch.jobs import Launcher, finish_jobs, jobs_of
 from fedjax_sim.reporting.results import Folder
@@ -31,19 +32,29 @@ def read_launcher(arguments: argparse.Namespace) -> Launcher | None:
     """
     if arguments.part is not None:
         for name in ("parts", "launcher", "resources"):
-            if getattr(arguments, name) is not None:
-                raise ConfigError(name, getattr(arguments, name), "left out with --part")
+            if (value := getattr(arguments, name)) is not None:
+                raise ConfigError(name, value, "left out with --part")
         return None
     if arguments.parts is None and arguments.launcher is None:
         if arguments.resources is not None:
             raise ConfigError("resources", arguments.resources, "left out without a launcher")
         return None
-    name = check_name("launcher", arguments.launcher or "local", LAUNCHERS)
+    name = texts.check_name("launcher", arguments.launcher or "local", LAUNCHERS)
     kind = LAUNCHERS[name]
     fields = [field.name for field in dataclasses.fields(kind) if field.name != "options"]
-    launcher: Launcher = read_fields("--resources", kind, fields, arguments.resources)
+    launcher: Launcher = texts.read_fields("--resources", kind, fields, arguments.resources)
     launcher.check()
     return launcher
+
+
+def count_parts(
+    launcher: Launcher, arguments: argparse.Namespace, folder: Folder, asked: Asked
+) -> str:
+    """Read the number of parts, or choose it; see `fedjax_sim.launch.parts.count_parts`."""
+    number = None if arguments.parts is None else texts.read_whole("parts", arguments.parts, 1)
+    num_lanes = len(asked.seeds) * sum(len(each.points()) for each in asked.contenders)
+    within = folder.checkpoints / parts.FOLDER
+    return str(parts.count_parts(launcher, number, within, num_lanes, resume=arguments.resume))
 
 
 def launch_parts(

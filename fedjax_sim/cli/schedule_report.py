@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from fedjax_sim.cli.comparison import Contender, draw_schedules
+from fedjax_sim.cli.comparison import Asked, draw_schedules
 from fedjax_sim.diagnostics import fairness
 from fedjax_sim.reporting.plots import ClientShares, Row, influence_figure, timeline_figure
 from fedjax_sim.reporting.results import Folder
@@ -75,13 +75,8 @@ class Entry(NamedTuple):
         return means | {"staleness_max": max(facts["staleness_max"] for facts in by_seed)}
 
 
-def work_out(contender: Contender, seeds: Sequence[int], time_budget: float) -> list[Entry]:
-    """Draw the schedules of a system, for each of its points.
-
-    Args:
-      contender: A system with its settings.
-      seeds: Seeds of the schedules.
-      time_budget: Virtual time at which they end.
+def work_out(asked: Asked) -> list[Entry]:
+    """Draw the schedules of all systems, for each point of a sweep.
 
     Raises:
       ConfigError: If the time budget is too short for one tick, or too long.
@@ -89,14 +84,17 @@ def work_out(contender: Contender, seeds: Sequence[int], time_budget: float) -> 
     return [
         Entry(
             label,
-            list(seeds),
+            asked.seeds,
             timelines,
             contender.system.messages.num_senders(hyper) or hyper.num_clients,
-            _fast_clients(hyper, seeds),
+            _fast_clients(hyper, asked.seeds),
             "groups" if isinstance(hyper, Groups) else "clients",
         )
+        for contender in asked.contenders
         for (label, hyper), timelines in zip(
-            contender.points(), draw_schedules(contender, seeds, time_budget), strict=True
+            contender.points(),
+            draw_schedules(contender, asked.seeds, asked.time_budget),
+            strict=True,
         )
     ]
 

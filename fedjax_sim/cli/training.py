@@ -3,44 +3,91 @@
 import argparse
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import xarray as xr
 
-from fedjax_sim.cli import comparison, launching, samples
-from fedjax_sim.cli.arguments import (
-    check_name,
-    read_axes,
-    read_layout,
-    read_number,
-    read_seeds,
-    read_settings,
-    read_whole,
-)
-from fedjax_sim.cli.data import load_data, read_metrics
-from fedjax_sim.cli.defaults import Defaults, defaults_of
-from fedjax_sim.cli.tables import make_console, print_json, print_results, print_sentence
-from fedjax_sim.engine.machine.compiling import keep_compiled, use_cores
-from fedjax_sim.engine.machine.processes import join_processes, on_first
-from fedjax_sim.engine.planning.placement import check_layout, check_precision
-from fedjax_sim.engine.request import ANY_JAX, Checkpoints
-from fedjax_sim.engine.shares import Unit, listed
+from fedjax_sim.cli import arguments as texts
+from fedjax_sim.cli import comparison, launching, samples, tables
+from fedjax_sim.cli.data import Data, load_data, read_metrics
+from fedjax_sim.cli.defaults import Defaults
+from fedjax_sim.engine import request, shares
+from fedjax_sim.engine.machine import compiling, processes
+from fedjax_sim.engine.planning import placement
 from fedjax_sim.engine.sweeps import sweep
 from fedjax_sim.engine.watching import Watch
-from fedjax_sim.launch.parts import FOLDER, count_parts, find_lanes, read_part
+from fedjax_sim.launch import parts
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.reporting import results, trackers
-from fedjax_sim.reporting.results import Folder
-from fedjax_sim.results.runs import LaneWarning
+from fedjax_sim.results.runs import LaneWarning, Run
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Keep, Time
+from fedjax_sim.types import Keep, Layout, Time
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+class Study(NamedTuple):
+    """The words of `run`, read and checked.
+
+    Attributes:
+      arguments: The words.
+      asked: Systems with their settings, seeds and time budget.
+      data: What the systems learn from.
+      folder: The results folder; None in processes that write none.
+      part: The part of the study to run; None for the whole.
+      layout: How lanes are laid out.
+      num_evals: Evaluations in addition to the initial one.
+      precision: Of matrix products.
+      checkpoint_every: Least seconds between checkpoints.
+      tracker_names: Trackers to feed.
+    """
+
+    arguments: argparse.Namespace
+    asked: comparison.Asked
+    data: Data
+    folder: results.Folder | None
+    part: shares.Part | None
+    layout: Layout
+    num_evals: int
+    precision: str
+    checkpoint_every: float
+    tracker_names: Sequence[str]
+
+    def config(self) -> dict[str, Any]:
+        """Return what decides the results, for config.json and to compare with a resumed run."""
+        return self.asked.described() | {
+            "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
+            "partition": self.data.partition,
+            "model": self.data.model,
+            **self.data.facts,
+            "evals": self.num_evals,
+            "layout": self.layout.deciding(),
+            "client_variance": self.arguments.client_variance,
+            "keep_samples": self.arguments.keep_samples,
+            "precision": self.precision,
+            "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
+        }
+
+    def grids(self) -> dict[str, dict[str, Any]]:
+        """Return the arguments of each system's sweep that decide its lanes."""
+        problems = {num: self.data.problems(num) for num in self.data.partitions}
+        for contender in self.asked.contenders:
+            comparison.check_problems(contender, problems[contender.hyper.num_clients])
+        return {
+            contender.system.name: {
+                "system": contender.system,
+                "problem": problems[contender.hyper.num_clients],
+                "hyper": contender.hyper,
+                "seeds": self.asked.seeds,
+                "settings": contender.swept,
+                "budget": Time(self.asked.time_budget),
+            }
+            for contender in self.asked.contenders
+        }
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -54,142 +101,117 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: For input that is not allowed.
     """
-    # The words that say how to run.
     _join(arguments)
-    defaults = defaults_of(arguments.dataset or "digits", arguments.preset)
-    seeds = read_seeds(arguments.seeds)
-    num_evals = read_whole("evals", arguments.evals, 25)
-    max_lanes = None
-    if arguments.max_lanes is not None:
-        max_lanes = read_whole("max_lanes", arguments.max_lanes, 1)
-    checkpoint_every = read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
-    layout = read_layout(arguments.layout)
-    precision = arguments.precision or "float32"
-    check_precision(precision)
-    axes = read_axes(arguments.against)
-    part, launcher = read_part(arguments.part), launching.read_launcher(arguments)
-    if arguments.any_jax and not arguments.resume and part is None:
-        raise ConfigError("any_jax", True, "given together with --resume")
-    tracker_names = _read_trackers(arguments)
-    # Systems with their settings, the folder, and the data that all of them learn from.
-    contenders = comparison.resolve_contenders(
-        arguments.systems, read_settings(arguments), defaults
-    )
-    time_budget = comparison.read_time_budget(arguments.time_budget, contenders, defaults)
-    # Other processes must not see that the first one has made it.
-    folder = on_first(lambda: comparison.find_folder(arguments, "results", resume=arguments.resume))
-    data = load_data(arguments, defaults, contenders, seeds)
-    metrics = read_metrics(arguments, contenders, data)
-    # Everything that decides the results, for config.json and to compare with a resumed
-    # run.
-    config = comparison.describe(contenders, seeds, time_budget) | {
-        "dataset": {"name": data.dataset.name, "sha256": data.digest()},
-        "partition": data.partition,
-        "model": data.model,
-        **data.facts,
-        "evals": num_evals,
-        "layout": layout.deciding(),
-        "client_variance": arguments.client_variance,
-        "keep_samples": arguments.keep_samples,
-        "precision": precision,
-        "prng": str(jax.config.jax_default_prng_impl),  # type: ignore[attr-defined]
-    }
+    axes, launcher = texts.read_axes(arguments.against), launching.read_launcher(arguments)
+    study = _read(arguments)
+    folder, config = study.folder, study.config()
+    metrics = read_metrics(arguments, study.asked.contenders, study.data)
     num_parts = None  # Unless they are launched.
     if launcher is not None and folder is not None:
-        num_lanes = len(seeds) * sum(len(contender.points()) for contender in contenders)
-        asked = None if arguments.parts is None else read_whole("parts", arguments.parts, 1)
-        within = folder.checkpoints / FOLDER
-        num_parts = str(count_parts(launcher, asked, within, num_lanes, resume=arguments.resume))
+        num_parts = launching.count_parts(launcher, arguments, folder, study.asked)
     # Versions and programs are compared for every system.
     identity = config | {"part": arguments.part, "parts": num_parts}
     is_known = arguments.resume and folder is not None and folder.check_resumable(identity)
-    # Run: in processes of a launcher, or here.
-    problems: dict[int, list[Any]] = {}
     if launcher is not None and folder is not None:
         runs, config = launching.launch_parts(launcher, arguments, folder, identity)
-        if arguments.keep_samples:
-            problems = {num: data.problems(num) for num in data.partitions}
     else:
-        keep_compiled()
-        use_cores()
-        check_layout(layout)
-        problems = {num: data.problems(num) for num in data.partitions}
-        for contender in contenders:
-            comparison.check_problems(contender, problems[contender.hyper.num_clients])
-        grids: dict[str, dict[str, Any]] = {
-            contender.system.name: {
-                "system": contender.system,
-                "problem": problems[contender.hyper.num_clients],
-                "hyper": contender.hyper,
-                "seeds": seeds,
-                "settings": contender.swept,
-                "budget": Time(time_budget),
-            }
-            for contender in contenders
-        }
-
-        def survey() -> dict[str, list[Unit[int]]]:
-            return {name: listed(**grid).units() for name, grid in grids.items()}
-
-        def check(grid: Mapping[str, Any]) -> None:
-            listed(**grid).check_schedules()
-
-        lanes = None if part is None else find_lanes(part, survey())
-        if part is None and not is_known:
-            # Some errors show in the schedule alone. They shall come before any training.
-            with ThreadPoolExecutor(2) as workers:
-                list(workers.map(check, grids.values()))
-        on_first(partial(folder.open, identity) if folder is not None else lambda: None)
-        runs = {}
-        with (
-            _without_trace_if_refused(folder),
-            contextlib.ExitStack() as at_end,
-            # The table names these lanes.
-            warnings.catch_warnings(action="ignore", category=LaneWarning),
-        ):
-            place = None if folder is None else folder.path
-            tracking = [trackers.make_tracker(name, place) for name in tracker_names if place]
-            for tracker in tracking:
-                at_end.callback(tracker.close)
-            keep = Keep(models=arguments.keep_samples, client_variance=arguments.client_variance)
-            resume = ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
-            for name, grid in grids.items():
-                if lanes is not None and name not in lanes:
-                    continue
-                saved = None
-                if folder is not None and not arguments.distributed:
-                    kept_in = folder.checkpoints / name
-                    saved = Checkpoints(kept_in, every=checkpoint_every, resume=resume)
-                runs[name] = sweep(
-                    **grid,
-                    num_evals=num_evals,
-                    keep=keep,
-                    watch=Watch(progress=arguments.progress, trackers=tracking),
-                    checkpoints=saved,
-                    layout=layout._replace(max_lanes=max_lanes),
-                    precision=precision,
-                    lanes=None if lanes is None else lanes[name],
-                )
-    # Write and print.
+        runs = _train(study, identity, is_known=is_known)
     if folder is None:
         return
     curves = {name: each.curves for name, each in runs.items()}
     figures: dict[str, Figure] = {}
-    if part is not None:
+    if study.part is not None:
         config |= {"part": arguments.part}
     else:
         from fedjax_sim.reporting import plots  # Slow to import.
 
         figures = plots.metric_figures(curves, metrics, axes)
         if arguments.keep_samples:
-            of_system = {each.system.name: problems[each.hyper.num_clients] for each in contenders}
-            figures |= samples.calibration_figures(runs, of_system)
+            problems = {name: grid["problem"] for name, grid in study.grids().items()}
+            figures |= samples.calibration_figures(runs, problems)
     summary = results.save(folder, curves, config, figures, runs=runs, can_go_on=True)
-    if part is not None and not arguments.json:
+    if study.part is not None and not arguments.json:
         print(f"Written to {folder.path} (part {arguments.part}: {summary['lanes']} lanes)")
         return
     show_results(folder, curves, config, summary, as_json=arguments.json)
-    _show_rates(arguments, defaults, curves)
+    _show_rates(arguments, study.asked.defaults, curves)
+
+
+def _read(arguments: argparse.Namespace) -> Study:
+    """Read and check the words, and load the data."""
+    max_lanes, part = arguments.max_lanes, parts.read_part(arguments.part)
+    if max_lanes is not None:
+        max_lanes = texts.read_whole("max_lanes", max_lanes, 1)
+    precision = arguments.precision or "float32"
+    placement.check_precision(precision)
+    if arguments.any_jax and not arguments.resume and part is None:
+        raise ConfigError("any_jax", True, "given together with --resume")
+    layout = texts.read_layout(arguments.layout)._replace(max_lanes=max_lanes)
+    num_evals = texts.read_whole("evals", arguments.evals, 25)
+    every = texts.read_number("checkpoint_every", arguments.checkpoint_every, 20.0)
+    names = _read_trackers(arguments)
+    asked = comparison.read_asked(arguments)
+    # Other processes must not see that the first one has made it.
+    folder = processes.on_first(
+        lambda: comparison.find_folder(arguments, "results", resume=arguments.resume)
+    )
+    data = load_data(arguments, asked)
+    asked = asked._replace(contenders=[data.with_names(each) for each in asked.contenders])
+    return Study(arguments, asked, data, folder, part, layout, num_evals, precision, every, names)
+
+
+def _train(study: Study, identity: Mapping[str, Any], *, is_known: bool) -> dict[str, Run]:
+    """Run the sweep of each system in this process, or a part of it.
+
+    Args:
+      study: What to run.
+      identity: What must be equal for a later run to resume this one.
+      is_known: Whether an earlier run of the folder has checked the input.
+    """
+    arguments, folder = study.arguments, study.folder
+    compiling.keep_compiled()
+    compiling.use_cores()
+    placement.check_layout(study.layout)
+    grids, lanes = study.grids(), None
+    if study.part is not None:
+        units = {name: shares.listed(**grid).units() for name, grid in grids.items()}
+        lanes = parts.find_lanes(study.part, units)
+    elif not is_known:
+        # Some errors show in the schedule alone. They shall come before any training.
+        with ThreadPoolExecutor(2) as workers:
+            list(workers.map(lambda grid: shares.listed(**grid).check_schedules(), grids.values()))
+    processes.on_first(lambda: folder.open(identity) if folder is not None else None)
+    runs = {}
+    with (
+        _without_trace_if_refused(folder),
+        contextlib.ExitStack() as at_end,
+        # The table names these lanes.
+        warnings.catch_warnings(action="ignore", category=LaneWarning),
+    ):
+        tracking = []
+        if folder is not None:
+            tracking = [trackers.make_tracker(name, folder.path) for name in study.tracker_names]
+        for tracker in tracking:
+            at_end.callback(tracker.close)
+        resume = request.ANY_JAX if arguments.any_jax and arguments.resume else arguments.resume
+        for name, grid in grids.items():
+            if lanes is not None and name not in lanes:
+                continue
+            saved = None
+            if folder is not None and not arguments.distributed:
+                kept_in, every = folder.checkpoints / name, study.checkpoint_every
+                saved = request.Checkpoints(kept_in, every=every, resume=resume)
+            runs[name] = sweep(
+                **grid,
+                num_evals=study.num_evals,
+                keep=Keep(models=arguments.keep_samples, client_variance=arguments.client_variance),
+                watch=Watch(progress=arguments.progress, trackers=tracking),
+                checkpoints=saved,
+                layout=study.layout,
+                precision=study.precision,
+                lanes=None if lanes is None else lanes[name],
+            )
+    return runs
 
 
 def _read_trackers(arguments: argparse.Namespace) -> list[str]:
@@ -205,12 +227,12 @@ def _read_trackers(arguments: argparse.Namespace) -> list[str]:
         raise ConfigError("tracker", arguments.tracker, allowed)
     names = list(dict.fromkeys(arguments.tracker.split(",")))
     for name in names:
-        trackers.check_tracker(check_name("tracker", name, trackers.TRACKERS))
+        trackers.check_tracker(texts.check_name("tracker", name, trackers.TRACKERS))
     return names
 
 
 @contextlib.contextmanager
-def _without_trace_if_refused(folder: Folder | None) -> Iterator[None]:
+def _without_trace_if_refused(folder: results.Folder | None) -> Iterator[None]:
     """Take the results folder away again if it is found that the input is not allowed."""
     try:
         yield
@@ -238,17 +260,17 @@ def show_results(
       as_json: Whether to print the summary as JSON in place of a table.
     """
     if as_json:
-        print_json({"folder": str(folder.path), **summary})
+        tables.print_json({"folder": str(folder.path), **summary})
         return
-    make_console().print(
+    tables.make_console().print(
         f"{config['dataset']['name']}, partition {config['partition']['name']}, "
         f"model {config['model']}, {len(config['seeds'])} seeds, means +- std:",
         highlight=False,
     )
-    print_results(curves, summary)
+    tables.print_results(curves, summary)
     spent = summary["seconds"]
     seconds = f"{spent['compile']:.1f} s compiling, {spent['run']:.1f} s running"
-    print_sentence(f"Written to {folder.path} ({seconds})")
+    tables.print_sentence(f"Written to {folder.path} ({seconds})")
 
 
 def _show_rates(
@@ -256,12 +278,14 @@ def _show_rates(
 ) -> None:
     """Name the tuned settings, if they were used."""
     tuned = {name: settings for name, settings in defaults.tuned.items() if name in curves}
-    if tuned and not arguments.json and not {"lr", "server_lr"} & {*read_settings(arguments)}:
+    if tuned and not arguments.json and not {"lr", "server_lr"} & {*texts.read_settings(arguments)}:
         listed = "; ".join(
             f"{name} {', '.join(f'{key} {value:g}' for key, value in settings.items())}"
             for name, settings in tuned.items()
         )
-        print_sentence(f"Settings chosen on validation images (experiments/baselines): {listed}.")
+        tables.print_sentence(
+            f"Settings chosen on validation images (experiments/baselines): {listed}."
+        )
 
 
 def _join(arguments: argparse.Namespace) -> None:
@@ -270,20 +294,17 @@ def _join(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: If they are not found, or if something was asked for that does not work there.
     """
-    described = {
-        name: getattr(arguments, name) for name in ("coordinator", "num_processes", "process_id")
-    }
+    num, number = arguments.num_processes, arguments.process_id
     if not arguments.distributed:
-        for name, value in described.items():
-            if value is not None:
+        for name in ("coordinator", "num_processes", "process_id"):
+            if (value := getattr(arguments, name)) is not None:
                 raise ConfigError(name, value, "given together with --distributed")
         return
     if arguments.resume:
         raise ConfigError("resume", True, "left out with --distributed, which has no checkpoints")
-    num, number = described["num_processes"], described["process_id"]
-    join_processes(
-        described["coordinator"],
-        None if num is None else read_whole("num_processes", num, 1),
-        None if number is None else read_whole("process_id", number, 0, least=0),
+    processes.join_processes(
+        arguments.coordinator,
+        None if num is None else texts.read_whole("num_processes", num, 1),
+        None if number is None else texts.read_whole("process_id", number, 0, least=0),
     )
-    use_cores()
+    compiling.use_cores()

@@ -108,15 +108,15 @@ class Runner:
                 if self.is_stopped:  # By another thread, before there was a process to stop.
                     process.terminate()
                 # In short turns, between which Ray and signal handlers can interrupt.
-                while (code := process.poll()) is None:
+                while process.poll() is None:
                     time.sleep(PAUSE)
             except BaseException:  # Ray cancels a task by a KeyboardInterrupt.
                 process.terminate()
                 process.wait()
                 raise
-            if code != lifecycle.STOPPED or self.is_stopped:
+            if process.returncode != lifecycle.STOPPED or self.is_stopped:
                 break
-        return code
+        return process.returncode
 
     def stop(self) -> None:
         """Ask the command to save and end, for good."""
@@ -186,10 +186,10 @@ def finish_jobs(
             with console.status("") as lines:
                 while len(endings) < len(jobs) and not lifecycle.asked_to_stop():
                     at_work = [each for each in jobs if each.name not in endings]
-                    told = (
+                    shown = [
                         f"{each.name}  waits or runs  {_text_of(each.progress)}" for each in at_work
-                    )
-                    lines.update(Text("\n".join(map(str.strip, told))))
+                    ]
+                    lines.update(Text("\n".join(map(str.strip, shown))))
                     time.sleep(PAUSE)
                     for job, code in zip(jobs, codes, strict=True):
                         if job.name not in endings and code.done():
@@ -207,14 +207,14 @@ def finish_jobs(
         raise PartError(sentence, lifecycle.STOPPED)
     failed = [job for job in jobs if endings[job.name][0]]
     if failed:
-        told = [
+        sentences = [
             f"{name} failed with exit code {code} ({said or 'it printed nothing'})"
             for name, (code, said) in endings.items()
             if code
         ]
         again = f"{failed[0].name}: {shlex.join(failed[0].words())}"
-        told.append(f"{RESUME} runs all that is unfinished, {again}")
-        raise PartError("; ".join(told), max(endings[failed[0].name][0], 1))
+        sentences.append(f"{RESUME} runs all that is unfinished, {again}")
+        raise PartError("; ".join(sentences), max(endings[failed[0].name][0], 1))
 
 
 def _ending(job: Job, code: Future[int]) -> tuple[int, str]:

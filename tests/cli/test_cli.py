@@ -660,3 +660,36 @@ def test_the_exit_code_is_returned(capsys):
     assert main(["--version"]) == 0
     assert main(["nonsense"]) == BAD_INPUT
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_rows_of_a_table_go_to_the_clients_they_name(
+    call, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clients that the data come with; the order of the rows is of no matter."""
+    rows = [f"{client},{0.1 + client % 7}" for client in range(30)]
+    tables = {"rising": rows, "falling": rows[::-1], "wrong": [*rows[1:], "watch,1"]}
+    tables["positions"] = [row.partition(",")[2] for row in tables["falling"]]
+    for name, lines in tables.items():
+        header = "rate" if name == "positions" else "client,rate"
+        (tmp_path / f"{name}.csv").write_text("\n".join([header, *lines]))
+    words = ["run", "fedbuff", "--dataset", "synthetic_iid", "--set", "local_steps=2"]
+    words += ["--time-budget", "9", "--evals", "1", "--seeds"]
+    call(*words, "1", "--set", "client_table=rising.csv", "--out", "single")
+    said = "fedjax-sim: each of the 2 values of client_table compiles a program of fedbuff.\n"
+    call(
+        *words, "1", "--set", "client_table=falling.csv,positions.csv", "--out", "swept", said=said
+    )
+    rising = fedjax_sim.load(tmp_path / "single").timelines[0].clients
+    falling, positions = (each.clients for each in fedjax_sim.load(tmp_path / "swept").timelines)
+    assert np.array_equal(rising, falling) and not np.array_equal(rising, positions)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fewer.csv").write_text("\n".join(["client,rate", *rows[1:]]))
+    for settings, sentence in (
+        ("client_table=wrong.csv", "is 'watch', but must be a name of one of the 30 clients"),
+        ("client_table=fewer.csv,num_clients=29", "num_clients is 29, but must be that of all"),
+    ):
+        flags = ["2", "--set", settings, "--out", "refused"]
+        assert main([*words, *flags]) == BAD_INPUT
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1, said
+        assert not (tmp_path / "refused").exists()

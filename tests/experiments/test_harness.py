@@ -112,6 +112,17 @@ def test_a_misspelt_experiment_is_named(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_panels_are_refused_by_experiments_that_have_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["run", "favano/fig2", "--smoke", "--only", "fig7", "--out", str(out)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "only is 'fig7', but must be left out with favano/fig2" in said
+    assert said.count("\n") == 1 and not out.exists()
+
+
 def test_a_finished_run_is_replaced_and_an_unknown_size_refused(tmp_path: Path) -> None:
     for _ in range(2):
         assert run("fald/privacy", "--out", "out", cwd=tmp_path).returncode == 0

@@ -9,7 +9,7 @@ import xarray as xr
 
 from experiments.harness import Arguments, Sample, comparison, interval
 from experiments.hierarchical import fig4_5, own_rates, setup
-from experiments.hierarchical.own_rates import ON, PANELS, STUDY
+from experiments.hierarchical.own_rates import ONLY, PANELS, STUDY
 from experiments.hierarchical.tuning import Measured
 from fedjax_sim import datasets
 
@@ -53,7 +53,7 @@ def verdicts(accuracy: Callable[[str], np.ndarray], kind: str = "mnist") -> dict
     found = {}
     dataset = {"federated": "federated_emnist"}.get(kind, kind)
     size = setup.choose(Arguments(dataset=dataset), STUDY)
-    for name in ON[kind]:
+    for name in ONLY[kind]:
         panel = PANELS[name]
         runs = {
             label: measured(accuracy, STUDY.full.seeds * panel.times_seeds, label)
