@@ -11,7 +11,7 @@ import optax
 
 from fedjax_sim import settings
 from fedjax_sim.settings import Checked, ConfigError, choice, struct
-from fedjax_sim.types import Params
+from fedjax_sim.types import Array, Params
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     return _optimizers()[name]
 
 
-def refuse_name(setting: str, value: Any) -> None:
+def refuse_name(setting: str, value: object) -> None:
     """Refuse the name of an optimizer in the place of its function.
 
     Args:
@@ -60,7 +60,7 @@ def refuse_name(setting: str, value: Any) -> None:
         raise ConfigError(setting, value, allowed)
 
 
-def _makes_optimizers(value: Any) -> bool:
+def _makes_optimizers(value: object) -> bool:
     refuse_name("optimizer", value)
     return isinstance(value, Hashable) and _makes_steps(value)
 
@@ -81,16 +81,16 @@ def _makes_steps(value: Any) -> bool:
 
 
 class Descent(optax.GradientTransformation):
-    """Plain gradient descent, `optax.sgd(rate)`, whose update is -rate g and nothing else.
+    """Plain gradient descent, `optax.sgd(rate)`: the update is -rate g and nothing else.
 
     Attributes:
       rate: The learning rate, a number.
     """
 
-    rate: Any
+    rate: Array | float
 
     @classmethod
-    def with_rate(cls, rate: Any) -> "Descent":
+    def with_rate(cls, rate: Array | float) -> "Descent":
         """Make it."""
         found = cls(*optax.sgd(rate))
         found.rate = rate
@@ -145,7 +145,7 @@ ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
 
 @struct
 class LocalTraining(Checked):
-    """Settings of clients' local training, whose optimizers start afresh with each update.
+    """Settings of clients' local training, with optimizers that start afresh with each update.
 
     Local steps are plain gradient descent by default.
 

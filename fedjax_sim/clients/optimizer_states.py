@@ -1,4 +1,4 @@
-"""Local training whose optimizers remember: a client's state lasts from one update to the next.
+"""Local training with optimizers that remember: a client's state lasts from update to update.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
@@ -16,7 +16,7 @@ from fedjax_sim.types import Array, Event, Key, Losses, Params, Plan, Work
 
 @struct
 class LastingTraining(LocalTraining):
-    """Settings of clients' local training, whose optimizers may remember.
+    """Settings of clients' local training, with optimizers that may remember.
 
     They are inherited by the settings of systems whose clients keep momentum, for example.
 
@@ -54,7 +54,7 @@ def lasting_training(
     *,
     proximal: Array | float | None = None,
 ) -> Callable[..., tuple[Params, Params, Work]]:
-    """Bind local training whose optimizers may remember; see `fedjax_sim.clients.local_training`.
+    """Bind local training with optimizers that may remember; see `local_training`.
 
     `proximal` is that of `local_training`.
 

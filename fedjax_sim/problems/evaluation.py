@@ -4,17 +4,19 @@ Dimension letters: `B` examples of a block.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr, Var
 
 from fedjax_sim.problems.losses import Metric
 from fedjax_sim.targets import is_for_cpu, lanes_together
 from fedjax_sim.trees import in_32_bits, programs_within
 from fedjax_sim.types import Array, Params
 
+Sums = dict[str, tuple[Array, Array | None]]
+"""Sums over entries by name, and how many entries these are; None for the number of examples."""
 LARGEST = 2**28
 """Bytes up to which an accelerator evaluates a lane's test examples together: of the examples, and
 of activations that are in memory at the same time."""
@@ -23,7 +25,7 @@ LARGEST_OF_ALL = 2**31
 
 
 def evaluated_at_once(
-    apply: Callable[[Params, Array], Any], params: Params, example: Array, *, on_cpu: int
+    apply: Callable[[Params, Array], Params], params: Params, example: Array, *, on_cpu: int
 ) -> int:
     """Choose how many test examples to evaluate together.
 
@@ -45,7 +47,7 @@ def evaluated_at_once(
     return max(1, largest // max(1, example.size * example.dtype.itemsize + needed))
 
 
-def _bytes_at_once(program: Any, are_given: list[bool]) -> int:
+def _bytes_at_once(program: Jaxpr, are_given: list[bool]) -> int:
     """Count the results of a program's equations that are needed at the same time, at most.
 
     Equations run in their order; inner programs have their own results. What follows from the
@@ -62,7 +64,7 @@ def _bytes_at_once(program: Any, are_given: list[bool]) -> int:
         if not hasattr(var, "val")  # literals
     } | dict.fromkeys((var for var in program.outvars if not hasattr(var, "val")), math.inf)
     found = {var for var, is_given in zip(program.invars, are_given, strict=True) if is_given}
-    held: dict[Any, int] = {}
+    held: dict[Var, int] = {}
     most = 0
     for number, equation in enumerate(program.eqns):
         follow = [not hasattr(var, "val") and var in found for var in equation.invars]
@@ -84,11 +86,11 @@ def _bytes_at_once(program: Any, are_given: list[bool]) -> int:
 
 def sums_over_examples(
     metrics: Sequence[tuple[str, Metric]],
-    outputs: Any,
-    targets: Any,
+    outputs: Params,
+    targets: Params,
     is_there: Array,
     mask: Array | None,
-) -> dict[str, Any]:
+) -> Sums:
     """Sum losses and metrics over the examples of a block.
 
     Args:
@@ -103,7 +105,7 @@ def sums_over_examples(
       these are; None for the latter if it is the number of examples.
     """
     counted = is_there if mask is None else mask & along(is_there, mask)
-    sums = {}
+    sums: Sums = {}
     for name, metric in metrics:
         values, among = in_32_bits(metric.values(outputs, targets)), counted
         if jnp.issubdtype(values.dtype, jnp.integer):
@@ -121,7 +123,7 @@ def sums_over_examples(
     return sums
 
 
-def means_over_examples(sums: Mapping[str, Any], num: Any) -> dict[str, Array]:
+def means_over_examples(sums: Sums, num: Array | int) -> dict[str, Array]:
     """Divide sums by numbers of entries.
 
     Args:

@@ -15,7 +15,7 @@ Dimension letters: `N` clients, `M` places for examples of a client and `U` for 
 (the rest is padding), `B` examples of a mini-batch, `n` training and `m` test examples.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,7 +31,7 @@ from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.problems import evaluation
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.targets import TreeT, is_for_cpu
 from fedjax_sim.types import Array, Key, Model, Params
 
 EVALUATED_AT_ONCE = 500
@@ -39,7 +39,7 @@ EVALUATED_AT_ONCE = 500
 OWN_AT_ONCE = 50
 """Test examples of one client that are evaluated together."""
 CLIENTS_AT_ONCE = 50
-"""Clients whose own models an accelerator evaluates together."""
+"""Number of clients' own models that an accelerator evaluates together."""
 
 
 @struct.dataclass
@@ -50,11 +50,11 @@ class Preparation:
       function: The function; None if the data are pairs of both.
     """
 
-    function: Callable[[Any], tuple[Any, Any]] | None = struct.field(
+    function: Callable[[Params], tuple[Params, Params]] | None = struct.field(
         pytree_node=False, default=None
     )
 
-    def __call__(self, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, batch: Params) -> tuple[Params, Params]:
         """Return inputs and targets, leaves `[B, ...]`, of data with leaves `[B, ...]`."""
         return batch if self.function is None else self.function(batch)
 
@@ -92,16 +92,18 @@ class Supervised:
       test_block: Test examples that a CPU evaluates together.
     """
 
-    data: Any
-    test_data: Any
+    data: Params
+    test_data: Params
     index: Array
     counts: Array
     model: Model = struct.field(pytree_node=False)
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
-    mask_of: Callable[[Any], Array] | None = struct.field(pytree_node=False, default=None)
+    mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
     prepare: Any = Preparation()
-    augmentation: Callable[[Key, Any], Any] | None = struct.field(pytree_node=False, default=None)
+    augmentation: Callable[[Key, Params], Params] | None = struct.field(
+        pytree_node=False, default=None
+    )
     prior_precision: Array | None = None
     start: Params | None = None
     frozen: Params | None = None
@@ -110,7 +112,7 @@ class Supervised:
     test_index: Array | None = None
     test_counts: Array | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
-    client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None)
+    client_ids: tuple[Hashable, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
 
     def __repr__(self) -> str:
@@ -129,9 +131,9 @@ class Supervised:
         return self.test_index is not None
 
     @property
-    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+    def metric_labels(self) -> Mapping[str, Sequence[Hashable]]:
         """Labels along the dimensions of metrics, by name of the dimension."""
-        labels: dict[str, Sequence[Any]] = {}
+        labels: dict[str, Sequence[Hashable]] = {}
         for _, metric in self.metrics:
             labels |= dict(zip(metric.dims, metric.labels, strict=False))
         return labels | ({"client": self.client_ids} if self.client_ids is not None else {})
@@ -143,7 +145,7 @@ class Supervised:
         return [f"{who}{name}" for name in names for who in ("", *_OF_CLIENTS)]
 
     def init(self, key: Key) -> Params:
-        """Return the model to start from: what `start` gives, and the rest drawn by the network."""
+        """Return the model to start from: the leaves of `start`, the rest drawn by the network."""
         rows = jax.tree.map(lambda leaf: leaf[:1], self.data)
         params = draw_params(self.model, key, self.prepare(rows)[0])
         if self.start is not None:
@@ -254,10 +256,10 @@ class Supervised:
           also "client_loss[client]" and so on, see `evaluate_clients`: `f[N]`.
         """
         whole = self.parameters(params)
-        num: Any = self._num_examples if self.num_tests is None else self.num_tests
+        num = self._num_examples if self.num_tests is None else self.num_tests
         capacity = self._num_examples if self.test_rows is None else self.test_rows.shape[0]
 
-        def sums(places: Array) -> dict[str, Any]:
+        def sums(places: Array) -> evaluation.Sums:
             rows = jnp.minimum(places, num - 1)
             rows = rows if self.test_rows is None else self.test_rows[rows]
             return self._sums(whole, rows, places < num)
@@ -290,7 +292,7 @@ class Supervised:
         def of_client(client: Array) -> dict[str, Array]:
             whole, count = self.parameters(model_of(client)), counts[client]
 
-            def block(number: Array) -> dict[str, Any]:
+            def block(number: Array) -> evaluation.Sums:
                 places = number * size + jnp.arange(size, dtype="int32")
                 rows = index[client, jnp.minimum(places, count - 1)]
                 return self._sums(whole, rows, places < count)
@@ -330,7 +332,7 @@ class Supervised:
         num_batches = -(-num // batch)
         return jnp.arange(num_batches * batch).reshape(num_batches, batch)
 
-    def _tested(self, rows: Array) -> tuple[Any, Any]:
+    def _tested(self, rows: Array) -> tuple[Params, Params]:
         """Look up inputs and targets of test examples `i32[B]`."""
         return self.prepare(rows_of(self.test_data, rows))
 
@@ -348,7 +350,7 @@ class Supervised:
         chex.assert_shape(losses, rows.shape if mask is None else mask.shape)
         return losses, mask
 
-    def _sums(self, whole: Params, rows: Array, is_there: Array) -> dict[str, Any]:
+    def _sums(self, whole: Params, rows: Array, is_there: Array) -> evaluation.Sums:
         """Sum losses and metrics over test examples.
 
         Args:
@@ -375,7 +377,7 @@ class Supervised:
 
 
 _OF_CLIENTS = ("client_", "personal_", "personal_client_")
-"""What the names of the metrics of single clients' examples, or models, begin with."""
+"""Beginnings of the names of metrics of single clients' examples, or models."""
 
 
 @struct.dataclass
@@ -401,7 +403,7 @@ class OneClient:
         return self.problem.client_loss(params, self.client, key)
 
 
-def rows_of(data: Any, rows: Array) -> Any:
+def rows_of(data: TreeT, rows: Array) -> TreeT:
     """Look up examples `i32[B]` of a pytree with leaves `[n, ...]`.
 
     A CPU reads rows of numbers faster than rows of matrices.

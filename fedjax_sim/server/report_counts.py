@@ -23,7 +23,7 @@ def report_messages(
     down: Callable[[Params, Any], Params] | None = None,
     has_weights: bool = True,
 ) -> Messages:
-    """Make the counts of bits of a system whose clients report models.
+    """Make the counts of bits of a system with reports of models.
 
     Down, a client that takes part gets all the changes of the model that it has missed, or the
     whole model if that is shorter, as on its first visit. Without a downlink compressor that is the

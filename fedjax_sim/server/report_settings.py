@@ -28,7 +28,7 @@ RELIED_ON = (
     ("messages.local_privacy", NoLocalPrivacy()),
     *COMBINED,
 )
-"""Settings by which bits are counted and privacy is accounted for; with what needs no obeying."""
+"""Settings by which bits are counted and privacy is accounted for, with their idle values."""
 
 
 @struct
@@ -72,7 +72,7 @@ def has_poisson_cohorts(hyper: Any) -> bool:
 
 @struct
 class Reports(Robust):
-    """Settings of systems whose clients report to a server.
+    """Settings of systems with reports of clients to a server.
 
     The settings of such a system inherit from it.
 
@@ -338,9 +338,9 @@ PRIVATE: dict[str, tuple[Any, str]] = {
     "delays.drop_rate": (0.0, "no accountant covers updates that are lost"),
     "training.optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
 }
-"""What other settings must be with privacy, and why."""
+"""Values of other settings with privacy, and the reasons."""
 ALL_HEARD: dict[str, Any] = {"clock.num_asked": 0, "clock.deadline": 0.0, "delays.drop_rate": 0.0}
-"""What other settings must be with noise of clients' own, so that schedules name all messages."""
+"""Values of other settings with noise of clients' own, so that schedules name all messages."""
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
 BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite, Canary)
 """Attacks of clients that know only their own message.

@@ -166,7 +166,7 @@ class Wire:
         step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]],
         **others: Any,
     ) -> Algorithm[StateT, InfoT]:
-        """Make an algorithm whose state has the fields `server` and `memo`.
+        """Make an algorithm; its state has the fields `server` and `memo`.
 
         `init` and `step` are those of `Algorithm`.
 
@@ -248,7 +248,7 @@ class Wire:
         )
 
     def start(self, memo: Memo, sent: Params) -> Params:
-        """Return the model as clients receive it, after compression of what the server sends.
+        """Return the model as clients receive it, after compression on the way down.
 
         Args:
           memo: What both sides remember.
@@ -257,7 +257,7 @@ class Wire:
         return memo.known if self.is_compressed_down else sent
 
     def received(self, state: Sent) -> Params:
-        """Return the server's model as clients hold it, after compression on the way down.
+        """Return the server's model of a state as clients receive it.
 
         Args:
           state: A state with the fields `memo` and `server`.
@@ -604,7 +604,7 @@ class Wire:
         return memo._replace(known=keep_if_empty(event, known, memo.known))
 
     def first_version(self, server: Params) -> Versioned:
-        """Begin with the initial model, for systems whose clients start from old models.
+        """Begin with the initial model, for systems with a store of old models.
 
         Args:
           server: The initial model, leaves `[...]`.
