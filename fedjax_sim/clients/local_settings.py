@@ -163,3 +163,16 @@ class LocalTraining(Checked):
         if self.training.optimizer is optax.sgd:
             return Descent.with_rate(self.lr)
         return self.training.optimizer(self.lr)
+
+
+@struct
+class LastingTraining(LocalTraining):
+    """Settings of clients' local training, with optimizers that may remember.
+
+    They are inherited by the settings of systems whose clients keep momentum, for example.
+
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        hyper = LastingTraining(lr=0.01, training=kept)
+    """
+
+    training: ClientTraining = settings.group(ClientTraining(), ABOUT_TRAINING)

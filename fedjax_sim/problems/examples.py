@@ -260,7 +260,7 @@ def _check_length(name: str, found: int, num: int) -> None:
 def _ids_of(name: str, clients: Iterable[Hashable]) -> list[Hashable]:
     """List the clients of examples, of which a tensor has tensors."""
     try:
-        ids = list(clients)
+        ids: list[Any] = list(clients)
     except TypeError as error:
         allowed = f"the client of each example ({first_line(error)})"
         raise ConfigError(name, type(clients).__name__, allowed) from error

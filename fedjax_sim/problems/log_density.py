@@ -212,7 +212,7 @@ def from_logdensity(
         if getattr(found, "shape", None) != ():
             shape = f"a function to {getattr(found, 'shape', type(found).__name__)}"
             raise ConfigError(name, shape, "a function to one number, for one example")
-    owned = (split, None) if isinstance(split, Partition) else (None, split)
+    owned: tuple[Any, Any] = (split, None) if isinstance(split, Partition) else (None, split)
     [partition], names = read_owners(*owned, num, "split")
     [(index, counts)] = pad_partitions([partition], num)
     return LogDensity(

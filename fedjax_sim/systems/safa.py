@@ -53,7 +53,7 @@ from fedjax_sim.server import (
     stale_models,
 )
 from fedjax_sim.server.aggregation import where_slots
-from fedjax_sim.server.report_counts import downlink_of_slots
+from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.settings import count, real, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live, presets
