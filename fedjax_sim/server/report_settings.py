@@ -192,7 +192,7 @@ class ScheduledReports(Reports):
             allowed = (
                 "none or correlated here, because no accountant covers how clients are sampled"
             )
-            raise ConfigError("privacy", str(privacy), allowed)
+            raise ConfigError("privacy", str(kind), allowed)
         if not isinstance(kind, privacy.Clipping | privacy.CorrelatedNoise):
             return
         if not isinstance(self.aggregator, Mean):
