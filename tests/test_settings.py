@@ -24,7 +24,7 @@ from fedjax_sim.cli import comparison
 from fedjax_sim.cli.commands import main
 from fedjax_sim.cli.defaults import defaults_of
 from fedjax_sim.clients import ClientTraining
-from fedjax_sim.compression.catalogue import COMPRESSORS
+from fedjax_sim.compression.messages import COMPRESSORS
 from fedjax_sim.lifecycle import BAD_INPUT
 from fedjax_sim.privacy import PRIVACY
 from fedjax_sim.problems import latent

@@ -1,14 +1,12 @@
 """Local work of clients: gradient steps, E-steps and Langevin noise.
 
 `gradient_steps` runs optimizer steps on `mini_batches`, by `local_settings`, for every system that
-sends models; `packing` lays clients' steps end to end, and `turning` transposes narrow matrices.
-`optimizer_states` lets a client's optimizer remember, `base_optimizers` has
-optimizers whose statistics belong to the server, `whole_gradients` computes gradients at one
-model, `personal` splits and evaluates clients' own models, and `rows` reads and writes what is kept
-for every client. `e_steps` computes expected statistics, for the systems of expectation
-maximisation. `langevin_noise` has optax transformations that turn gradient steps into Langevin
-steps, with momentum or a preconditioner. All of it runs inside the compiled program, over the slots
-of a tick.
+sends models; `packing` lays clients' steps end to end. `base_optimizers` has optimizers with
+statistics of the server's, `whole_gradients` computes gradients at one model, `personal` splits and
+evaluates clients' own models, and `rows` reads and writes arrays over clients. `e_steps` computes
+expected statistics, for the systems of expectation maximisation. `langevin_noise` has optax
+transformations that turn gradient steps into Langevin steps, with momentum or a preconditioner. All
+of it runs inside the compiled program, over the slots of a tick.
 """
 
 from fedjax_sim.clients.base_optimizers import BaseOptimizer as BaseOptimizer
@@ -20,6 +18,8 @@ from fedjax_sim.clients.gradient_steps import Direction as Direction
 from fedjax_sim.clients.gradient_steps import SumRequest as SumRequest
 from fedjax_sim.clients.gradient_steps import Train as Train
 from fedjax_sim.clients.gradient_steps import Training as Training
+from fedjax_sim.clients.gradient_steps import first_optimizers as first_optimizers
+from fedjax_sim.clients.gradient_steps import lasting_training as lasting_training
 from fedjax_sim.clients.gradient_steps import local_steps as local_steps
 from fedjax_sim.clients.gradient_steps import local_training as local_training
 from fedjax_sim.clients.langevin_noise import add_langevin_noise as add_langevin_noise
@@ -29,14 +29,12 @@ from fedjax_sim.clients.langevin_noise import precondition as precondition
 from fedjax_sim.clients.langevin_noise import without_gradients as without_gradients
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING as ABOUT_TRAINING
 from fedjax_sim.clients.local_settings import ClientTraining as ClientTraining
+from fedjax_sim.clients.local_settings import LastingTraining as LastingTraining
 from fedjax_sim.clients.local_settings import LocalTraining as LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient as BatchGradient
 from fedjax_sim.clients.mini_batches import LossGradient as LossGradient
 from fedjax_sim.clients.mini_batches import batch_gradient as batch_gradient
 from fedjax_sim.clients.mini_batches import batch_loss as batch_loss
-from fedjax_sim.clients.optimizer_states import LastingTraining as LastingTraining
-from fedjax_sim.clients.optimizer_states import first_optimizers as first_optimizers
-from fedjax_sim.clients.optimizer_states import lasting_training as lasting_training
 from fedjax_sim.clients.personal import PersonalLeaves as PersonalLeaves
 from fedjax_sim.clients.personal import personal_metrics as personal_metrics
 from fedjax_sim.clients.rows import read_clients as read_clients

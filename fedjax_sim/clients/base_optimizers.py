@@ -1,4 +1,4 @@
-"""Base optimizers whose statistics belong to the server, for MIME and MimeLite.
+"""Base optimizers with statistics of the server's, for MIME and MimeLite.
 
 Karimireddy et al. (2021, arXiv 2008.03606) split an optimizer into an update U(g, s) and a rule
 V(g, s) for its statistics s. Here both are results of an optax optimizer's `update`. Local steps
@@ -41,7 +41,7 @@ class BaseOptimizer(LocalTraining):
         return self.training.optimizer is optax.sgd
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Name the settings without effect, and those in their place."""
         found = super().decided()
         return found if self.has_momentum else found | {"momentum": "another optimizer"}
 

@@ -16,13 +16,14 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from fedjax_sim import batching, targets
 from fedjax_sim.checking import checked, unchecked
-from fedjax_sim.clients.local_settings import Descent, LocalTraining
+from fedjax_sim.clients import rows
+from fedjax_sim.clients.local_settings import Descent, LastingTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
-from fedjax_sim.clients.turning import in_row_major, turn, turned_in_state
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Event, Facts, Key, Losses, Params, Plan, Work
 
@@ -304,6 +305,75 @@ def local_steps(
     return turn(ends.model, ends.are_turned), after, work
 
 
+@checked
+def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Params:
+    """Make the initial states of all clients' optimizers.
+
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        states = first_optimizers(problem, LastingTraining(training=kept), model)
+        assert states[0].mu.shape == (8, 3)  # of eight clients
+
+    Args:
+      model: A model, leaves `[...]`.
+
+    Returns:
+      Leaves `[N, ...]`; () if states are not kept.
+    """
+    if hyper.training.optimizer_state == "fresh":
+        return ()
+    return batching.replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
+
+
+@checked
+def lasting_training(
+    problem: Losses,
+    hyper: LastingTraining,
+    plan: Plan,
+    *,
+    proximal: Array | float | None = None,
+) -> Callable[..., tuple[Params, Params, Work]]:
+    """Bind local training with optimizers that may remember; see `local_training`.
+
+    `proximal` is that of `local_training`.
+
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        hyper = LastingTraining(batch_size=1, training=kept)
+        states = first_optimizers(problem, hyper, model)
+        train = lasting_training(problem, hyper, plan)
+        models, states, work = train(key, event, states, start=model)
+        assert states[0].count[jnp.array([0, 3, 7])].tolist() == [2, 1, 0]  # steps of these clients
+
+    Returns:
+      A function like a `fedjax_sim.clients.Train`, whose slots all start from `start`. After the
+      event, in which a client fills at most one slot, it takes the states of all clients'
+      optimizers, as `first_optimizers` makes them. It returns the models reached, leaves `[S,
+      ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
+      spent. The model of an empty slot is its start.
+    """
+    bind = unchecked(local_training)
+    bound, is_kept = (
+        bind(problem, hyper, plan, proximal=proximal),
+        hyper.training.optimizer_state == "kept",
+    )
+
+    def train(
+        key: Key,
+        event: Event,
+        optimizers: Params,
+        *,
+        start: Params,
+        total: SumRequest | None = None,
+    ) -> tuple[Params, Params, Work]:
+        training = partial(bound.training, key, event.facts)
+        states = rows.read_clients(optimizers, event.clients) if is_kept else None
+        ends, states, work = unchecked(local_steps)(
+            plan, event, training, start=start, states=states, total=total
+        )
+        return ends, rows.write_clients(optimizers, event.clients, states) if is_kept else (), work
+
+    return train
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Local:
@@ -395,3 +465,34 @@ def _begin(
     are_states_turned = turned_in_state(optimizer, model, are_turned)
     first = in_row_major(turn(state, are_states_turned), are_states_turned)
     return _Local(model, first, are_turned, are_states_turned), step
+
+
+def turn(model: Params, are_turned: tuple[bool, ...]) -> Params:
+    """Transpose some matrices, or transpose them back. Leaves are `[...]` or `[S, ...]`."""
+    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    return jax.tree.map(lambda x, is_one: jnp.swapaxes(x, -1, -2) if is_one else x, model, flags)
+
+
+def in_row_major(model: Params, are_turned: tuple[bool, ...]) -> Params:
+    """Lay arrays that were transposed out in memory row by row."""
+
+    def laid(leaf: Array, is_turned: bool) -> Array:
+        layout = Layout(major_to_minor=tuple(range(leaf.ndim)))
+        return with_layout_constraint(leaf, layout) if is_turned else leaf
+
+    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    return jax.tree.map(laid, model, flags)
+
+
+def turned_in_state(
+    optimizer: optax.GradientTransformation, model: Params, are_turned: tuple[bool, ...]
+) -> tuple[bool, ...]:
+    """Tell which leaves of an optimizer's state belong to leaves of the model that are turned."""
+    flags = jax.tree.unflatten(jax.tree.structure(model), are_turned)
+    state = jax.eval_shape(optimizer.init, model)
+    if not any(are_turned):
+        return (False,) * len(jax.tree.leaves(state))
+    marked = optax.tree_map_params(
+        optimizer, lambda _, flag: flag, state, flags, transform_non_params=lambda _: False
+    )
+    return tuple(jax.tree.leaves(marked))

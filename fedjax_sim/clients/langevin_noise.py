@@ -1,7 +1,7 @@
 """Langevin dynamics as optax transformations: noise, momentum and a preconditioner."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -167,7 +167,7 @@ def without_gradients(
     """
     still = optax.tree.zeros_like(start)
 
-    def step(_: Array, carried: tuple[Params, Any]) -> tuple[Params, Any]:
+    def step(_: Array, carried: tuple[Params, Params]) -> tuple[Params, Params]:
         update, after = moves.update(still, carried[1], carried[0])
         return optax.apply_updates(carried[0], update), after
 

@@ -12,7 +12,7 @@ import optax
 from fedjax_sim import settings
 from fedjax_sim.checking import Above0, AtLeast0, Count
 from fedjax_sim.settings import Checked, ConfigError, setting, struct
-from fedjax_sim.types import Params
+from fedjax_sim.types import Array, Params
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     return settings.parse_function(_optimizers(), name)
 
 
-def refuse_name(setting: str, value: Any) -> None:
+def refuse_name(setting: str, value: object) -> None:
     """Refuse the name of an optimizer in the place of its function.
 
     Args:
@@ -61,7 +61,7 @@ def refuse_name(setting: str, value: Any) -> None:
         raise ConfigError(setting, value, allowed)
 
 
-def _makes_optimizers(value: Any) -> bool:
+def _makes_optimizers(value: object) -> bool:
     refuse_name("optimizer", value)
     return isinstance(value, Hashable) and _makes_steps(value)
 
@@ -82,16 +82,16 @@ def _makes_steps(value: Any) -> bool:
 
 
 class Descent(optax.GradientTransformation):
-    """Plain gradient descent, `optax.sgd(rate)`, whose update is -rate g and nothing else.
+    """Plain gradient descent, `optax.sgd(rate)`: the update is -rate g and nothing else.
 
     Attributes:
       rate: The learning rate, a number.
     """
 
-    rate: Any
+    rate: Array | float
 
     @classmethod
-    def with_rate(cls, rate: Any) -> "Descent":
+    def with_rate(cls, rate: Array | float) -> "Descent":
         """Make it."""
         found = cls(*optax.sgd(rate))
         found.rate = rate
@@ -144,7 +144,7 @@ ABOUT_TRAINING = "mini-batches and the optimizer of local steps"
 
 @struct
 class LocalTraining(Checked):
-    """Settings of clients' local training, whose optimizers start afresh with each update.
+    """Settings of clients' local training, with optimizers that start afresh with each update.
 
     Local steps are plain gradient descent by default.
 
@@ -162,3 +162,16 @@ class LocalTraining(Checked):
         if self.training.optimizer is optax.sgd:
             return Descent.with_rate(self.lr)
         return self.training.optimizer(self.lr)
+
+
+@struct
+class LastingTraining(LocalTraining):
+    """Settings of clients' local training, with optimizers that may remember.
+
+    They are inherited by the settings of systems whose clients keep momentum, for example.
+
+        kept = ClientTraining(optimizer=optax.adam, optimizer_state="kept")
+        hyper = LastingTraining(lr=0.01, training=kept)
+    """
+
+    training: ClientTraining = settings.group(ClientTraining(), ABOUT_TRAINING)

@@ -33,7 +33,7 @@ class LossGradient:
         """Return the gradient."""
         return jax.grad(self.loss)(model, q)
 
-    def descent(self, rate: Any, model: Params, q: Array) -> Params:
+    def descent(self, rate: Array | float, model: Params, q: Array) -> Params:
         """Return -rate times the gradient; no array of its size is multiplied by the rate.
 
         The rate is the cotangent of -loss: a kernel that computes the loss's derivative takes the

@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.tree_util import PyTreeDef
 
-from fedjax_sim.types import Array, PackedRows
+from fedjax_sim.types import Array, PackedRows, Params
 
 LARGEST_COPIED = 2**16
 """Bytes of the arrays that steps read and that differ between lanes, up to which slots have copies.
@@ -32,17 +33,19 @@ LARGEST_COPIED = 2**16
 If they are larger, the lanes of a device do not share rows: each is packed apart from the others.
 """
 
-Step = Callable[[Array, Any], Any]
-"""From the number of a slot's step, `i32[]`, and what the slot carries, to what it carries next."""
+Rows = tuple[list[Array], Array]
+"""The leaves that slots carry in the end, and the steps that were run."""
+Step = Callable[[Array, Params], Params]
+"""From the number of a slot's step, `i32[]`, and the slot's carry to its next carry."""
 
 
 def run_in_rows(
-    begin: Callable[..., tuple[Any, Step]],
+    begin: Callable[..., tuple[Params, Step]],
     rows: PackedRows,
     length: int,
     steps: Array,
-    *slots: Any,
-) -> tuple[Any, Array]:
+    *slots: Params,
+) -> tuple[Params, Array]:
     """Run the steps of every slot.
 
     Lanes that are batched by `vmap` share rows. The members of a family that is batched by `vmap`
@@ -60,13 +63,13 @@ def run_in_rows(
       What the slots carry in the end, leaves `[S, ...]`, and the steps that were run, each slot
       with its share of the idle ones, `i32[S]`.
     """
-    structures: list[Any] = []
+    structures: list[tuple[PyTreeDef, Jaxpr]] = []
 
-    def before(*slot: Any) -> list[Any]:
+    def before(*slot: Params) -> list[Array]:
         carry, step = begin(*slot)
         leaves, structure = jax.tree.flatten(carry)
 
-        def of_leaves(q: Array, *leaves: Any) -> list[Any]:
+        def of_leaves(q: Array, *leaves: Array) -> list[Array]:
             return jax.tree.leaves(step(q, jax.tree.unflatten(structure, leaves)))
 
         program = jax.make_jaxpr(of_leaves)(jnp.int32(0), *leaves)
@@ -80,7 +83,7 @@ def run_in_rows(
     varying = _depending(program.jaxpr)
     is_shared = [not varies for varies in varying[num:]]
 
-    def first(*slot: Any) -> list[Any]:
+    def first(*slot: Params) -> list[Array]:
         return jaxpr_as_fun(program)(*jax.tree.leaves(slot))
 
     # What does not depend on the slot is not copied for each.
@@ -89,7 +92,9 @@ def run_in_rows(
     shared = [value for value, it in zip(read, is_shared, strict=True) if it]
     of_slots = [value for value, it in zip(read, is_shared, strict=True) if not it]
 
-    def step(shared: list[Any], of_slot: list[Any], q: Array, leaves: list[Any]) -> list[Any]:
+    def step(
+        shared: list[Array], of_slot: list[Array], q: Array, leaves: list[Array]
+    ) -> list[Array]:
         both = iter(shared), iter(of_slot)
         consts = [next(both[0] if is_one else both[1]) for is_one in is_shared]
         return jaxpr_as_fun(ClosedJaxpr(body, consts))(q, *leaves)
@@ -107,7 +112,9 @@ def _depending(program: Jaxpr) -> list[bool]:
     return [not isinstance(var, Literal) and var in found for var in program.outvars]
 
 
-def _batchable(step: Callable[..., list[Any]], rows: PackedRows, length: int) -> Callable[..., Any]:
+def _batchable(
+    step: Callable[..., list[Array]], rows: PackedRows, length: int
+) -> Callable[..., Rows]:
     """Return `_run` as a function that shares rows between the lanes of a `vmap`.
 
     step: Called with what all slots share, what belongs to one slot, the number of the step and the
@@ -118,7 +125,7 @@ def _batchable(step: Callable[..., list[Any]], rows: PackedRows, length: int) ->
     of_lane = rows.of_lane, rows.lane_slots
 
     @custom_vmap
-    def run(steps: Array, carries: list[Any], of_slots: list[Any], shared: list[Any]) -> Any:
+    def run(steps: Array, carries: list[Array], of_slots: list[Array], shared: list[Array]) -> Rows:
         return _run(step, pooled, length, steps, carries, of_slots, shared)
 
     @run.def_vmap
@@ -161,7 +168,9 @@ def _batchable(step: Callable[..., list[Any]], rows: PackedRows, length: int) ->
                 for leaf in varying
             ]
 
-            def with_copies(shared: list[Any], of_slot: Any, q: Array, leaves: list[Any]) -> Any:
+            def with_copies(
+                shared: list[Array], of_slot: list[Array], q: Array, leaves: list[Array]
+            ) -> list[Array]:
                 of_slot, copies = of_slot[: len(of_slots)], iter(of_slot[len(of_slots) :])
                 rest = iter(shared)
                 shared = [next(copies if it else rest) for it in are_shared]
@@ -179,7 +188,7 @@ def _batchable(step: Callable[..., list[Any]], rows: PackedRows, length: int) ->
     return run
 
 
-def _with_lanes(leaves: list[Any], are_batched: Sequence[bool], size: int) -> list[Any]:
+def _with_lanes(leaves: list[Array], are_batched: Sequence[bool], size: int) -> list[Array]:
     """Give every array a leading axis of lanes."""
     return [
         leaf if it else jnp.broadcast_to(leaf, (size, *leaf.shape))
@@ -187,7 +196,7 @@ def _with_lanes(leaves: list[Any], are_batched: Sequence[bool], size: int) -> li
     ]
 
 
-def _merge(leaf: Any) -> Any:
+def _merge(leaf: Array) -> Array:
     """Merge the two leading axes of an array."""
     return leaf.reshape(-1, *leaf.shape[2:])
 
@@ -238,14 +247,14 @@ def lay_in_rows(steps: Array, num_rows: int, length: int) -> tuple[Places, Place
 
 
 def _run(
-    step: Callable[..., list[Any]],
+    step: Callable[..., list[Array]],
     counted: tuple[int, int],
     length: int,
     steps: Array,
-    carries: list[Any],
-    of_slots: list[Any],
-    shared: list[Any],
-) -> tuple[list[Any], Array]:
+    carries: list[Array],
+    of_slots: list[Array],
+    shared: list[Array],
+) -> Rows:
     """Run the steps of every slot, see `run_in_rows`.
 
     Args:
@@ -272,10 +281,11 @@ def _run(
     following = jnp.where(is_next, next_places.slot, 0)
     in_rows = jax.vmap(step, in_axes=(None, 0, 0, 0))
 
-    def trip(t: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def trip(t: Array, state: tuple[list[Array], list[Array]]) -> tuple[list[Array], list[Array]]:
         store, leaves = state
         slot, number, to, is_new, new = (
-            _row_at(each, t) for each in (places.slot, places.number, target, is_next, following)
+            jax.lax.dynamic_index_in_dim(each, t, keepdims=False)
+            for each in (places.slot, places.number, target, is_next, following)
         )
         leaves = in_rows(shared, [_rows_at(leaf, slot) for leaf in of_slots], number, leaves)
         store = [
@@ -298,7 +308,7 @@ def _run(
     return _split(store, carries), steps + share
 
 
-def _join(leaves: list[Any]) -> list[Any]:
+def _join(leaves: list[Array]) -> list[Array]:
     """Join arrays `[W, ...]` of one kind into one, `[W, P]`, which one kernel then writes."""
     kinds = list(dict.fromkeys(leaf.dtype for leaf in leaves))
     return [
@@ -309,7 +319,7 @@ def _join(leaves: list[Any]) -> list[Any]:
     ]
 
 
-def _split(joined: list[Any], like: list[Any]) -> list[Any]:
+def _split(joined: list[Array], like: list[Array]) -> list[Array]:
     """Split an array of `_join` into arrays like these, but for the first axis."""
     of_kind, at = {each.dtype: each for each in joined}, dict.fromkeys((x.dtype for x in joined), 0)
     leaves = []
@@ -321,10 +331,6 @@ def _split(joined: list[Any], like: list[Any]) -> list[Any]:
     return leaves
 
 
-def _row_at(table: Array, t: Array) -> Array:
-    return jax.lax.dynamic_index_in_dim(table, t, keepdims=False)
-
-
-def _rows_at(leaf: Any, rows: Array) -> Any:
+def _rows_at(leaf: Array, rows: Array) -> Array:
     """Look up rows that are known to be there."""
     return leaf.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -4,14 +4,26 @@ Dimension letters: `S` slots of a tick, `B` examples of a mini-batch.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim import batching, checking
 from fedjax_sim.clients.mini_batches import batches_of
-from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Settings
+from fedjax_sim.types import (
+    EMPTY,
+    Algorithm,
+    Array,
+    Event,
+    Key,
+    Losses,
+    Params,
+    Plan,
+    Settings,
+    StateT,
+    Work,
+)
 
 
 class SeenLosses(NamedTuple):
@@ -28,7 +40,7 @@ class SeenLosses(NamedTuple):
 
 @checking.checked
 def losses_of(
-    problem: Any,
+    problem: Losses,
     hyper: Settings,
     plan: Plan,
     key: Key,
@@ -75,10 +87,9 @@ def losses_of(
 
 @checking.checked
 def seeing_losses(
-    algorithm: Callable[[Any, Any, Plan], Algorithm],
-    starts: Callable[[Any, Event], Params] | None = None,
-) -> Callable[[Any, Any, Plan], Algorithm]:
-    """Return the same algorithm, whose steps tell a live clock what clients' losses were.
+    algorithm: Callable[..., Algorithm], starts: Callable[..., Params] | None = None
+) -> Callable[..., Algorithm]:
+    """Return the same algorithm with steps that tell a live clock clients' losses.
 
         algorithm = seeing_losses(fedavg.system.algorithm)(problem, hyper, plan)
         _, work = algorithm.step(key, algorithm.init(key), event)
@@ -93,10 +104,10 @@ def seeing_losses(
       An algorithm with `SeenLosses` in `Work.seen`. It counts one evaluation more for each slot.
     """
 
-    def bind(problem: Any, hyper: Any, plan: Plan) -> Algorithm:
+    def bind(problem: Losses, hyper: Settings, plan: Plan) -> Algorithm:
         inner = algorithm(problem, hyper, plan)
 
-        def step(key: Key, state: Any, event: Event) -> tuple[Any, Any]:
+        def step(key: Key, state: StateT, event: Event) -> tuple[StateT, Work]:
             model = (inner.received or inner.model)(state) if starts is None else None
             models = None if starts is None else starts(state, event)
             given = key, event.clients, event.offset

@@ -16,20 +16,19 @@ follows from a seed that both sides know, and costs no bits.
 - `powers`: the arithmetic of random rounding (`luq`).
 - `sparse`: sparsifiers.
 - `biased`: the largest entries, and signs with a scale.
-- `catalogue`: compressors by the names of the command line.
-- `messages`: compression of whole models, for systems that send models, and their bits.
+- `messages`: compressors by the names of the command line, compression of whole models, and bits.
 """
 
 from fedjax_sim.compression.base import Compressor as Compressor
 from fedjax_sim.compression.base import Identity as Identity
 from fedjax_sim.compression.biased import ScaledSign as ScaledSign
 from fedjax_sim.compression.biased import TopK as TopK
-from fedjax_sim.compression.catalogue import COMPRESSORS as COMPRESSORS
-from fedjax_sim.compression.catalogue import parse_compressor as parse_compressor
 from fedjax_sim.compression.grids import BlockQuantization as BlockQuantization
 from fedjax_sim.compression.grids import Dithering as Dithering
 from fedjax_sim.compression.grids import Luq as Luq
 from fedjax_sim.compression.grids import StochasticRounding as StochasticRounding
+from fedjax_sim.compression.messages import COMPRESSORS as COMPRESSORS
+from fedjax_sim.compression.messages import parse_compressor as parse_compressor
 from fedjax_sim.compression.powers import luq as luq
 from fedjax_sim.compression.sparse import RandK as RandK
 from fedjax_sim.compression.sparse import RandSparsification as RandSparsification

@@ -1,4 +1,4 @@
-"""Compressed models: the decoded message, and its number of bits.
+"""Compressors by name, and compressed models: the decoded message, and its number of bits.
 
 Dimension letter: `S` slots of a tick.
 """
@@ -8,11 +8,37 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from fedjax_sim.checking import checked
+from fedjax_sim.compression import biased, grids, sparse
 from fedjax_sim.compression.base import Compressor, Identity
-from fedjax_sim.compression.catalogue import COMPRESSORS, parse_compressor
-from fedjax_sim.settings import Checked, ConfigError, setting, struct
+from fedjax_sim.settings import Checked, ConfigError, Named, parse_kind, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.types import Array, Event, Key, Params, full_precision_bits
+
+_KINDS = Identity, *grids.KINDS, *sparse.KINDS, grids.Luq, *biased.KINDS
+COMPRESSORS: Named[type[Compressor]] = Named.of(
+    "compressor", *_KINDS, example="block:norm=2:block=4"
+)
+"""Every kind of compressor, by name."""
+
+
+@checked
+def parse_compressor(text: str) -> Compressor:
+    """Read a compressor from text.
+
+        assert parse_compressor("top_k:kept=100") == TopK(kept=100)
+
+    Args:
+      text: A name of `COMPRESSORS`, followed by values for its fields, such as
+        "block:norm=inf:block=9". Other fields have their defaults.
+
+    Returns:
+      The compressor.
+
+    Raises:
+      ConfigError: If the name, a field or a value is not allowed.
+    """
+    return parse_kind("compression", COMPRESSORS, text)
 
 
 @struct

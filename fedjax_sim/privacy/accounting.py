@@ -195,7 +195,7 @@ def epsilon_after(
     return once_each(_spending(mechanism, float(noise)), np.asarray(rounds, int))
 
 
-def once_each(function: Callable[[Any], float], numbers: np.ndarray) -> npt.NDArray[np.float64]:
+def once_each(function: Callable[..., float], numbers: np.ndarray) -> npt.NDArray[np.float64]:
     """Compute a function that takes long, once for each number; it is 0 at 0.
 
     Args:
@@ -259,7 +259,7 @@ def _found_noise(epsilon: float, rounds: int, mechanism: Accounted, tolerance: f
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Silence warnings of dp-accounting about orders whose series does not converge.
+    """Silence warnings of dp-accounting about orders with a diverging series.
 
     It leaves these orders out, which can make epsilon larger but not smaller.
     """

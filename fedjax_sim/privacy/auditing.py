@@ -24,7 +24,7 @@ PRECISION = 1e-6
 
 @checked
 class Audit(NamedTuple):
-    """What guesses have shown.
+    """The result of an audit by guesses.
 
     Attributes:
       epsilon: The lower bound; 0 if they show nothing.
@@ -46,7 +46,7 @@ def audit_canaries(
     delta: AtLeast0,
     confidence: float = 0.95,
 ) -> Audit:
-    """Guess coins by scores, and compute what the guesses show.
+    """Guess coins by scores, and compute the lower bound that the guesses show.
 
     The canaries with the largest scores are guessed to take part, as many with the smallest ones
     not to. Their number must be chosen before the scores are looked at.

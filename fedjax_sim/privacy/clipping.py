@@ -99,7 +99,7 @@ def _number_of_slots(updates: Params) -> int:
 
 
 def _shortened(updates: Params, norm: Array, bound: Array | float) -> tuple[Params, Array]:
-    """Shorten updates whose norm, `f[S]`, is above the bound, and tell which ones are not."""
+    """Shorten updates with norms, `f[S]`, above the bound, and tell which ones are not."""
     num_slots = norm.shape[0]
     bound = jnp.asarray(bound, norm.dtype)
     is_short = norm <= bound

@@ -51,7 +51,7 @@ class LocalPrivacy(OfNoise):
 
 @struct
 class NoLocalPrivacy(LocalPrivacy):
-    """Clients send what they have learnt."""
+    """Neither clipping nor noise."""
 
     name: str = fixed("none")
 
@@ -225,7 +225,7 @@ class LocalLaplace(OwnNoise):
 
 @functools.cache
 def _laplace_epsilon(scale: float, messages: int, delta: float) -> float:
-    """Compute epsilon of one number with Laplace noise, whose scale is relative to its change."""
+    """Compute epsilon of one number with Laplace noise; the scale is relative to its change."""
     import dp_accounting
     from dp_accounting import pld
 

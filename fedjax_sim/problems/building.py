@@ -5,7 +5,7 @@ Dimension letters: those of `supervision`.
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -22,43 +22,17 @@ from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Model, Params
 
 
-class Options(TypedDict, total=False):
-    """The options of `supervised`."""
-
-    clients: Iterable[Hashable] | None
-    test: Any
-    test_clients: Iterable[Hashable] | None
-    metrics: Mapping[str, PerExample | Metric] | None
-    mask: Callable[[Any], Array] | None
-    prepare: Callable[[Any], tuple[Any, Any]] | None
-    augment: Callable[[Key, Any], Any] | None
-    per_client: bool
-    start: Params | None
-    frozen: str | Callable[[str], bool] | None
-    prior_precision: float | None
-    test_block: int
-    seed: int
-
-
 @checked
 @overload
 def supervised(
-    model: Model,
-    loss: PerExample,
-    data: Any,
-    split: list[Partition],
-    **options: Unpack[Options],
+    model: Model, loss: PerExample, data: Any, split: list[Partition], **options: Any
 ) -> list[Supervised]: ...
 
 
 @checked
 @overload
 def supervised(
-    model: Model,
-    loss: PerExample,
-    data: Any,
-    split: Partition | None = None,
-    **options: Unpack[Options],
+    model: Model, loss: PerExample, data: Any, split: Partition | None = None, **options: Any
 ) -> Supervised: ...
 
 

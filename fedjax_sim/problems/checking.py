@@ -19,7 +19,7 @@ from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.problems.supervision import Supervised
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Params
 
 PARAMETERS = "params"
 """The collection in which a flax module keeps its parameters."""
@@ -87,7 +87,7 @@ def _shape_of_outputs(structure: TypedStructure, leaves: tuple) -> tuple[int, ..
     return getattr(outputs, "shape", ())
 
 
-def _outputs_for(problem: Supervised, inputs: Any) -> Any:
+def _outputs_for(problem: Supervised, inputs: Params) -> Params:
     """Describe the outputs of a network, and check that it can be trained and evaluated.
 
     Raises:
@@ -103,8 +103,8 @@ def _outputs_for(problem: Supervised, inputs: Any) -> Any:
                 allowed = "params or frozen; a network's state is neither kept nor averaged"
                 raise ConfigError("collection of the network's variables", name, allowed)
 
-    def outputs_in(train: bool) -> Any:
-        def compute(problem: Supervised, params: Any, x: Any) -> Any:
+    def outputs_in(train: bool) -> Params:
+        def compute(problem: Supervised, params: Params, x: Params) -> Params:
             key = jax.random.key(0)
             rngs = {"dropout": key, "quantize": key} if train else None
             return outputs_of(model, problem.parameters(params), x, train=train, rngs=rngs)
@@ -136,7 +136,7 @@ def _refuse_idle_dropout(
 
 
 def _check_values(
-    name: str, metric: Metric, outputs: Any, targets: Any, counted: tuple[int, ...]
+    name: str, metric: Metric, outputs: Params, targets: Params, counted: tuple[int, ...]
 ) -> None:
     """Check the shape of a loss or metric of two examples."""
     values = _traced(name, metric.values, outputs, targets)
@@ -157,7 +157,7 @@ def _check_values(
             raise ConfigError(f"`among` of the {name}", form_of(among), allowed)
 
 
-def _traced(name: str, function: PerExample, outputs: Any, targets: Any) -> Any:
+def _traced(name: str, function: PerExample, outputs: Params, targets: Params) -> Params:
     """Describe the result of a loss, a mask or a metric."""
     try:
         return jax.eval_shape(function, outputs, targets)
@@ -169,12 +169,14 @@ def _traced(name: str, function: PerExample, outputs: Any, targets: Any) -> Any:
         raise ConfigError(name, label, f"a function of {given} ({first_line(error)})") from error
 
 
-def _prepared(prepare: Any, data: Any, rows: Array) -> tuple[Any, Any]:
+def _prepared(
+    prepare: Callable[..., tuple[Params, Params]], data: Params, rows: Array
+) -> tuple[Params, Params]:
     inputs, targets = prepare(jax.tree.map(lambda leaf: leaf[rows], data))
     return inputs, targets
 
 
-def form_of(tree: Any) -> str:
+def form_of(tree: Params) -> str:
     """Write the types and shapes of a pytree, such as "float32[2, 5]"."""
     return str(jax.tree.map(lambda leaf: _Text(f"{leaf.dtype}{list(leaf.shape)}"), tree))
 

@@ -6,7 +6,7 @@ Dimension letters: `N` clients, `B` examples of a mini-batch, `n` training and `
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -138,26 +138,9 @@ class Classification(Supervised):
         return self._map_clients(of_client)
 
 
-class ClassificationOptions(TypedDict, total=False):
-    """The options of `make_classifications`; see there."""
-
-    mean: Finite | Sequence[Finite]
-    std: Above0 | Sequence[Above0]
-    augmentation: Augmentation | None
-    per_class: bool
-    per_client: bool
-    test_partition: Partition | None
-    start: Params | None
-    frozen: str | Callable[[str], bool] | None
-    prior_precision: AtLeast0 | None
-
-
 @checked
 def make_classification(
-    model: Model,
-    dataset: Dataset,
-    partition: Partition,
-    **options: Unpack[ClassificationOptions],
+    model: Model, dataset: Dataset, partition: Partition, **options: Any
 ) -> Classification:
     """Build a classification problem.
 
@@ -276,13 +259,13 @@ def check_data(dataset: Dataset) -> None:
         raise ConfigError("shape of each of test_images", found, f"{wanted}, as of train_images")
     if not len(dataset.test_labels):
         raise ConfigError("number of test examples", 0, "at least 1")
-    for name in ("train_images", "test_images"):
-        images = np.asarray(getattr(dataset, name))
+    for part in ("train", "test"):
+        images, labels = (
+            np.asarray(getattr(dataset, f"{part}_{kind}")) for kind in ("images", "labels")
+        )
         if images.dtype != np.uint8 and not np.isfinite(images).all():
-            raise ConfigError(name, "an array with nan or inf", "finite")
-    for name in ("train_labels", "test_labels"):
-        labels = np.asarray(getattr(dataset, name))
+            raise ConfigError(f"{part}_images", "an array with nan or inf", "finite")
         if labels.dtype.kind not in "iu":
-            raise ConfigError(f"dtype of {name}", str(labels.dtype), "an integer type")
+            raise ConfigError(f"dtype of {part}_labels", str(labels.dtype), "an integer type")
         if labels.min(initial=0) < 0:
-            raise ConfigError(name, "an array with negative labels", "at least 0")
+            raise ConfigError(f"{part}_labels", "an array with negative labels", "at least 0")

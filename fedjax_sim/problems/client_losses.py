@@ -3,8 +3,8 @@
 Dimension letters: `N` clients.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim.types import Array, Params
 
 CLIENTS_AT_ONCE = 50
-"""Clients whose losses are computed together."""
+"""Number of clients for which losses are computed together."""
 
 
 class ClientLosses:
@@ -22,11 +22,11 @@ class ClientLosses:
     """
 
     per_client: bool
-    client_loss: Any
+    client_loss: Callable[..., Array]
     less_is_better: ClassVar[Sequence[str]] = ("loss", "client_loss")
 
     @property
-    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+    def metric_labels(self) -> Mapping[str, Sequence[Hashable]]:
         """Names of the clients, if they have some."""
         names = getattr(self, "client_ids", None)
         return {} if names is None else {"client": names}

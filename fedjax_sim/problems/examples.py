@@ -1,4 +1,4 @@
-"""Read a user's examples: arrays, data sets or a DataFrame, and the clients whose they are.
+"""Read a user's examples, and their clients: arrays, data sets or a DataFrame.
 
 Dimension letters: those of `supervision`; `F` features, `D` numbers that are predicted.
 """
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
+from jax.tree_util import PyTreeDef
 
 from fedjax_sim import trees
 from fedjax_sim.checking import checked
@@ -20,7 +22,7 @@ from fedjax_sim.partition.parts import gather_by_owner
 from fedjax_sim.problems.checking import first_line, form_of
 from fedjax_sim.problems.client_data import check_partition, on_device, partition_by_ids
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Params
 
 
 @checked
@@ -90,7 +92,7 @@ def from_dataframe(
     return Examples(inputs, found, None if client is None else table[client].tolist())
 
 
-def _check_range(name: str, values: Any, kind: Any) -> None:
+def _check_range(name: str, values: npt.ArrayLike, kind: npt.DTypeLike) -> None:
     """Check that whole numbers fit a type of whole numbers; others would be cut to its bits."""
     limits, values = np.iinfo(kind), np.asarray(values)
     least, most = int(values.min(initial=0)), int(values.max(initial=0))
@@ -111,7 +113,7 @@ def _numbers(table: Any, name: str) -> np.ndarray:
     return values
 
 
-def read_arrays(name: str, data: Any) -> tuple[Any, int]:
+def read_arrays(name: str, data: Any) -> tuple[Params, int]:
     """Put a user's data on the device.
 
     Args:
@@ -154,12 +156,12 @@ def _is_finite(array: Array) -> Array:
     return jnp.isfinite(array).all()
 
 
-def _is_real(array: Any) -> bool:
+def _is_real(array: np.ndarray | Array) -> bool:
     """Tell whether an array is of real numbers or bools."""
     return any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
-def _read(name: str, leaf: Any) -> Any:
+def _read(name: str, leaf: Any) -> Params:
     """Read an array, a tensor or a number as an array, and a data set as a pytree of arrays."""
     if isinstance(leaf, np.ndarray | np.generic | jax.Array):
         return leaf
@@ -175,7 +177,7 @@ def _read(name: str, leaf: Any) -> Any:
     return _read_data_set(name, leaf, num, first)
 
 
-def _read_tensor(name: str, tensor: Any) -> Any:
+def _read_tensor(name: str, tensor: Any) -> np.ndarray | Array:
     """Read a tensor of another library, detached from its gradients."""
     tensor, reasons = tensor.detach() if hasattr(tensor, "detach") else tensor, []
     for convert in (np.asarray, jnp.from_dlpack):  # NumPy knows no bfloat16 and no accelerator.
@@ -187,7 +189,7 @@ def _read_tensor(name: str, tensor: Any) -> Any:
     raise ConfigError(name, type(tensor).__name__, allowed)
 
 
-def _read_data_set(name: str, data: Any, num: int, first: Any) -> Any:
+def _read_data_set(name: str, data: Any, num: int, first: object) -> Params:
     """Read the examples of a data set, with a progress bar on a terminal.
 
     Args:
@@ -236,7 +238,7 @@ def _read_data_set(name: str, data: Any, num: int, first: Any) -> Any:
     return jax.tree.unflatten(structure, rows)
 
 
-def _read_example(place: str, example: Any) -> tuple[list[np.ndarray], Any]:
+def _read_example(place: str, example: object) -> tuple[list[np.ndarray], PyTreeDef]:
     """Read one example of a data set: its arrays, and the structure that they have."""
     if isinstance(example, Mapping):
         example = dict(example)
@@ -255,10 +257,10 @@ def _check_length(name: str, found: int, num: int) -> None:
         raise ConfigError(f"length of {name}", found, f"{num}, the number of examples")
 
 
-def _ids_of(name: str, clients: Any) -> list[Hashable]:
+def _ids_of(name: str, clients: Iterable[Hashable]) -> list[Hashable]:
     """List the clients of examples, of which a tensor has tensors."""
     try:
-        ids = list(clients)
+        ids: list[Any] = list(clients)
     except TypeError as error:
         allowed = f"the client of each example ({first_line(error)})"
         raise ConfigError(name, type(clients).__name__, allowed) from error
@@ -268,7 +270,9 @@ def _ids_of(name: str, clients: Any) -> list[Hashable]:
     return ids
 
 
-def owners_of_tests(names: tuple[Hashable, ...] | None, clients: Any, num: int) -> Partition:
+def owners_of_tests(
+    names: tuple[Hashable, ...] | None, clients: Iterable[Hashable], num: int
+) -> Partition:
     """Give test examples to the clients that they name.
 
     Args:

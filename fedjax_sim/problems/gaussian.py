@@ -1,4 +1,4 @@
-"""Quadratic losses of clients whose posterior is a known Gaussian.
+"""Quadratic losses of clients with a known Gaussian posterior.
 
 Each client holds a part of the posterior. Because everything is Gaussian, the target of a sampler
 is known exactly (`GaussianClients.posterior`). So is the law of the sampler's model at every round,

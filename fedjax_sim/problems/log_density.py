@@ -39,7 +39,7 @@ from fedjax_sim.problems.logistic import Logistic
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
-LogLikelihood = Callable[[Params, Any], Array]
+LogLikelihood = Callable[[Params, Params], Array]
 """From parameters and one example, a pytree like the data without its first axis, to `f[]`."""
 LogPrior = Callable[[Params], Array]
 """From parameters to `f[]`."""
@@ -48,7 +48,7 @@ LogPrior = Callable[[Params], Array]
 @checking.checked
 @struct.dataclass
 class LogDensity(ClientLosses):
-    """A posterior whose examples are spread over clients; see the module for its conventions.
+    """A posterior of examples that clients hold; see the module for its conventions.
 
     Attributes:
       data: All examples, and perhaps others that no client holds: a pytree of leaves `[n, ...]`.
@@ -66,17 +66,19 @@ class LogDensity(ClientLosses):
       client_ids: What the clients are called; None for numbers.
     """
 
-    data: Any
+    data: Params
     index: Array
     counts: Array
-    start: Any
+    start: Params
     log_likelihood: LogLikelihood = struct.field(pytree_node=False)
     log_prior: LogPrior = struct.field(pytree_node=False)
     draws_start: Callable[[Key], Params] | None = struct.field(pytree_node=False, default=None)
     probabilities: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
     simulate: Callable[..., Array] | None = struct.field(pytree_node=False, default=None)
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
-    client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None, kw_only=True)
+    client_ids: tuple[Hashable, ...] | None = struct.field(
+        pytree_node=False, default=None, kw_only=True
+    )
 
     def init(self, key: Key) -> Params:
         """Return the initial parameters, or draw them."""
@@ -112,7 +114,7 @@ class LogDensity(ClientLosses):
         found = jnp.where(places < self.counts[client], self._likelihoods(params, rows), 0)
         return -found.sum() / self.counts[client] + self._penalty(params)
 
-    def log_likelihoods(self, params: Params, examples: Any = None) -> Array:
+    def log_likelihoods(self, params: Params, examples: Params = None) -> Array:
         """Compute the log-likelihood of each example.
 
         Args:
@@ -248,7 +250,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
     Raises:
       ConfigError: If the problem is of another kind.
     """
-    data: Any
+    data: Params
     if isinstance(problem, Logistic):
         data = (problem.inputs, problem.labels.astype("int32"))
 
@@ -267,7 +269,7 @@ def log_density_of(problem: Classification | Logistic) -> LogDensity:
         raise ConfigError("problem", type(problem).__name__, allowed)
     precision = 0.0 if problem.prior_precision is None else problem.prior_precision
 
-    def log_likelihood(params: Params, example: Any) -> Array:
+    def log_likelihood(params: Params, example: Params) -> Array:
         inputs, label = example
         return jax.nn.log_softmax(logits(params, inputs))[label]
 

@@ -25,7 +25,7 @@ from fedjax_sim.types import Array, Key
 @checked
 @struct.dataclass
 class Logistic:
-    """A logistic regression whose examples are spread over clients.
+    """A logistic regression on examples that clients hold.
 
     The last of the P coefficients w is the intercept; it has the same prior as the others. The
     energy is the sum of the losses of all training examples plus prior_precision / 2 ||w||^2. The

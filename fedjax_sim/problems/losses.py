@@ -8,8 +8,8 @@ Dimension letters: `B` examples, `K` classes, `D` numbers that are predicted for
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,9 @@ import optax
 
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array
+from fedjax_sim.types import Array, Params
 
-PerExample = Callable[[Any, Any], Array]
+PerExample = Callable[[Params, Params], Array]
 """From outputs and targets of B examples to one number for each, `[B]` or `[B, ...]`."""
 
 
@@ -46,7 +46,7 @@ class Metric(NamedTuple):
     values: PerExample
     among: PerExample | None = None
     dims: tuple[str, ...] = ()
-    labels: tuple[tuple[Any, ...], ...] = ()
+    labels: tuple[tuple[Hashable, ...], ...] = ()
     less_is_better: bool = False
 
 

@@ -1,4 +1,4 @@
-"""Next-character prediction on a play whose speakers are the clients.
+"""Next-character prediction on a play; its speakers are the clients.
 
 It is a case of `fedjax_sim.problems.Supervised`.
 

@@ -10,7 +10,6 @@ height, width and channels of an image, `D` numbers of an example that is a vect
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +120,7 @@ class Backdoor:
         return inputs.at[:, -self.size :, -self.size :].set(value)
 
     def metrics(self) -> tuple[tuple[str, Metric], ...]:
-        """Return what is measured on test examples with the trigger."""
+        """Return the metrics on test examples with the trigger."""
         found = [(SUCCESS, Metric(self._is_named, self._is_other))]
         if self.per_class:
             of_class = Metric(self._is_named_along, self._is_class, ("class",))
@@ -154,10 +153,10 @@ class Triggered:
       backdoor: The backdoor.
     """
 
-    inner: Any
+    inner: Callable[..., tuple[Params, Params]]
     backdoor: Backdoor = struct.field(pytree_node=False)
 
-    def __call__(self, batch: tuple[Array, Array]) -> tuple[Any, Any]:
+    def __call__(self, batch: tuple[Array, Array]) -> tuple[Params, Params]:
         """Put the trigger on a mini-batch, and prepare it."""
         inputs, labels = batch
         return self.inner((self.backdoor.put(inputs), labels))
@@ -166,7 +165,7 @@ class Triggered:
 @checked
 @struct.dataclass(repr=False)
 class Backdoored(Supervised):
-    """A problem with a backdoor in the data of some clients, whose success is measured.
+    """A problem with a backdoor in the data of some clients, and a measure of its success.
 
     Attributes:
       backdoor: The backdoor.
@@ -278,20 +277,15 @@ def check_class(name: str, number: int, num_classes: int) -> None:
 def _pairs_of(problem: Supervised) -> tuple[Array, Array, int]:
     """Return inputs and labels of the training examples, and the number of classes."""
     data, shape = problem.data, check_shapes(problem)
-    is_pair = isinstance(data, tuple) and len(data) == 2 and hasattr(data[1], "dtype")
-    if not (
-        is_pair
-        and hasattr(data[0], "dtype")
-        and data[1].ndim == 1
-        and jnp.issubdtype(data[1].dtype, jnp.integer)
-        and len(shape) == 2
-    ):
+    is_pair = isinstance(data, tuple) and len(data) == 2
+    is_pair = is_pair and all(hasattr(each, "dtype") for each in data) and data[1].ndim == 1
+    if not (is_pair and jnp.issubdtype(data[1].dtype, jnp.integer) and len(shape) == 2):
         allowed = "one with a pair of arrays, inputs and classes, and with logits"
         raise ConfigError("problem", type(problem).__name__, allowed)
     return data[0], data[1], shape[-1]
 
 
-def _numbers_of(clients: Any, num_clients: int) -> list[int]:
+def _numbers_of(clients: Sequence[int] | np.ndarray, num_clients: int) -> list[int]:
     """Check numbers of clients, and return each once."""
     numbers = np.asarray(clients)
     if numbers.size and (numbers.ndim != 1 or numbers.dtype.kind not in "iu"):

@@ -15,7 +15,8 @@ Dimension letters: `N` clients, `M` places for examples of a client and `U` for 
 (the rest is padding), `B` examples of a mini-batch, `n` training and `m` test examples.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,22 +25,29 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+from jax.extend.core import Var
 
 from fedjax_sim import trees
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.models.calls import draw_params, outputs_of
-from fedjax_sim.problems import evaluation
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.streams import stream
-from fedjax_sim.targets import is_for_cpu
+from fedjax_sim.targets import TreeT, is_for_cpu, lanes_together
 from fedjax_sim.types import Array, Key, Model, Params
 
+Sums = dict[str, tuple[Array, Array | None]]
+"""Sums over entries by name, and how many entries these are; None for the number of examples."""
+LARGEST = 2**28
+"""Bytes up to which an accelerator evaluates a lane's test examples together: of the examples, and
+of activations that are in memory at the same time."""
+LARGEST_OF_ALL = 2**31
+"""The same of all lanes that are evaluated at once."""
 EVALUATED_AT_ONCE = 500
 """Test examples that a CPU evaluates together, so that activations stay in its cache."""
 OWN_AT_ONCE = 50
 """Test examples of one client that are evaluated together."""
 CLIENTS_AT_ONCE = 50
-"""Clients whose own models an accelerator evaluates together."""
+"""Number of clients' own models that an accelerator evaluates together."""
 
 
 @struct.dataclass
@@ -50,11 +58,11 @@ class Preparation:
       function: The function; None if the data are pairs of both.
     """
 
-    function: Callable[[Any], tuple[Any, Any]] | None = struct.field(
+    function: Callable[[Params], tuple[Params, Params]] | None = struct.field(
         pytree_node=False, default=None
     )
 
-    def __call__(self, batch: Any) -> tuple[Any, Any]:
+    def __call__(self, batch: Params) -> tuple[Params, Params]:
         """Return inputs and targets, leaves `[B, ...]`, of data with leaves `[B, ...]`."""
         return batch if self.function is None else self.function(batch)
 
@@ -92,16 +100,18 @@ class Supervised:
       test_block: Test examples that a CPU evaluates together.
     """
 
-    data: Any
-    test_data: Any
+    data: Params
+    test_data: Params
     index: Array
     counts: Array
     model: Model = struct.field(pytree_node=False)
     loss_of: PerExample = struct.field(pytree_node=False)
     metrics: tuple[tuple[str, Metric], ...] = struct.field(pytree_node=False, default=())
-    mask_of: Callable[[Any], Array] | None = struct.field(pytree_node=False, default=None)
+    mask_of: Callable[[Params], Array] | None = struct.field(pytree_node=False, default=None)
     prepare: Any = Preparation()
-    augmentation: Callable[[Key, Any], Any] | None = struct.field(pytree_node=False, default=None)
+    augmentation: Callable[[Key, Params], Params] | None = struct.field(
+        pytree_node=False, default=None
+    )
     prior_precision: Array | None = None
     start: Params | None = None
     frozen: Params | None = None
@@ -110,7 +120,7 @@ class Supervised:
     test_index: Array | None = None
     test_counts: Array | None = None
     per_client: bool = struct.field(pytree_node=False, default=False)
-    client_ids: tuple[Any, ...] | None = struct.field(pytree_node=False, default=None)
+    client_ids: tuple[Hashable, ...] | None = struct.field(pytree_node=False, default=None)
     test_block: Count = struct.field(pytree_node=False, default=EVALUATED_AT_ONCE)
 
     def __repr__(self) -> str:
@@ -129,9 +139,9 @@ class Supervised:
         return self.test_index is not None
 
     @property
-    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+    def metric_labels(self) -> Mapping[str, Sequence[Hashable]]:
         """Labels along the dimensions of metrics, by name of the dimension."""
-        labels: dict[str, Sequence[Any]] = {}
+        labels: dict[str, Sequence[Hashable]] = {}
         for _, metric in self.metrics:
             labels |= dict(zip(metric.dims, metric.labels, strict=False))
         return labels | ({"client": self.client_ids} if self.client_ids is not None else {})
@@ -143,7 +153,7 @@ class Supervised:
         return [f"{who}{name}" for name in names for who in ("", *_OF_CLIENTS)]
 
     def init(self, key: Key) -> Params:
-        """Return the model to start from: what `start` gives, and the rest drawn by the network."""
+        """Return the model to start from: the leaves of `start`, the rest drawn by the network."""
         rows = jax.tree.map(lambda leaf: leaf[:1], self.data)
         params = draw_params(self.model, key, self.prepare(rows)[0])
         if self.start is not None:
@@ -223,9 +233,7 @@ class Supervised:
         losses, mask = self._losses(params, rows, key)
         is_there = places < self.counts[client]
         if mask is not None:
-            return _mean_among(losses, mask & evaluation.along(is_there, mask)) + self._penalty(
-                params
-            )
+            return _mean_among(losses, mask & along(is_there, mask)) + self._penalty(params)
         total = jnp.where(is_there, losses, 0).sum()
         return total / self.counts[client] + self._penalty(params)
 
@@ -254,18 +262,16 @@ class Supervised:
           also "client_loss[client]" and so on, see `evaluate_clients`: `f[N]`.
         """
         whole = self.parameters(params)
-        num: Any = self._num_examples if self.num_tests is None else self.num_tests
+        num = self._num_examples if self.num_tests is None else self.num_tests
         capacity = self._num_examples if self.test_rows is None else self.test_rows.shape[0]
 
-        def sums(places: Array) -> dict[str, Any]:
+        def sums(places: Array) -> Sums:
             rows = jnp.minimum(places, num - 1)
             rows = rows if self.test_rows is None else self.test_rows[rows]
             return self._sums(whole, rows, places < num)
 
         totals = jax.lax.map(sums, self._test_places(whole, capacity))
-        metrics = evaluation.means_over_examples(
-            jax.tree.map(lambda each: each.sum(axis=0), totals), num
-        )
+        metrics = means_over_examples(jax.tree.map(lambda each: each.sum(axis=0), totals), num)
         if self.per_client:
             of_clients = self.evaluate_clients(lambda client: params)
             metrics |= {f"client_{name}[client]": each for name, each in of_clients.items()}
@@ -290,7 +296,7 @@ class Supervised:
         def of_client(client: Array) -> dict[str, Array]:
             whole, count = self.parameters(model_of(client)), counts[client]
 
-            def block(number: Array) -> dict[str, Any]:
+            def block(number: Array) -> Sums:
                 places = number * size + jnp.arange(size, dtype="int32")
                 rows = index[client, jnp.minimum(places, count - 1)]
                 return self._sums(whole, rows, places < count)
@@ -304,7 +310,7 @@ class Supervised:
                 lambda number, totals: jax.tree.map(jnp.add, totals, block(number)),
                 nothing,
             )
-            means = evaluation.means_over_examples(totals, count)
+            means = means_over_examples(totals, count)
             means["loss"] = inf_for_nan(means["loss"])
             return {name: value for name, value in means.items() if "[" not in name}
 
@@ -325,12 +331,12 @@ class Supervised:
         """List places of test examples, `i32[batches, batch]`; those from `num` on are padding."""
         example, _ = self._tested(jnp.zeros(1, "int32"))
         apply = partial(outputs_of, self.model)
-        at_once = evaluation.evaluated_at_once(apply, whole, example, on_cpu=self.test_block)
+        at_once = evaluated_at_once(apply, whole, example, on_cpu=self.test_block)
         batch = min(num, at_once)
         num_batches = -(-num // batch)
         return jnp.arange(num_batches * batch).reshape(num_batches, batch)
 
-    def _tested(self, rows: Array) -> tuple[Any, Any]:
+    def _tested(self, rows: Array) -> tuple[Params, Params]:
         """Look up inputs and targets of test examples `i32[B]`."""
         return self.prepare(rows_of(self.test_data, rows))
 
@@ -348,7 +354,7 @@ class Supervised:
         chex.assert_shape(losses, rows.shape if mask is None else mask.shape)
         return losses, mask
 
-    def _sums(self, whole: Params, rows: Array, is_there: Array) -> dict[str, Any]:
+    def _sums(self, whole: Params, rows: Array, is_there: Array) -> Sums:
         """Sum losses and metrics over test examples.
 
         Args:
@@ -364,7 +370,7 @@ class Supervised:
         outputs = outputs_of(self.model, whole, inputs)
         mask = None if self.mask_of is None else self.mask_of(targets)
         named = (*self.metrics, ("loss", Metric(self.loss_of)))
-        return evaluation.sums_over_examples(named, outputs, targets, is_there, mask)
+        return sums_over_examples(named, outputs, targets, is_there, mask)
 
     def _penalty(self, params: Params) -> Array | float:
         """Compute the prior's part of one example's loss; 0 without a prior."""
@@ -375,7 +381,7 @@ class Supervised:
 
 
 _OF_CLIENTS = ("client_", "personal_", "personal_client_")
-"""What the names of the metrics of single clients' examples, or models, begin with."""
+"""Beginnings of the names of metrics of single clients' examples, or models."""
 
 
 @struct.dataclass
@@ -401,7 +407,7 @@ class OneClient:
         return self.problem.client_loss(params, self.client, key)
 
 
-def rows_of(data: Any, rows: Array) -> Any:
+def rows_of(data: TreeT, rows: Array) -> TreeT:
     """Look up examples `i32[B]` of a pytree with leaves `[n, ...]`.
 
     A CPU reads rows of numbers faster than rows of matrices.
@@ -423,3 +429,121 @@ def inf_for_nan(losses: Array) -> Array:
 def _mean_among(losses: Array, mask: Array) -> Array:
     """Average losses over the entries that count."""
     return jnp.where(mask, losses, 0).sum() / mask.sum().astype(losses.dtype)
+
+
+def evaluated_at_once(
+    apply: Callable[[Params, Array], Params], params: Params, example: Array, *, on_cpu: int
+) -> int:
+    """Choose how many test examples to evaluate together.
+
+    Args:
+      apply: From parameters and examples to logits.
+      params: The parameters.
+      example: One example, `[1, ...]`.
+      on_cpu: The number on a CPU, whose cache should hold the activations.
+
+    Returns:
+      On an accelerator, as many as `LARGEST` bytes allow, and `LARGEST_OF_ALL` of all lanes: mostly
+      all.
+    """
+    if is_for_cpu():
+        return on_cpu
+    largest = min(LARGEST, LARGEST_OF_ALL // lanes_together())
+    program = jax.make_jaxpr(apply)(params, example).jaxpr
+    needed = _bytes_at_once(program, [False] * (len(program.invars) - 1) + [True])
+    return max(1, largest // max(1, example.size * example.dtype.itemsize + needed))
+
+
+def _bytes_at_once(program: Any, are_given: list[bool]) -> int:
+    """Count the results of a program's equations that are needed at the same time, at most.
+
+    Equations run in their order; inner programs have their own results. What follows from the
+    parameters alone, such as these in bfloat16, there is once for all examples.
+
+    Args:
+      program: The program, traced.
+      are_given: Which of its inputs follow from the example.
+    """
+    last_uses = {
+        var: number
+        for number, equation in enumerate(program.eqns)
+        for var in equation.invars
+        if not hasattr(var, "val")  # literals
+    } | dict.fromkeys((var for var in program.outvars if not hasattr(var, "val")), math.inf)
+    found = {var for var, is_given in zip(program.invars, are_given, strict=True) if is_given}
+    held: dict[Var, int] = {}
+    most = 0
+    for number, equation in enumerate(program.eqns):
+        follow = [not hasattr(var, "val") and var in found for var in equation.invars]
+        if not any(follow):
+            continue
+        found |= {*equation.outvars}
+        held |= {var: var.aval.size * var.aval.dtype.itemsize for var in equation.outvars}
+        # What a loop carries may follow from the example later.
+        is_call = equation.primitive.name not in ("scan", "while")
+        of_inner = 0
+        for inner in trees.programs_within(equation):
+            num = len(inner.invars)
+            is_same = is_call and num == len(follow)
+            of_inner = max(of_inner, _bytes_at_once(inner, follow if is_same else [True] * num))
+        most = max(most, sum(held.values()) + of_inner)
+        held = {var: size for var, size in held.items() if last_uses.get(var, -1) > number}
+    return most
+
+
+def sums_over_examples(
+    metrics: Sequence[tuple[str, Metric]],
+    outputs: Params,
+    targets: Params,
+    is_there: Array,
+    mask: Array | None,
+) -> Sums:
+    """Sum losses and metrics over the examples of a block.
+
+    Args:
+      metrics: The metrics by name.
+      outputs: What the network computed, leaves `[B, ...]`.
+      targets: What it should have computed, leaves `[B, ...]`.
+      is_there: `bool[B]`, which examples count.
+      mask: `bool[B, ...]`, which of their entries count; None for all.
+
+    Returns:
+      By name the sum over what counts, along the metric's dimensions, and how many entries
+      these are; None for the latter if it is the number of examples.
+    """
+    counted = is_there if mask is None else mask & along(is_there, mask)
+    sums: Sums = {}
+    for name, metric in metrics:
+        values, among = trees.in_32_bits(metric.values(outputs, targets)), counted
+        if jnp.issubdtype(values.dtype, jnp.integer):
+            values = values.astype("float32")  # Long sums of whole numbers could overflow.
+        if metric.dims:
+            among = along(counted, values)
+        if metric.among is not None:
+            among = among & metric.among(outputs, targets)
+        axes = tuple(range(counted.ndim))
+        number = None
+        if metric.among is not None or mask is not None:
+            number = jnp.broadcast_to(among, values.shape).sum(axis=axes)
+        name = f"{name}[{', '.join(metric.dims)}]" if metric.dims else name
+        sums[name] = jnp.where(among, values, 0).sum(axis=axes), number
+    return sums
+
+
+def means_over_examples(sums: Sums, num: Array | int) -> dict[str, Array]:
+    """Divide sums by numbers of entries.
+
+    Args:
+      sums: What `sums_over_examples` returned for all blocks, added up.
+      num: Number of examples, by which sums are divided that name no number.
+    """
+    dtype = jnp.promote_types(sums["loss"][0].dtype, "float32")
+    return {
+        name: total.astype(dtype) / (num if number is None else number)
+        for name, (total, number) in sums.items()
+    }
+
+
+def along(flags: Array, like: Array) -> Array:
+    """Give flags `[B, ...]` further axes of length 1, as many as `like` has more."""
+    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))

@@ -2,7 +2,7 @@
 
 `aggregation` averages models, `rules` and `attacks` are parts that `robustness` puts together,
 `reports` decodes clients' messages and makes their sum private
-(`report_settings` says how, `report_counts` counts their bits),
+(`report_settings` says how, and counts their bits),
 `steps` moves the server's model along their progress, `versions` keeps old server models for
 clients that still work from them, `staleness` and `buffer` weight stale updates, `edges` are local
 servers between clients and the global one, and `memories` and `approximation` belong to expectation
@@ -36,12 +36,12 @@ from fedjax_sim.server.memories import Memory as Memory
 from fedjax_sim.server.memories import exchange as exchange
 from fedjax_sim.server.memories import first_memory as first_memory
 from fedjax_sim.server.memories import memory_messages as memory_messages
-from fedjax_sim.server.report_counts import count_downlink as count_downlink
-from fedjax_sim.server.report_counts import report_messages as report_messages
 from fedjax_sim.server.report_settings import ClientMessages as ClientMessages
 from fedjax_sim.server.report_settings import PrivateReports as PrivateReports
 from fedjax_sim.server.report_settings import Reports as Reports
 from fedjax_sim.server.report_settings import ScheduledReports as ScheduledReports
+from fedjax_sim.server.report_settings import count_downlink as count_downlink
+from fedjax_sim.server.report_settings import report_messages as report_messages
 from fedjax_sim.server.reports import Memo as Memo
 from fedjax_sim.server.reports import RoundState as RoundState
 from fedjax_sim.server.reports import Wire as Wire

@@ -121,6 +121,6 @@ def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
       `f[q]`.
     """
     output_key = jax.random.fold_in(streams.lane_stream(key, "output"), event.tick)
-    lot = jax.random.uniform(output_key, dtype=before.dtype)
-    is_taken = (lot * (event.tick + 1) < 1) & jnp.any(event.clients >= 0)
+    draw = jax.random.uniform(output_key, dtype=before.dtype)
+    is_taken = (draw * (event.tick + 1) < 1) & jnp.any(event.clients >= 0)
     return jnp.where(is_taken, now, before)

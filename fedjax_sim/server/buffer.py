@@ -1,4 +1,4 @@
-"""Settings and schedule of buffered arrivals whose updates are weighted by their staleness.
+"""Settings and schedule of buffered arrivals with weights from staleness.
 
 FedBuff, FedStaleWeight and FedAsync use them.
 """

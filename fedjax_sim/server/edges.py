@@ -31,7 +31,9 @@ Dimension letters: those of `fedjax_sim.types`; `M` groups, `C` clients of the l
 take part in a round.
 """
 
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -154,7 +156,7 @@ class EdgeTraining(Groups, LocalTraining, Reports):
             raise ConfigError("training.sampling", self.training.sampling, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Name the settings without effect, and those in their place."""
         alone = {"work.proximal": "one local step"} if self.has_one_step else {}
         return super().decided() | alone
 
@@ -170,24 +172,15 @@ class EdgeTraining(Groups, LocalTraining, Reports):
         return self.has_one_step and is_whole and combination_of(self).is_plain
 
 
-class EdgeTrain(Protocol):
-    """The iterations of groups, bound to a problem, settings and a plan."""
+EdgeTrain = Callable[..., tuple[Params, Memo, Work]]
+"""The iterations of groups, bound to a problem, settings and a plan.
 
-    def __call__(
-        self, key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
-    ) -> tuple[Params, Memo, Work]:
-        """Run every group's iterations.
-
-        Args:
-          event: The tick, whose slots are groups and whose steps are iterations.
-          memo: What both sides remember of messages.
-          starts: Model that each group starts from, leaves `[S, ...]`.
-          draws: `i32[S]`, numbers that differ between the rounds of a group, by which
-            `active_per_group` clients are drawn.
-
-        Returns:
-          The groups' models, leaves `[S, ...]`, what both sides remember, and the iterations spent.
-        """
+It is called as `train(key, event, memo, starts=starts, draws=draws)`. The slots of the event are
+groups and its steps are iterations; `memo` is the memory of messages on both sides; `starts` are
+the models that groups start from, leaves `[S, ...]`; and `draws`, `i32[S]`, are numbers that differ
+between the rounds of a group, by which `active_per_group` clients are drawn. It returns the groups'
+models, leaves `[S, ...]`, the memory, and the iterations spent.
+"""
 
 
 @checking.checked
@@ -221,11 +214,9 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
     def train(
         key: Key, event: Event, memo: Memo, *, starts: Params, draws: Array
     ) -> tuple[Params, Memo, Work]:
-        def present(group: Array, draw: Array) -> tuple[Array, Array]:
-            return present_clients(problem, hyper, key, group, draw)
-
         # The members of every group, and the estimates of their progress if messages
         # need these.
+        present = partial(present_clients, problem, hyper, key)
         clients, weight = jax.vmap(present)(jnp.maximum(event.clients, 0), draws)
         states = None
         if wire.has_estimates:
@@ -294,8 +285,10 @@ def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) 
     return edge_wire(problem, hyper, plan).first(model)._replace(members=members)
 
 
-def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) -> Any:
-    """Return a function that makes the training of one group, whose steps are iterations.
+def _iterations(
+    problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire
+) -> Callable[..., Training]:
+    """Bind the training of one group: its steps are iterations.
 
     The state of its optimizer is the number of the iteration and the estimates of the members'
     progress, leaves `[C, ...]`.
@@ -316,11 +309,11 @@ def _iterations(problem: Losses, hyper: EdgeTraining, plan: Plan, wire: Wire) ->
             of_epochs = jnp.asarray(hyper.steps_of_epochs, "int32")
             steps = jnp.where(weight > 0, of_epochs[clients], 0)
 
-        def first(edge: Params) -> Any:
+        def first(edge: Params) -> tuple[Array, Params]:
             zeros = batching.replicate(jax.tree.map(jnp.zeros_like, edge), clients.shape[0])
             return jnp.int32(0), zeros if wire.has_estimates else ()
 
-        def iterate(edge: Params, state: Any, _: Params) -> tuple[Params, Any]:
+        def iterate(edge: Params, state: tuple[Array, Params], _: Params) -> tuple[Params, Params]:
             """Return how the group's model changes in an iteration."""
             iteration, known = state
             turns = jnp.broadcast_to(offset + iteration, clients.shape)

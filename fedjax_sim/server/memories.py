@@ -169,4 +169,4 @@ memory_messages = Messages(
         ("memories.field_rule", "fedem"),
     ),
 )
-"""Messages of systems whose clients have memories."""
+"""Messages of systems with memories of clients."""

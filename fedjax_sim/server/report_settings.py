@@ -1,23 +1,26 @@
-"""Settings of the messages between clients and server: compression, error feedback, privacy."""
+"""Settings of the messages between clients and server, and the counts of their bits."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedjax_sim import privacy, settings
+from fedjax_sim import privacy, settings, trees, types
+from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
-from fedjax_sim.compression.messages import Compression
+from fedjax_sim.compression.messages import Compression, count_message_bits
 from fedjax_sim.privacy import LOCAL_PRIVACY, PRIVACY, LocalPrivacy, NoLocalPrivacy, NoPrivacy
 from fedjax_sim.privacy.accounting import Mechanism, check_package
 from fedjax_sim.privacy.kinds import Privacy, parse_privacy
 from fedjax_sim.privacy.local import OwnNoise, parse_local_privacy
+from fedjax_sim.server import robustness
 from fedjax_sim.server.attacks import Canary, Honest
 from fedjax_sim.server.attacks.simple import FreeRider, Gaussian, NotFinite, Scaling, SignFlip
 from fedjax_sim.server.robustness import COMBINED, Robust
 from fedjax_sim.server.rules import Mean
 from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.timelines import Arrivals, ClientQueues
-from fedjax_sim.types import Timeline
+from fedjax_sim.types import EMPTY, Leaf, Messages, Params, Settings, Timeline
 
 RELIED_ON = (
     ("messages.compression", Identity()),
@@ -28,7 +31,7 @@ RELIED_ON = (
     ("messages.local_privacy", NoLocalPrivacy()),
     *COMBINED,
 )
-"""Settings by which bits are counted and privacy is accounted for; with what needs no obeying."""
+"""Settings by which bits are counted and privacy is accounted for, with their idle values."""
 
 
 @struct
@@ -70,7 +73,7 @@ def has_poisson_cohorts(hyper: Any) -> bool:
 
 @struct
 class Reports(Robust):
-    """Settings of systems whose clients report to a server.
+    """Settings of systems with reports of clients to a server.
 
     The settings of such a system inherit from it.
 
@@ -101,7 +104,8 @@ class Reports(Robust):
     @property
     def has_own_noise(self) -> bool:
         """Whether clients add noise themselves, so that there is an epsilon."""
-        return self.messages.local_privacy.has_noise
+        local = self.messages.local_privacy
+        return isinstance(local, OwnNoise) and local.has_noise
 
     def _check_own_noise(self) -> None:
         """Check that every message that is sent is in the schedule."""
@@ -185,7 +189,7 @@ class ScheduledReports(Reports):
             allowed = (
                 "none or correlated here, because no accountant covers how clients are sampled"
             )
-            raise ConfigError("privacy", str(privacy), allowed)
+            raise ConfigError("privacy", str(kind), allowed)
         if not isinstance(kind, privacy.Clipping | privacy.CorrelatedNoise):
             return
         if not isinstance(self.aggregator, Mean):
@@ -335,9 +339,9 @@ PRIVATE: dict[str, tuple[Any, str]] = {
     "delays.drop_rate": (0.0, "no accountant covers updates that are lost"),
     "training.optimizer_state": ("fresh", "a state that lasts remembers earlier rounds"),
 }
-"""What other settings must be with privacy, and why."""
+"""Values of other settings with privacy, and the reasons."""
 ALL_HEARD: dict[str, Any] = {"clock.num_asked": 0, "clock.deadline": 0.0, "delays.drop_rate": 0.0}
-"""What other settings must be with noise of clients' own, so that schedules name all messages."""
+"""Values of other settings with noise of clients' own, so that schedules name all messages."""
 UNHEARD = "messages that are sent and not used are not in the schedule, which epsilon is counted by"
 BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite, Canary)
 """Attacks of clients that know only their own message.
@@ -345,3 +349,97 @@ BLIND = (Honest, SignFlip, Scaling, Gaussian, FreeRider, NotFinite, Canary)
 Others would bring one client's update into the messages of many, whose sum no bound of one update
 limits then.
 """
+
+
+@checked
+def report_messages(
+    up: Callable[[Params, Any], Params] = lambda params, hyper: params,
+    *,
+    down: Callable[[Params, Any], Params] | None = None,
+    has_weights: bool = True,
+) -> Messages:
+    """Make the counts of bits of a system with reports of models.
+
+    Down, a client that takes part gets all the changes of the model that it has missed, or the
+    whole model if that is shorter, as on its first visit. Without a downlink compressor that is the
+    whole model for each report.
+
+        messages = report_messages()
+        assert messages.bits(jnp.zeros(3), fedavg.Hyper()) == (3 * 32, 3 * 32)
+        twice = report_messages(lambda model, hyper: (model, model))  # a client sends two models
+        assert twice.bits(jnp.zeros(3), fedavg.Hyper()) == (6 * 32, 6 * 32)
+
+    Args:
+      up: From a model and the settings to what a client sends.
+      down: The same for what the server sends, if that is something else.
+      has_weights: Whether the weights of the schedule are those with which messages are averaged.
+
+    Returns:
+      The counts, for `System.messages`.
+    """
+
+    def bits(params: Params, hyper: Any) -> tuple[int, int]:
+        sent = up(params, hyper), (down or up)(params, hyper)
+        bits_up = hyper.aggregator.chosen.message_bits(hyper.messages.compression, sent[0])
+        return bits_up, types.full_precision_bits(sent[1])
+
+    def per_tick(problem: Any, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf] | None:
+        if isinstance(hyper.messages.downlink, Identity):
+            return None
+        model = trees.shapes_of_model(problem)
+        reports = (timeline.clients != EMPTY).sum(axis=1, dtype=np.int64)
+        return reports * bits(model, hyper)[0], count_downlink(
+            hyper, timeline, (down or up)(model, hyper)
+        )
+
+    return Messages(
+        bits,
+        per_tick,
+        facts=lambda hyper, ticks: hyper.facts(ticks),
+        relies_on=RELIED_ON,
+        # Settings were checked before the noise of a target epsilon was found.
+        check=unchecked(robustness.check_reports if has_weights else robustness.check_numbers),
+        facts_of_schedule=lambda hyper, timeline, ticks: hyper.facts_of_schedule(timeline, ticks),
+    )
+
+
+@checked
+def count_downlink(hyper: Settings, timeline: Timeline, sent: Params) -> Leaf:
+    """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
+
+        bits = count_downlink(hyper, run.timelines[0], model)
+        assert (bits == 4 * 3 * 32).all()  # four clients get three numbers in each round
+
+    Args:
+      timeline: One lane's schedule.
+      sent: What the server sends, leaves `[...]` or their shapes.
+    """
+    return downlink_of_slots(hyper, timeline, sent).sum(axis=1)
+
+
+def downlink_of_slots(
+    hyper: Any, timeline: Timeline, sent: Params, received: Timeline | None = None
+) -> Leaf:
+    """Count the bits that the server sends to the client of each slot, `i64[T, S]`.
+
+    Args:
+      timeline: As for `count_downlink`.
+      sent: As for `count_downlink`.
+      received: The schedule of those who receive the model, if they are not those who report.
+    """
+    whole, received = types.full_precision_bits(sent), timeline if received is None else received
+    if isinstance(hyper.messages.downlink, Identity):
+        return (received.clients != EMPTY).astype(np.int64) * whole
+    change = count_message_bits(hyper.messages.downlink, sent)
+    is_there = received.clients != EMPTY
+    # A tick without a report changes nothing, and nothing is sent of it.
+    number = np.append(0, np.cumsum((timeline.clients != EMPTY).any(axis=1)))
+    clients, versions = received.clients[is_there], number[received.version[is_there]]
+    order = np.argsort(clients, kind="stable")
+    is_first = np.diff(clients[order], prepend=-1) != 0
+    # Where a step has changed who takes part, a client may be given an older model.
+    missed = np.maximum(np.diff(versions[order], prepend=0), 0)
+    per_slot, each = np.zeros(is_there.shape, np.int64), np.empty(clients.size, np.int64)
+    each[order] = np.where(is_first, whole, np.minimum(missed * change, whole))
+    per_slot[is_there] = each
+    return per_slot

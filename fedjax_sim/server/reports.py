@@ -47,7 +47,7 @@ from fedjax_sim.clients import SumRequest, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, messages, powers
 from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
 from fedjax_sim.privacy.clipping import finite
-from fedjax_sim.server import attacks, own_updates, report_settings, steps, versions
+from fedjax_sim.server import attacks, own_updates, report_settings, versions
 from fedjax_sim.server.aggregation import keep_if_empty, weighted_sum, where_slots
 from fedjax_sim.server.attacks.adversary import malicious_slots_of
 from fedjax_sim.server.own_updates import Training
@@ -143,8 +143,8 @@ class Wire:
         is_scheduled = isinstance(hyper, report_settings.ScheduledReports)
         self.privacy: Any = hyper.privacy if is_scheduled else NoPrivacy()
         self.is_private = isinstance(self.privacy, Clipping | CorrelatedNoise)
-        is_correlated = isinstance(self.privacy, CorrelatedNoise)
-        self.has_memory_of_noise = is_correlated and self.privacy.bands > 1
+        has_bands = isinstance(self.privacy, CorrelatedNoise) and self.privacy.bands > 1
+        self.has_memory_of_noise = has_bands
         is_report = isinstance(hyper, report_settings.Reports)
         local = hyper.messages.local_privacy if is_report else None
         self.own_noise = local if isinstance(local, OwnNoise) else None
@@ -166,7 +166,7 @@ class Wire:
         step: Callable[[Key, StateT, Event], tuple[StateT, InfoT]],
         **others: Any,
     ) -> Algorithm[StateT, InfoT]:
-        """Make an algorithm whose state has the fields `server` and `memo`.
+        """Make an algorithm; its state has the fields `server` and `memo`.
 
         `init` and `step` are those of `Algorithm`.
 
@@ -248,7 +248,7 @@ class Wire:
         )
 
     def start(self, memo: Memo, sent: Params) -> Params:
-        """Return the model as clients receive it, after compression of what the server sends.
+        """Return the model as clients receive it, after compression on the way down.
 
         Args:
           memo: What both sides remember.
@@ -257,7 +257,7 @@ class Wire:
         return memo.known if self.is_compressed_down else sent
 
     def received(self, state: Sent) -> Params:
-        """Return the server's model as clients hold it, after compression on the way down.
+        """Return the server's model of a state as clients receive it.
 
         Args:
           state: A state with the fields `memo` and `server`.
@@ -604,7 +604,7 @@ class Wire:
         return memo._replace(known=keep_if_empty(event, known, memo.known))
 
     def first_version(self, server: Params) -> Versioned:
-        """Begin with the initial model, for systems whose clients start from old models.
+        """Begin with the initial model, for systems with a store of old models.
 
         Args:
           server: The initial model, leaves `[...]`.
@@ -615,7 +615,7 @@ class Wire:
         return versions.first_version(server, self.plan)._replace(memo=self.first(server))
 
     def next_version(
-        self, key: Key, event: Event, state: Versioned, memo: Memo, server: Params
+        self, key: Key, event: Event, state: Sent, memo: Memo, server: Params
     ) -> Versioned:
         """Publish the server's new model, and keep the version that clients receive.
 
@@ -656,9 +656,11 @@ class Wire:
         Returns:
           The next state.
         """
-        server, optimizer = steps.step_server(
-            self.hyper, event, state.server, state.memory, progress
-        )
+        slope = jax.tree.map(lambda leaf: -leaf, progress)
+        optimizer = self.hyper.server_transformation()
+        updates, memory = optimizer.update(slope, state.memory, state.server)
+        after = optax.apply_updates(state.server, updates), memory
+        server, optimizer = keep_if_empty(event, after, (state.server, state.memory))
         return RoundState(server, optimizer, memo=self.publish(key, event, memo, server))
 
     def metrics(self, state: Sent) -> dict[str, Array]:

@@ -73,7 +73,7 @@ class Robust(Checked):
         check_codes(self, "aggregator", "compression")
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Name the settings without effect, and those in their place."""
         names = [f"adversary.{name}" for name in OF_ATTACKERS] if self.adversary.is_nobody else []
         return super().decided() | dict.fromkeys(names, "adversary.malicious 0 and no attackers")
 
@@ -97,7 +97,7 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
 
 @checking.checked
 class Combination:
-    """A rule and an adversary, bound to a system whose slots are filled by clients.
+    """A rule and an adversary, bound to a system with a client in each slot.
 
         combination = Combination(Median(), Adversary())
         updates = jnp.array([[1.0], [3.0]])
@@ -134,7 +134,7 @@ class Combination:
         return Combination(self.rule.with_own(update), self.adversary, has_own=True)
 
     def finite_clients(self, event: Event, messages: Params) -> Array:
-        """Return the clients of a tick whose messages are finite: `i32[S]`, `EMPTY` for others.
+        """Return the clients of a tick with finite messages: `i32[S]`, `EMPTY` for others.
 
         Of a message that is not finite nobody keeps anything.
 

@@ -150,12 +150,9 @@ def staleness_weights(
         case "hinge":
             raw = 1 / (settings.hinge_slope * jnp.maximum(stale - settings.hinge_start, 0) + 1)
     # Summed slot by slot: a reduction over a longer schedule might use another order.
-    total = jax.lax.scan(_add_slot, jnp.zeros_like(raw[:, 0]), raw.T)[0][:, None]
+    add = lambda total, slot: (total + slot, None)  # noqa: E731
+    total = jax.lax.scan(add, jnp.zeros_like(raw[:, 0]), raw.T)[0][:, None]
     return raw / jnp.where(total > 0, total, 1) if is_normalised else raw / num_slots
-
-
-def _add_slot(total: Array, slot: Array) -> tuple[Array, None]:
-    return total + slot, None
 
 
 @checked

@@ -1,4 +1,4 @@
-"""The server's step along the clients' mean progress, by any optax transformation (FedOpt).
+"""Settings of the server's step along the clients' mean progress, by any optax transformation.
 
 Reddi et al. (2021, arXiv 2003.00295), Algorithm 1: the negative of the mean progress stands for a
 gradient.
@@ -7,14 +7,11 @@ gradient.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import optax
 
-from fedjax_sim.checking import Above0, checked
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
-from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import setting, struct
-from fedjax_sim.types import Event, Params
 
 
 def _makes_transformations(value: Any) -> bool:
@@ -50,23 +47,3 @@ class ServerStep:
     def server_transformation(self) -> optax.GradientTransformation:
         """Make the server's optimizer."""
         return self.server_optimizer(self.server_lr)
-
-
-@checked
-def step_server(
-    hyper: ServerStep, event: Event, server: Params, optimizer: Any, progress: Params
-) -> tuple[Params, Any]:
-    """Step along the clients' mean progress; an empty tick changes nothing.
-
-    Args:
-      server: The server's model, leaves `[...]`.
-      optimizer: The state of its optimizer.
-      progress: The mean progress, shaped like the model.
-
-    Returns:
-      The model and the optimizer's state after the step.
-    """
-    slope = jax.tree.map(lambda leaf: -leaf, progress)
-    updates, state = hyper.server_transformation().update(slope, optimizer, server)
-    after = (optax.apply_updates(server, updates), state)
-    return keep_if_empty(event, after, (server, optimizer))

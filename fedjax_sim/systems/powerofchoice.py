@@ -30,7 +30,7 @@ from fedjax_sim import settings, trees
 from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LastingTraining, losses_of
 from fedjax_sim.server import Reports, check_numbers
-from fedjax_sim.server.report_counts import downlink_of_slots, report_messages
+from fedjax_sim.server.report_settings import downlink_of_slots, report_messages
 from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.systems import fedavg

@@ -47,7 +47,7 @@ from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import LocalTraining, local_training, write_clients
 from fedjax_sim.server import Memo, Reports, Wire, keep_if_empty, report_messages, stale_models
 from fedjax_sim.server.aggregation import where_slots
-from fedjax_sim.server.report_counts import downlink_of_slots
+from fedjax_sim.server.report_settings import downlink_of_slots
 from fedjax_sim.settings import setting, struct
 from fedjax_sim.systems import fedbuff
 from fedjax_sim.timelines import Clients, cohorts, live

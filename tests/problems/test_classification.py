@@ -16,7 +16,7 @@ from fedjax_sim.datasets import Dataset
 from fedjax_sim.diagnostics import posterior
 from fedjax_sim.models import CONVOLUTIONS, MLP, LogisticRegression
 from fedjax_sim.partition import iid
-from fedjax_sim.problems import evaluation, make_classification
+from fedjax_sim.problems import make_classification, supervision
 from fedjax_sim.systems import fedavg, langevin
 from fedjax_sim.targets import tracing_for
 
@@ -189,8 +189,8 @@ def test_patches_count_as_activations() -> None:
     example = jnp.zeros((1, 8, 8, 16))
     params = network.init(jax.random.key(0), example)
     with tracing_for("gpu"):
-        at_once = evaluation.evaluated_at_once(network.apply, params, example, on_cpu=7)
-    assert at_once < evaluation.LARGEST // (4 * 64 * 144)
+        at_once = supervision.evaluated_at_once(network.apply, params, example, on_cpu=7)
+    assert at_once < supervision.LARGEST // (4 * 64 * 144)
 
 
 def test_activations_of_earlier_layers_take_no_room() -> None:
@@ -204,10 +204,10 @@ def test_activations_of_earlier_layers_take_no_room() -> None:
 
         example = jnp.zeros(width)
         with tracing_for("gpu"):
-            return evaluation.evaluated_at_once(apply, jnp.zeros(()), example, on_cpu=7)
+            return supervision.evaluated_at_once(apply, jnp.zeros(()), example, on_cpu=7)
 
     assert at_once(20) == at_once(2)
-    of_one = evaluation.LARGEST // at_once(2)
+    of_one = supervision.LARGEST // at_once(2)
     assert 4 * 100**2 <= of_one <= 4 * (2 * 100**2 + 10 * 100)
 
 
@@ -223,14 +223,14 @@ INNER: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = {
 def test_activations_of_all_inner_programs_count(name: str) -> None:
     layer = INNER[name](lambda x: jnp.outer(x, x).sum(axis=0))
     with tracing_for("gpu"):
-        at_once = evaluation.evaluated_at_once(
+        at_once = supervision.evaluated_at_once(
             lambda _, x: layer(x), jnp.zeros(()), jnp.zeros(100), on_cpu=7
         )
-        nothing = evaluation.evaluated_at_once(
+        nothing = supervision.evaluated_at_once(
             lambda _, x: x, jnp.zeros(()), jnp.zeros((1, 0)), on_cpu=7
         )
-    assert at_once <= evaluation.LARGEST // (4 * 100**2)
-    assert nothing == evaluation.LARGEST
+    assert at_once <= supervision.LARGEST // (4 * 100**2)
+    assert nothing == supervision.LARGEST
 
 
 def test_parameters_that_are_converted_take_no_room_for_each_example() -> None:
@@ -241,8 +241,8 @@ def test_parameters_that_are_converted_take_no_room_for_each_example() -> None:
 
     example = jnp.zeros((1, 1000), "bfloat16")
     with tracing_for("gpu"):
-        at_once = evaluation.evaluated_at_once(apply, jnp.zeros((1000, 1000)), example, on_cpu=7)
-    assert at_once >= evaluation.LARGEST // (2 * 1000 * 4)
+        at_once = supervision.evaluated_at_once(apply, jnp.zeros((1000, 1000)), example, on_cpu=7)
+    assert at_once >= supervision.LARGEST // (2 * 1000 * 4)
 
 
 def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
@@ -257,15 +257,15 @@ def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
     example = jnp.zeros((1, 4, 4, 1))
 
     def at_once() -> int:
-        return evaluation.evaluated_at_once(problem.model.apply, params, example, on_cpu=7)
+        return supervision.evaluated_at_once(problem.model.apply, params, example, on_cpu=7)
 
     expected = problem.evaluate(params)
     assert at_once() == 7
     with tracing_for("gpu"):
-        of_one = evaluation.LARGEST // at_once()
+        of_one = supervision.LARGEST // at_once()
         assert 4 * (16 + 5 + 10) <= of_one <= 4 * 20 * (16 + 5 + 10)
         assert problem._test_places(params, 10).shape == (1, 10)
-        monkeypatch.setattr(evaluation, "LARGEST", 3 * of_one)
+        monkeypatch.setattr(supervision, "LARGEST", 3 * of_one)
         assert problem._test_places(params, 10).shape == (4, 3)
         found = problem.evaluate(params)
     for name, value in expected.items():
@@ -274,12 +274,12 @@ def test_an_accelerator_evaluates_as_many_examples_together_as_fit(
 
 def test_lanes_that_are_evaluated_at_once_share_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batched lanes, batches of them, and families of lanes, of two members each here."""
-    monkeypatch.setattr(evaluation, "LARGEST", 2**11)
-    monkeypatch.setattr(evaluation, "LARGEST_OF_ALL", 2**13)
+    monkeypatch.setattr(supervision, "LARGEST", 2**11)
+    monkeypatch.setattr(supervision, "LARGEST_OF_ALL", 2**13)
     found: list[int] = []
 
     def evaluate(lane: Any) -> Any:
-        at_once = evaluation.evaluated_at_once(
+        at_once = supervision.evaluated_at_once(
             lambda params, x: x + x, jnp.zeros(1), jnp.zeros(1), on_cpu=7
         )
         found.append(at_once)

@@ -17,7 +17,7 @@ from fedjax_sim.engine.shares import listed
 from fedjax_sim.privacy import parse_privacy
 from fedjax_sim.problems import Quadratic
 from fedjax_sim.server import RoundState, Wire
-from fedjax_sim.server.report_counts import count_downlink
+from fedjax_sim.server.report_settings import count_downlink
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression, slow_but

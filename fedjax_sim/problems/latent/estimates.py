@@ -28,6 +28,7 @@ from fedjax_sim.lifecycle import InputError, read_arrays, write_arrays
 from fedjax_sim.problems.latent import bernoulli_mixture, factor_analysis, gaussian_mixture
 from fedjax_sim.problems.latent.estimation import Estimation
 from fedjax_sim.settings import ConfigError, check_file
+from fedjax_sim.types import Params
 
 KINDS: dict[str, tuple[type, type]] = {
     "GaussianMixture": (gaussian_mixture.GaussianMixture, gaussian_mixture.Mixture),
@@ -50,7 +51,7 @@ class Fitted(NamedTuple):
     """
 
     model: Any
-    params: Any
+    params: Params
     lane: int
     objective: float
     converged_: bool
@@ -127,7 +128,7 @@ class Fitted(NamedTuple):
         entries |= {name: np.asarray(getattr(self, name)) for name in self._fields[2:]}
         write_arrays(Path(path), entries)
 
-    def _apply(self, function: Callable[[Any, Any], jax.Array], examples: Any) -> np.ndarray:
+    def _apply(self, function: Callable[..., jax.Array], examples: npt.ArrayLike) -> np.ndarray:
         """Apply a function of parameters and examples in the precision of the parameters."""
         dtype = jax.tree.leaves(self.params)[0].dtype
         with jax.enable_x64(dtype == np.float64):
@@ -229,7 +230,7 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
         raise ConfigError("file of the fit", str(path), allowed) from None
 
 
-def _fields(model: Any) -> list[str]:
+def _fields(model: object) -> list[str]:
     """List the fields of a model."""
     return [field.name for field in dataclasses.fields(model)]
 

@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypedDict, Unpack
+from typing import Annotated, Any
 
 import chex
 import jax
@@ -51,7 +51,7 @@ class Estimation:
     """
 
     model: LatentModel
-    data: Any
+    data: Params
     index: Array
     counts: Array
     share: Array
@@ -59,7 +59,7 @@ class Estimation:
     per_client: bool = struct.field(pytree_node=False, default=False, kw_only=True)
 
     @property
-    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
+    def metric_labels(self) -> Mapping[str, Sequence[str]]:
         """Labels of metrics' dimensions: clients are numbered."""
         return {}
 
@@ -132,7 +132,7 @@ class Estimation:
     def _weighted_losses(self, params: Params) -> Array:
         """Compute every client's mean of -log p(y; theta), times its share: `f[N]`."""
 
-        def weighted_loss(rows: Any, weights: Array) -> Array:
+        def weighted_loss(rows: Params, weights: Array) -> Array:
             losses = self.model.loss(params, rows)
             chex.assert_equal_shape([losses, weights])
             return jnp.sum(jnp.where(weights > 0, losses, 0) * weights)
@@ -140,7 +140,7 @@ class Estimation:
         return self._of_clients(weighted_loss)
 
     def mean_field(self, statistics: Array) -> Array:
-        """Compute the mean field h(s), whose roots are the fixed points of EM.
+        """Compute the mean field h(s); its roots are the fixed points of EM.
 
         Args:
           statistics: `f[q]`, s.
@@ -172,7 +172,7 @@ class Estimation:
             metrics["client_loss[client]"] = losses / self.share
         return {**metrics, **self.model.metrics(statistics, params)}
 
-    def _of_clients(self, function: Callable[[Any, Array], Array]) -> Array:
+    def _of_clients(self, function: Callable[[Params, Array], Array]) -> Array:
         """Apply a function to all examples of every client and their weights: leading axis N."""
         num_clients, num_places = self.index.shape
         at_once = num_clients
@@ -184,7 +184,7 @@ class Estimation:
             batch_size=at_once,
         )
 
-    def _rows(self, places: Array) -> Any:
+    def _rows(self, places: Array) -> Params:
         """Gather examples at positions `i32[...]` of `data`; leaves keep their other dimensions."""
         return jax.tree.map(lambda leaf: leaf[places], self.data)
 
@@ -194,22 +194,14 @@ class Estimation:
         weights = self.share[:, None] / self.counts[:, None].astype(self.share.dtype)
         return jnp.where(is_there, weights, 0)
 
-    def _pooled(self) -> tuple[Any, Array]:
+    def _pooled(self) -> tuple[Params, Array]:
         """Gather all clients' examples, leaves `[N M, ...]`, and their weights with sum 1."""
         return self._rows(self.index.ravel()), self._weights().ravel() / self.counts.shape[0]
 
 
-class EstimationOptions(TypedDict, total=False):
-    """The options of `make_estimations`; see there."""
-
-    weighting: Annotated[str, OneOf(("pooled", "equal"))]
-    start: Annotated[npt.ArrayLike, shape("q"), Limit()] | None
-    per_client: bool
-
-
 @checked
 def make_estimation(
-    model: LatentModel, data: Any, partition: Partition, **options: Unpack[EstimationOptions]
+    model: LatentModel, data: Any, partition: Partition, **options: Any
 ) -> Estimation:
     """Build an estimation problem.
 

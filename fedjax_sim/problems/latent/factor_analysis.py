@@ -1,4 +1,4 @@
-"""Factor analysis: a Gaussian whose covariance is of low rank plus a diagonal.
+"""Factor analysis: a Gaussian with a covariance of low rank plus a diagonal.
 
     z ~ N(0, I_k),  y | z ~ N(m + W z, Psi),  Psi diagonal
     s(y, z) = ((y - m) z', z z'),  q = D k + k (k + 1) / 2

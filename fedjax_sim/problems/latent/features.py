@@ -4,6 +4,7 @@ Dimension letters: `n` images, `D` features.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -72,38 +73,33 @@ class Entry(NamedTuple):
     features: Callable[[np.ndarray, int], np.ndarray]
 
 
-MODELS: Named[Entry] = Named(
-    "latent-variable model",
-    {
-        "gaussian_mixture": Entry(
-            "Gaussians with one covariance, on the images' principal components",
-            lambda num: GaussianMixture(num),
-            principal_components,
-        ),
-        "gaussian_mixture_full": Entry(
-            "Gaussians with different covariances and a prior of 0.001, on principal components",
-            lambda num: GaussianMixture(
-                num, covariance_type="full", prior=1e-3, starts="k-means++"
-            ),
-            principal_components,
-        ),
-        "gaussian_mixture_diag": Entry(
-            "Gaussians with different variances and a prior of 0.001, on principal components",
-            lambda num: GaussianMixture(
-                num, covariance_type="diag", prior=1e-3, starts="k-means++"
-            ),
-            principal_components,
-        ),
-        "factor_analysis": Entry(
-            "a Gaussian with factors (in place of components), on the images' principal components",
-            lambda num: FactorAnalysis(num),
-            principal_components,
-        ),
-        "bernoulli_mixture": Entry(
-            "products of Bernoulli laws, on the images in black and white",
-            lambda num: BernoulliMixture(num),
-            lambda images, _: binary(images),
-        ),
-    },
-)
+_with_prior = partial(GaussianMixture, prior=1e-3, starts="k-means++")
+_ENTRIES = {
+    "gaussian_mixture": Entry(
+        "Gaussians with one covariance, on the images' principal components",
+        GaussianMixture,
+        principal_components,
+    ),
+    "gaussian_mixture_full": Entry(
+        "Gaussians with different covariances and a prior of 0.001, on principal components",
+        partial(_with_prior, covariance_type="full"),
+        principal_components,
+    ),
+    "gaussian_mixture_diag": Entry(
+        "Gaussians with different variances and a prior of 0.001, on principal components",
+        partial(_with_prior, covariance_type="diag"),
+        principal_components,
+    ),
+    "factor_analysis": Entry(
+        "a Gaussian with factors (in place of components), on the images' principal components",
+        FactorAnalysis,
+        principal_components,
+    ),
+    "bernoulli_mixture": Entry(
+        "products of Bernoulli laws, on the images in black and white",
+        BernoulliMixture,
+        lambda images, _: binary(images),
+    ),
+}
+MODELS: Named[Entry] = Named("latent-variable model", _ENTRIES)
 """Models by the name that the command line uses."""

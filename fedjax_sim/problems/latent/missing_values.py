@@ -232,7 +232,7 @@ class MissingValues:
         return mean * (1 - mean) if self.family == "bernoulli" else jnp.ones_like(mean)
 
     def _link(self, matrix: Array) -> Array:
-        """Compute the theta whose mean a cell is, after clipping the cell to its limits."""
+        """Compute theta from a cell as its mean, after clipping the cell to its limits."""
         if self.family == "poisson":
             return jnp.log(jnp.maximum(matrix, LEAST_INTENSITY))
         if self.family == "bernoulli":

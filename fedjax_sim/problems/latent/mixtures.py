@@ -7,21 +7,21 @@ half the time of the other order.
 Dimension letters: `B` examples, `G` components, `D` coordinates of an example, `q` = G + G D.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.types import Array, Key
+from fedjax_sim.types import Array, Key, Params
 
 
 class OfComponents:
-    """What mixtures have in common; `components` is G, the number of components."""
+    """The common base of mixtures; `components` is G, the number of components."""
 
-    components: Any
-    natural: Any
+    components: int
+    natural: Callable[..., Array]
 
     def statistics(self, natural: Array, examples: Array, weight: Array) -> Array:
         """Compute the weighted sum of the responsibilities rho, and of rho times the features.
@@ -38,7 +38,7 @@ class OfComponents:
         features = self._features(examples)
         return expected_statistics(self._logits(natural, features), features, weight)
 
-    def responsibilities(self, params: Any, examples: Array) -> Array:
+    def responsibilities(self, params: Params, examples: Array) -> Array:
         """Compute the probability of each component given each example: `f[B, G]`.
 
         Args:

@@ -1,4 +1,4 @@
-"""Who is malicious, when they attack, and what the server then receives.
+"""Malicious clients, the ticks of their attack, and the forged messages.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
@@ -19,7 +19,7 @@ from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.types import Array, Event, Key, Params
 
 ROUNDING = 1e-5
-"""By what share a weight may lack the mean weight: that of equal weights is rounded."""
+"""Tolerance of the mean weight, relative: a mean of equal weights is rounded."""
 
 
 def _is_attack(attack: Any) -> bool:
@@ -99,7 +99,7 @@ def attacked(
     *,
     draws: Key | None = None,
 ) -> Params:
-    """Put forgeries in the place of what malicious clients have learnt.
+    """Replace the progress of malicious clients by forgeries.
 
         adversary = Adversary(attack=SignFlip(), attackers=(3,))
         starts, local = jnp.ones((2, 1)), jnp.full((2, 1), 5.0)  # of clients 0 and 3

@@ -1,4 +1,4 @@
-"""The interface of attacks, honest clients, and what attacks compute of the honest messages.
+"""The interface of attacks, honest clients, and statistics of the honest messages.
 
 Dimension letters: those of `fedjax_sim.types`.
 """
@@ -33,7 +33,7 @@ class Cohort(NamedTuple):
     weight: Array
 
     def references(self) -> Array:
-        """Find the slots whose messages attackers imitate or work against: `bool[S]`.
+        """Find the slots of the messages that attackers imitate or work against: `bool[S]`.
 
         These are the honest ones. In a tick without an honest message, such as a tick of one slot,
         they are those of the attackers, who know what they would have sent honestly.
@@ -43,7 +43,7 @@ class Cohort(NamedTuple):
 
 
 class Attack(Kind):
-    """The interface of attacks on messages: what malicious clients send instead of their progress.
+    """The interface of attacks on messages: malicious clients send forgeries, not their progress.
 
     @settings.struct
     class Silence(Attack):
@@ -77,7 +77,7 @@ class Attack(Kind):
         return True
 
     def first_memory(self, message: Params) -> Any:
-        """Return what attackers remember before the first tick; () if they remember nothing.
+        """Memory of attackers before the first tick; () if they have none.
 
         Args:
           message: A message, leaves `[...]`, for its shapes.
@@ -85,7 +85,7 @@ class Attack(Kind):
         return ()
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
-        """Return what attackers remember once they know the messages of a tick.
+        """Memory of attackers after the messages of a tick.
 
         `messages` and `cohort` are those of `forge`.
 
@@ -105,7 +105,7 @@ class Attack(Kind):
 
 @struct
 class Honest(Attack):
-    """Nobody sends anything else than what was learnt."""
+    """No attack."""
 
     name: str = fixed("none")
 

@@ -1,4 +1,4 @@
-"""Clients whose presence can be seen, with which the privacy of a training is audited.
+"""Visible clients, canaries, for audits of a training's privacy.
 
 A canary sends a vector in its own direction or nothing, as a coin says. Settings for an audit:
 

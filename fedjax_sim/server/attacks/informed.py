@@ -102,7 +102,7 @@ class InnerProduct(Attack):
 
 
 class Watched(NamedTuple):
-    """What those who mimic remember, of the ticks in which somebody honest reported.
+    """Memory of the mimic attack, of the ticks with honest reports.
 
     Attributes:
       ticks: `i32[]`, their number.
@@ -179,7 +179,7 @@ class Mimic(Attack):
 
         now = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
         mean = jax.tree.map(mixed, memory.mean, now)
-        apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
+        apart = jax.tree.map(lambda leaf, mu: _centred(slots, leaf, mu), wide, mean)
         apart, _ = _scaled(slots, apart)
 
         def begun(z: Array, leaf: Array, own: Key) -> Array:
@@ -254,7 +254,7 @@ class Optimized(Attack):
         slots = cohort.references()
         wide, largest = _scaled(slots, jax.tree.map(wide_of, messages))
         mean = jax.tree.map(lambda leaf: mean_over(slots, leaf), wide)
-        apart = jax.tree.map(lambda leaf, mu: _apart(slots, leaf, mu), wide, mean)
+        apart = jax.tree.map(lambda leaf, mu: _centred(slots, leaf, mu), wide, mean)
         direction = self._direction(mean, wide, slots)
         gamma = self._gamma(apart, direction, slots)
         return jax.tree.map(
@@ -325,12 +325,12 @@ class MinSum(Optimized):
 
 def _deviation(slots: Array, leaf: Array, mean: Array) -> Array:
     """Compute standard deviations over slots: `f[1, ...]` of `f[S, ...]` and the mean."""
-    apart = jnp.abs(_apart(slots, leaf, mean))
+    apart = jnp.abs(_centred(slots, leaf, mean))
     largest = divisor(apart.max(axis=0, keepdims=True))
     return largest * root(mean_over(slots, jnp.square(apart / largest)))
 
 
-def _apart(slots: Array, leaf: Array, mean: Array) -> Array:
+def _centred(slots: Array, leaf: Array, mean: Array) -> Array:
     """Subtract the mean `f[1, ...]` from messages `f[S, ...]`; 0 in other slots."""
     return jnp.where(along(slots, leaf), leaf - mean, 0)
 
@@ -372,7 +372,7 @@ def _of_length_1(vector: Params) -> Params:
 
 
 def _farthest(messages: Params, direction: Params, slots: Array) -> Array:
-    """Find the one of some slots whose message goes farthest in a direction: `i32[]`.
+    """Find the slot with the longest way in a direction, among some: `i32[]`.
 
     Args:
       messages: Leaves `f[S, ...]`.

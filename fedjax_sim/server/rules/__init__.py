@@ -1,4 +1,4 @@
-"""Rules of aggregation: what a server makes of the messages of a tick.
+"""Rules of aggregation: from the messages of a tick to one centre.
 
 A rule is a random map from the messages of the clients that are present, with weights, to a centre.
 The server moves by the sum of the weights times the centre. Robust rules bound what a few malicious

@@ -3,6 +3,7 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -17,7 +18,7 @@ from fedjax_sim.types import Array, Key, Params
 
 
 class Rule(Kind):
-    """The interface of rules: what a server makes of the messages of a tick.
+    """The interface of rules: from the messages of a tick to one centre.
 
     A rule returns a centre: of equal messages, that message, but for FLTrust. The server moves by
     the sum of the tick's weights times the centre, so that weights which do not sum to 1, such as
@@ -69,6 +70,10 @@ class Rule(Kind):
         Returns:
           The rule, which assumes so many fewer of the others to be malicious.
         """
+        return self._with_inner(lambda rule: rule.knowing(dropped))
+
+    def _with_inner(self, change: Callable[["Rule"], "Rule"]) -> "Rule":
+        """The rule with changes of the rules that it is made of, if there are such."""
         return self
 
     def needs_own(self) -> Any:
@@ -88,10 +93,10 @@ class Rule(Kind):
         Returns:
           The rule.
         """
-        return self
+        return self._with_inner(lambda rule: rule.with_own(update))
 
     def roots(self) -> tuple["Rule", ...]:
-        """Return the rules whose settings say on which examples the server trains."""
+        """Return the rules with settings of the examples on which the server trains."""
         return ()
 
     @property

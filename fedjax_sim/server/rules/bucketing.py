@@ -4,6 +4,7 @@ Dimension letters: those of `fedjax_sim.types`; `B` buckets, n messages present.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,17 +87,12 @@ class Bucketing(Rule):
         if isinstance(self.inner, Bucketing) or kind in ("OneOf", "SecureSum"):
             raise ConfigError("inner", str(self.inner), "a rule of " + ", ".join(INNER))
 
-    def knowing(self, dropped: Array) -> Rule:
-        """Let the inner rule assume fewer malicious buckets."""
-        return dataclasses.replace(self, inner=self.inner.knowing(dropped))
+    def _with_inner(self, change: Callable[[Rule], Rule]) -> Rule:
+        return dataclasses.replace(self, inner=change(self.inner))
 
     def needs_own(self) -> Any:
         """Tell whether the inner rule needs it."""
         return self.inner.needs_own()
-
-    def with_own(self, update: Params) -> Rule:
-        """Let the inner rule compare the means of buckets with the server's own update."""
-        return dataclasses.replace(self, inner=self.inner.with_own(update))
 
     def roots(self) -> tuple[Rule, ...]:
         """Return the inner rule's."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -48,10 +48,8 @@ class OneOf(OneOfSeveral, Rule):
         number = jnp.asarray(self.which).astype("int32")
         return jax.lax.switch(number, branches, key, messages, weight, is_present)
 
-    def knowing(self, dropped: Array) -> Rule:
-        """Let all rules assume fewer malicious messages."""
-        options = tuple(rule.knowing(dropped) for rule in self.options)
-        return dataclasses.replace(self, options=options)
+    def _with_inner(self, change: Callable[[Rule], Rule]) -> Rule:
+        return dataclasses.replace(self, options=tuple(map(change, self.options)))
 
     def needs_own(self) -> Any:
         """Tell whether the chosen rule needs it; False itself if none does."""
@@ -60,22 +58,17 @@ class OneOf(OneOfSeveral, Rule):
             return needs[0]
         return jnp.asarray(needs)[jnp.asarray(self.which).astype("int32")]
 
-    def with_own(self, update: Params) -> Rule:
-        """Let all rules that compare messages with the server's own update do so."""
-        options = tuple(rule.with_own(update) for rule in self.options)
-        return dataclasses.replace(self, options=options)
-
     def roots(self) -> tuple[Rule, ...]:
         """Return those of all rules."""
         return tuple(root for rule in self.options for root in rule.roots())
 
     def least(self) -> Any:
-        """Return what the chosen rule needs."""
+        """Fewest messages of the chosen rule."""
         needs = jnp.stack([jnp.asarray(rule.least(), "int32") for rule in self.options])
         return needs[jnp.asarray(self.which).astype("int32")]
 
     def least_present(self) -> int:
-        """Return what the chosen rule needs."""
+        """Fewest messages of the chosen rule."""
         return self.chosen.least_present()
 
 

@@ -109,8 +109,9 @@ def test_em_is_scikit_learns(kind: str) -> None:
     problem, start = problem_of(kind)
     four = latent.Fitted(problem.model, maximised(problem, fit(problem, start, 3)), 0, 0.0, True, 4)
     reference = reference_of(kind, 4)
-    for name in ("weights_", "means_", "covariances_"):
-        np.testing.assert_allclose(getattr(four, name), getattr(reference, name), rtol=1e-7)
+    theirs = reference.weights_, reference.means_, reference.covariances_
+    for mine, other in zip(four.params, theirs, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-7)
     np.testing.assert_allclose(four.score_samples(IRIS), reference.score_samples(IRIS), rtol=1e-7)
     np.testing.assert_allclose(four.predict_proba(IRIS), reference.predict_proba(IRIS), atol=1e-7)
     np.testing.assert_array_equal(four.predict(IRIS), reference.predict(IRIS))
@@ -231,7 +232,7 @@ def test_one_coordinate_may_have_one_axis() -> None:
     theta = Mixture(jnp.full(2, 0.5), jnp.array([[1.5], [5.0]]), jnp.ones((1, 1)))
     end = fit(flat, statistics_of(flat, theta), 100)
     found = latent.Fitted(flat.model, maximised(flat, end), 0, 0.0, True, 1)
-    assert found.covariances_.shape == (1, 1)
+    assert found.params.covariance.shape == (1, 1)
     np.testing.assert_array_equal(
         found.score_samples(IRIS[:, 2]), found.score_samples(IRIS[:, 2:3])
     )
