@@ -182,9 +182,8 @@ class ClientTable:
         columns: Any = (self.names, self.rate, self.spread, self.up, self.down, self.drop_rate)
         if self.counts_energy:
             columns = (*columns, self.energy_step, self.energy_byte)
-        content = repr([np.asarray(x).tolist() for x in columns]) + repr(
-            [x.tolist() for x in self.windows or ()]
-        )
+        content = repr([np.asarray(x).tolist() for x in columns])
+        content += repr([x.tolist() for x in self.windows or ()])
         digest = hashlib.sha256(content.encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
 
@@ -234,10 +233,8 @@ class ClientTable:
         all_windows = []
         for row, windows in enumerate(available):
             ends = [0.0, *(end for _, end in windows)]
-            in_order = all(
-                before <= begin < end
-                for before, (begin, end) in zip(ends[:-1], windows, strict=True)
-            )
+            pairs = zip(ends[:-1], windows, strict=True)
+            in_order = all(before <= begin < end for before, (begin, end) in pairs)
             if not in_order or ends[-1] > periods[row]:
                 text = " ".join(f"{begin:g}-{end:g}" for begin, end in windows)
                 allowed = f"windows in order, from 0 to the period {periods[row]:g}"
@@ -309,9 +306,8 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
-    rows, header = read_rows(
-        "client_table", path, dict.fromkeys(["client", "available", *_COLUMNS])
-    )
+    known = dict.fromkeys(["client", "available", *_COLUMNS])
+    rows, header = read_rows("client_table", path, known)
     kinds: dict[str, tuple[Callable, str]] = dict.fromkeys(_COLUMNS, (_read_number, "a number"))
     kinds["available"] = _read_windows, "windows such as 0-480 1200-1440"
     if_empty = {name: column.if_empty for name, column in _COLUMNS.items()} | {"available": []}
@@ -376,9 +372,8 @@ def read_rows(
                 raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
     if others:
         say(f"columns of {name} {path} that are ignored: {', '.join(dict.fromkeys(others))}.")
-    return [
-        dict(zip(header, row + [""] * len(header), strict=False)) for row in rows
-    ], columns.keys() - absent
+    cells = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
+    return cells, columns.keys() - absent
 
 
 @contextlib.contextmanager
@@ -409,15 +404,15 @@ class _Column(NamedTuple):
 
 _LEAST, _MOST = (float(each) for each in (np.finfo("float32").tiny, np.finfo("float32").max))
 _RANGE = f"from {_LEAST:.2g} to {_MOST:.2g}, as a float32 can hold it"
-_ABOVE_0 = f"a finite number above 0, {_RANGE}", lambda x: (x >= _LEAST) & (x <= _MOST)
-_FROM_0 = (
-    f"a finite number of at least 0, and 0 or {_RANGE}",
-    lambda x: (x == 0) | ((x >= _LEAST) & (x <= _MOST)),
-)
-_SPEED = (
-    f"a number above 0, inf or {_RANGE}",
-    lambda x: (x == np.inf) | ((x >= _LEAST) & (x <= _MOST)),
-)
+
+
+def _in_range(x: np.ndarray) -> np.ndarray:
+    return (x >= _LEAST) & (x <= _MOST)
+
+
+_ABOVE_0 = f"a finite number above 0, {_RANGE}", _in_range
+_FROM_0 = f"a finite number of at least 0, and 0 or {_RANGE}", lambda x: (x == 0) | _in_range(x)
+_SPEED = f"a number above 0, inf or {_RANGE}", lambda x: (x == np.inf) | _in_range(x)
 _COLUMNS = {
     "rate": _Column(None, *_ABOVE_0),
     "spread": _Column(0.0, *_FROM_0),

@@ -81,14 +81,8 @@ class Devices(NamedTuple):
 
 def draw_devices(key: Key, hyper: Clients) -> Devices:
     """Draw the clients' speeds and phases, and collect their other facts."""
-    return Devices(
-        draw_client_speeds(key, hyper),
-        transfer_times(hyper),
-        loss_shares(hyper),
-        _windows(key, hyper),
-        key,
-        hyper,
-    )
+    speeds, windows = draw_client_speeds(key, hyper), _windows(key, hyper)
+    return Devices(speeds, hyper.delays.transfer, loss_shares(hyper), windows, key, hyper)
 
 
 @checking.checked
@@ -100,21 +94,6 @@ def loss_shares(hyper: Clients) -> Array | None:
         assert loss_shares(Clients()) is None and loss_shares(Clients(drop_rate=0.25)) == 0.25
     """
     return jnp.asarray(hyper.delays.drop_rates, float) if hyper.delays.loses_updates else None
-
-
-def transfer_times(hyper: Clients) -> Array | None:
-    """Compute the time in which each client receives a model and sends an update: `f64[N]`.
-
-    Returns None if messages take no time.
-    """
-    table = hyper.delays.client_table
-    if table is None or not table.has_bandwidth:
-        return None
-    total = jnp.zeros(table.size)
-    for bits, speed in hyper.delays.connections:
-        if speed is not None:
-            total += jnp.asarray(bits, float) / jnp.asarray(speed, float)
-    return total
 
 
 def mean_times(devices: Devices) -> Array:
@@ -137,9 +116,8 @@ def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple
       When the client begins to receive the model, and when its update arrives, `f64[...]` each.
     """
     key = lane_stream(devices.key, "runtimes")
-    return finish_work(
-        devices, client, time, update_time(key, client, update, devices.speeds, devices.hyper)
-    )
+    running = update_time(key, client, update, devices.speeds, devices.hyper)
+    return finish_work(devices, client, time, running)
 
 
 def finish_work(
@@ -180,7 +158,8 @@ def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Arr
     total = windows.total[client]
     cycles = jnp.maximum(jnp.ceil(wanted / total - close(busy)) - 1, 0)
     left = wanted - cycles * total
-    last = _search(windows, client, lambda j: windows.worked[j] + _length(windows, j), left, total)
+    length = windows.end - windows.begin
+    last = _search(windows, client, lambda j: windows.worked[j] + length[j], left, total)
     # Breaks before each window are added up, instead of times within windows, so that work within
     # one window ends exactly its running time after it began.
     pauses = cycles * (windows.period[client] - total) + _pause(windows, last)
@@ -188,11 +167,7 @@ def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Arr
 
 
 def times_in_rounds(
-    devices: Devices,
-    clients: Array,
-    running: Array,
-    wait: Callable[..., Array],
-    *facts: Array,
+    devices: Devices, clients: Array, running: Array, wait: Callable[..., Array], *facts: Array
 ) -> Array:
     """Find out how long after the start of its round each client's work is in.
 
@@ -201,7 +176,7 @@ def times_in_rounds(
       running: Time of computing, `f64[T, S]`.
       wait: Function from the times `f64[S]` of one round, and its facts, to how long after it the
         next one starts, `f64[]`. It is also called for all rounds together.
-      *facts: What else `wait` needs of each round, `[T, ...]`.
+      *facts: Further arguments of `wait` for each round, `[T, ...]`.
 
     Returns:
       Times, `f64[T, S]`. Without windows these are the same whenever a round starts.
@@ -237,9 +212,8 @@ def time_available(devices: Devices, client: Array, begin: Array, end: Array) ->
 
     def until(time: Array) -> Array:
         at = _place(windows, client, _phase(windows, client, time))
-        cycles = jnp.floor(
-            (time + at.wait + windows.phase[client]) / windows.period[client] + CLOSE
-        )
+        passed = time + at.wait + windows.phase[client]
+        cycles = jnp.floor(passed / windows.period[client] + CLOSE)
         return cycles * windows.total[client] + at.worked
 
     inside = jnp.maximum(until(end) - until(begin), 0)
@@ -394,10 +368,6 @@ def bisect(is_before: Callable[[Array], Array], low: Array, high: Array, *, trip
         return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
 
     return jax.lax.fori_loop(0, trips, halve, (low, high))[0]
-
-
-def _length(windows: Windows, window: Array) -> Array:
-    return windows.end[window] - windows.begin[window]
 
 
 def _pause(windows: Windows, window: Array) -> Array:

@@ -306,10 +306,18 @@ class ClientDelays(Checked):
         )
 
     @property
-    def connections(self) -> tuple[tuple[Any, np.ndarray | None], ...]:
-        """Bits of the messages to clients and from them, with the speeds, `f64[N]` each."""
-        table = self.client_table
-        return () if table is None else ((self.bits_down, table.down), (self.bits_up, table.up))
+    def connections(self) -> list[tuple[Any, np.ndarray]]:
+        """Bits of the messages to and from clients that take time, with speeds, `f64[N]` each."""
+        if self.client_table is None:
+            return []
+        both = (self.bits_down, self.client_table.down), (self.bits_up, self.client_table.up)
+        return [(bits, speed) for bits, speed in both if speed is not None]
+
+    @property
+    def transfer(self) -> Array | None:
+        """Time in which each client receives a model and sends an update, `f64[N]`; None if 0."""
+        times = [jnp.asarray(x, float) / jnp.asarray(speed, float) for x, speed in self.connections]
+        return sum(times, jnp.zeros(self.client_table.size)) if times else None
 
 
 @struct
@@ -348,16 +356,14 @@ class Clients(Checked):
             self.recorded  # noqa: B018 - checks the clients
         if not self.source_of_times:
             return
-        times = [
-            x for x in fields(type(self)) if isinstance(settings.value_of(self, x), DefaultTime)
-        ]
+        given = {x: settings.value_of(self, x) for x in fields(type(self))}
         idle = settings.idle_of(self)
-        left = [name for name in times if name not in idle]
+        left = [x for x, value in given.items() if isinstance(value, DefaultTime) and x not in idle]
         if left:
             others = f", and so must {', '.join(left[1:])}" if left[1:] else ""
             allowed = f"given in the unit of time of {self.source_of_times}{others}"
             allowed += ": defaults are in another unit"
-            raise ConfigError(left[0], settings.value_of(self, left[0]), allowed)
+            raise ConfigError(left[0], given[left[0]], allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place.
@@ -396,10 +402,7 @@ class Clients(Checked):
     @property
     def needs_message_bits(self) -> bool:
         """Whether messages take time, and it is not set how many bits they have."""
-        return any(
-            speed is not None and not np.all(np.asarray(bits) > 0)
-            for bits, speed in self.delays.connections
-        )
+        return any(not np.all(np.asarray(bits) > 0) for bits, _ in self.delays.connections)
 
     def with_client_names(self, names: Sequence[Any]) -> Any:
         """Put the rows of a table, and a trace's clients, in the order of a problem's clients.
@@ -432,13 +435,12 @@ class Clients(Checked):
           The settings.
         """
         this: Any = self
-        given = {"bits_up": (this.delays.bits_up, up), "bits_down": (this.delays.bits_down, down)}
-        return this.replace(
-            **{
-                name: np.where(np.asarray(own) > 0, own, float(bits))[()]
-                for name, (own, bits) in given.items()
-            }
-        )
+
+        def given(own: Any, bits: int) -> Any:
+            return np.where(np.asarray(own) > 0, own, float(bits))[()]
+
+        bits_up, bits_down = given(this.delays.bits_up, up), given(this.delays.bits_down, down)
+        return this.replace(bits_up=bits_up, bits_down=bits_down)
 
     @property
     def energies(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -446,10 +448,8 @@ class Clients(Checked):
         table = self.delays.client_table
         if table is None or not table.counts_energy:
             return None
-        none = np.zeros(table.size)
-        return tuple(  # type: ignore[return-value]
-            none if each is None else each for each in (table.energy_step, table.energy_byte)
-        )
+        step, byte, none = table.energy_step, table.energy_byte, np.zeros(table.size)
+        return none if step is None else step, none if byte is None else byte
 
     @property
     def times_per_update(self) -> int:
@@ -505,12 +505,8 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
         place = jax.random.permutation(streams.lane_stream(key, "speeds"), num)
     num_slow = jnp.ceil(jnp.asarray(delays.slow_fraction, float) * num - 1e-6)
     pairs = (delays.rate_slow, delays.rate_fast), (delays.spread_slow, delays.spread_fast)
-    speeds = Speeds(
-        *(
-            jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
-            for slow, fast in pairs
-        )
-    )
+    floats = [[jnp.asarray(x, float) for x in pair] for pair in pairs]
+    speeds = Speeds(*(jnp.where(place < num_slow, slow, fast) for slow, fast in floats))
     spread = delays.rate_spread
     if settings.is_known(spread, 0):
         return speeds
@@ -565,7 +561,7 @@ def draw_runtimes(
 
 
 def draw_standard(key: Key, shape: tuple[int, ...], dtype: Any, law: str) -> Array:
-    """Draw what running times are made of, whoever runs.
+    """Draw unit-scale running times.
 
     Args:
       key: Key of the draws.
@@ -586,7 +582,7 @@ def draw_standard(key: Key, shape: tuple[int, ...], dtype: Any, law: str) -> Arr
 
 
 def scaled_runtimes(standard: Array, speeds: Speeds, law: str) -> Array:
-    """Make running times of what `draw_standard` drew.
+    """Scale the results of `draw_standard` to running times.
 
     Args:
       standard: `f[..., num]`.
@@ -631,14 +627,12 @@ def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients:
       Virtual times, `f64[...]`.
     """
 
+    num, law = clients.times_per_update, clients.delays.runtime_law
+
     def one(client: Array, update: Array) -> Array:
         update_key = jax.random.fold_in(jax.random.fold_in(key, client), update)
-        return draw_runtimes(
-            update_key,
-            Speeds(*(leaf[client] for leaf in speeds)),
-            clients.times_per_update,
-            clients.delays.runtime_law,
-        ).sum()
+        own = Speeds(*(leaf[client] for leaf in speeds))
+        return draw_runtimes(update_key, own, num, law).sum()
 
     draw = jnp.vectorize(one)
     client, update = jnp.broadcast_arrays(client, update)

@@ -89,11 +89,8 @@ class Trace:
             raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
         self.text = text[order] if self.texts else text
-        self.client, self.start, self.finish = (
-            columns[0].astype(np.int32)[order],
-            columns[1][order],
-            columns[2][order],
-        )
+        self.client = columns[0].astype(np.int32)[order]
+        self.start, self.finish = columns[1][order], columns[2][order]
 
     def __str__(self) -> str:
         """Describe the trace by its length and content."""
@@ -228,9 +225,8 @@ def read_trace(path: str | Path) -> Trace:
         try:
             return float(rows[row][name])
         except ValueError:
-            raise ConfigError(
-                f"trace {name} in row {row + 1}", rows[row][name], "a number"
-            ) from None
+            field = f"trace {name} in row {row + 1}"
+            raise ConfigError(field, rows[row][name], "a number") from None
 
     with client_table.naming_file(path):
         times = [[number(name, row) for row in range(len(rows))] for name in ("start", "finish")]

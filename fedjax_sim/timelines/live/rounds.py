@@ -26,8 +26,6 @@ from fedjax_sim.timelines.live.devices import (
     are_available,
     devices_of,
     draw_clients,
-    keep_memory,
-    remember_nothing,
     running_time,
     time_away,
     times_of_work,
@@ -60,11 +58,10 @@ class LiveCohorts(Clients):
         """
         super().check_together()
         synchronous.check_clients(self, are_distinct=True)
-        if self.clock.num_asked and not (
-            self.num_selected <= self.clock.num_asked <= self.num_clients
-        ):
+        num = self.clock.num_asked
+        if num and not self.num_selected <= num <= self.num_clients:
             allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
-            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+            raise ConfigError("clock.num_asked", num, allowed)
 
     def decided(self) -> dict[str, str]:
         """Name the settings that have no effect, and what takes their place."""
@@ -82,7 +79,7 @@ class LiveCohorts(Clients):
         return comes and settings.is_known(self.clock.deadline, 0)
 
     def share(self, counts: Array, clients: Array) -> Array | None:
-        """Return what reports of clients `i32[A]` weigh, `f[A]`; None if they weigh the same.
+        """Weights of the reports of clients `i32[A]`, up to a factor, `f[A]`; None for equal ones.
 
         Args:
           counts: Everyone's number of examples, `i32[N]`.
@@ -94,7 +91,7 @@ class LiveCohorts(Clients):
 
 
 class Asked(NamedTuple):
-    """Whom the server asks in a round.
+    """The clients that the server asks in a round.
 
         def select(key, now):
             fastest = jnp.argsort(-now.devices.speeds.rate)[:3]
@@ -124,7 +121,7 @@ class Asked(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What live rounds carry, and what those who choose clients may read.
+    """State of a live round; selectors read it.
 
     Attributes:
       now: When the round begins.
@@ -171,7 +168,7 @@ class Choosing(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a round has shown, as it is passed to `learn`.
+    """The results of a round, as they are passed to `learn`.
 
         def learn(key, shown):  # how long the last work of each client took
             return shown.memory.at[shown.event.clients].set(shown.taken)
@@ -224,7 +221,7 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
 
 
 def _checked_clients(asked: Any) -> Array:
-    """Check what a choice returns, and return the clients, `i32[A]`."""
+    """Check the result of a choice, and return the clients, `i32[A]`."""
     if not isinstance(asked, Asked):
         raise ConfigError("what select returns", type(asked).__name__, "an Asked")
     clients = jnp.asarray(asked.clients)
@@ -242,8 +239,8 @@ def live_rounds(
     num_used: Count,
     most_steps: Count | None = None,
     draw: Callable[[Key, Array], Any] | None = None,
-    first: Callable[[Any, Any], Any] = remember_nothing,
-    learn: Callable[[Key, Shown], Any] = keep_memory,
+    first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
+    learn: Callable[[Key, Shown], Any] = lambda key, shown: shown.memory,
 ) -> Clock:
     """Make a clock of rounds whose clients are chosen as each round begins.
 

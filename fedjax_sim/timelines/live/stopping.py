@@ -10,7 +10,7 @@ from fedjax_sim.types import Array, Clock, Event, Key, Received
 
 
 class Measured(NamedTuple):
-    """What a clock carries that may end its lane.
+    """State of a clock that may end its lane.
 
     Attributes:
       time: What the clock itself carries.

@@ -104,9 +104,8 @@ class WeightedRounds(Clients):
           `f[N]`, of sum 1.
         """
         given = self.client_weights if self.client_weights is not None else counts
-        weight = jnp.broadcast_to(
-            jnp.asarray(1.0 if given is None else given, float), (self.num_clients,)
-        )
+        given = jnp.asarray(1.0 if given is None else given, float)
+        weight = jnp.broadcast_to(given, (self.num_clients,))
         return weight / weight.sum()
 
 
