@@ -13,7 +13,7 @@ from fedjax_sim import batching, trees
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.types import Array, ClientLosses, Key, Losses, Params, Settings
+from fedjax_sim.types import Array, Key, Losses, Params, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
@@ -142,7 +142,7 @@ def batch_loss(
       most_steps: The number of a step is below this. If it is known, the mini-batches of all
         steps are drawn together before the first; call this outside the loop over steps then.
       is_alone: Whether the client's data are looked up here and not in every step, if the problem
-        can do that (`fedjax_sim.types.SeparableProblem`).
+        can do that (it has `alone`).
     """
     losses, drawn = _draw_batches(
         problem, hyper, key, client, offset, most_steps=most_steps, is_alone=is_alone
@@ -181,7 +181,7 @@ def _draw_batches(
     *,
     most_steps: int | None = None,
     is_alone: bool = False,
-) -> tuple[ClientLosses, Callable[[Array], tuple[Array, Key]]]:
+) -> tuple[Losses, Callable[[Array], tuple[Array, Key]]]:
     """Return a client's losses, and a function from a step's number to its mini-batch and key.
 
     The arguments are those of `batch_loss`.

@@ -27,12 +27,12 @@ from flax import struct
 
 from fedjax_sim import trees
 from fedjax_sim.checking import Count, checked
-from fedjax_sim.models.calls import draw_params, outputs_of
+from fedjax_sim.models.calls import Model, draw_params, outputs_of
 from fedjax_sim.problems import evaluation
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.streams import stream
 from fedjax_sim.targets import is_for_cpu
-from fedjax_sim.types import Array, Key, Model, Params
+from fedjax_sim.types import Array, Key, Params
 
 EVALUATED_AT_ONCE = 500
 """Test examples that a CPU evaluates together, so that activations stay in its cache."""
