@@ -44,9 +44,9 @@ Settings = Annotated[Any, "settings"]
 HyperT = TypeVar("HyperT")
 """A system's settings: a struct made by `fedjax_sim.settings.struct`."""
 StateT = TypeVar("StateT")
-"""What an algorithm carries from tick to tick: a pytree."""
+"""State of an algorithm: a pytree."""
 InfoT = TypeVar("InfoT")
-"""What an algorithm reports of one tick: a NamedTuple of numbers."""
+"""Report of an algorithm on one tick: a NamedTuple of numbers."""
 
 
 class Timeline(NamedTuple):
@@ -483,7 +483,7 @@ def full_precision_bits(params: Params) -> int:
 
 
 class Messages(NamedTuple):
-    """Who sends messages, how many bits these have, and what they give away.
+    """The messages of a system: senders, bits, and spent privacy.
 
     Attributes:
       bits: From shapes and dtypes of a model and the settings to the bits of one client's message
@@ -542,7 +542,7 @@ class Hints(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Which problems a system learns, and what its settings take from the problem.
+    """The problems that a system learns, and settings that follow from the problem.
 
     Attributes:
       learns: Kind of problem: `Problem` or `LatentProblem`.
@@ -557,7 +557,7 @@ class Fit(NamedTuple):
 
 
 class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
-    """A federated-learning system: what a file in `fedjax_sim.systems` exports.
+    """A federated-learning system, as each file in `fedjax_sim.systems` exports one.
 
     The first four fields are required; the rest have defaults that suit a system whose clients
     send and receive whole models.

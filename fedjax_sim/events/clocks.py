@@ -1,4 +1,4 @@
-"""Live clocks: the contract of a system whose events follow from what was learnt.
+"""Live clocks: the contract of systems with events that follow from learning.
 
 A planned system draws its whole schedule before learning. A live system makes its next event within
 the step, from the state of its clock and of learning: who reports, with how many steps, and what
@@ -20,7 +20,7 @@ from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.events.event import Event
 
 TimeT = TypeVar("TimeT")
-"""What a clock carries from tick to tick: a pytree."""
+"""State of a clock: a pytree."""
 HyperT = TypeVar("HyperT")
 """A system's settings."""
 
@@ -149,7 +149,7 @@ class Instant(NamedTuple):
 
 @checked
 class Sizes(NamedTuple):
-    """What a live clock never exceeds; memory and layout are planned from it.
+    """Upper bounds of a live clock, from which memory and layout are planned.
 
     A lane that exceeds any of it ends there, and `curves.ended` names what.
 
@@ -175,7 +175,7 @@ class Sizes(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What the server receives at its next action, as a live clock decides it.
+    """The reception of the server at its next action, as a live clock decides it.
 
     Attributes:
       time: When the server acts: not before its last action (several may have one time); infinite

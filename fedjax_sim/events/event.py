@@ -122,7 +122,7 @@ class Facts(NamedTuple):
 
 
 DRAWN = Facts(is_drawn=True)
-"""What is known of every event of a schedule."""
+"""Facts of every event of a schedule."""
 _traces = itertools.count(1)
 
 

@@ -90,7 +90,7 @@ def tiers_of(devices: Devices, hyper: Hyper) -> Array:
 
 
 class Tiers(NamedTuple):
-    """What the clock carries.
+    """State of the clock.
 
     Attributes:
       tick: `i32[]`, reports of tiers so far.

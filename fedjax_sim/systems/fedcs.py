@@ -117,7 +117,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
 
 
 class Memory(NamedTuple):
-    """What the choice remembers.
+    """Memory of the choice.
 
     Attributes:
       taken: `f[N]`, how long each client took when it was asked last; nan for never.

@@ -112,7 +112,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
 
 class Known(NamedTuple):
-    """What the server knows of the clients.
+    """Knowledge of the server about the clients.
 
     Attributes:
       quality: `f[N]`, m sqrt(mean l^2) of the last report that was aggregated.
@@ -128,7 +128,7 @@ class Known(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What the clock carries.
+    """State of the clock.
 
     Attributes:
       acted: When the server acted last.
@@ -164,7 +164,7 @@ class Buffer(NamedTuple):
 
 
 def utilities(known: Known, turns: Array, penalty: Array | float) -> Array:
-    """Compute what the server expects of clients, U: `f[N]`.
+    """Compute the expected utilities of clients, U: `f[N]`.
 
     Args:
       known: What it knows of them.

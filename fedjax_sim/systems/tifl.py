@@ -139,7 +139,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
 
 
 class Memory(NamedTuple):
-    """What the choice remembers.
+    """Memory of the choice.
 
     Attributes:
       tier: `i32[N]`, each client's tier, 0 for the fastest; `EMPTY` for clients left out.

@@ -114,7 +114,7 @@ class Contacts(Clients):
             settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         return super().decided() | self.decided_by_trace("clock.carry_residual")
 
 

@@ -150,7 +150,7 @@ class Hyper(WeightedRounds):
             raise ConfigError("training.example_clip", self.training.example_clip, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         found = super().decided()
         if self.participants == "full":
             found["dynamics.noise_correction"] = "full participation"

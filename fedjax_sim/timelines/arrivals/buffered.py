@@ -144,7 +144,7 @@ class Arrivals(Clients):
             raise ConfigError("delays.drop_rate", most, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         names = [f"clock.{name}" for name in fields(ArrivalClock)]
         return super().decided() | self.decided_by_trace(*names)
 
@@ -330,7 +330,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> Update:
-    """Find the next update that is not lost, of clients whose last attempt arrived at `time`."""
+    """Find clients' next updates that are not lost; their last attempts arrived at `time`."""
 
     def attempt_at(attempt: Array, time: Array) -> Update:
         return Update(attempt, *follow(devices, client, attempt, time))

@@ -63,7 +63,7 @@ class ClientQueues(Clients):
             raise ConfigError("delays.trace", "given", allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         given = {} if self.routing is None else {"routing_exponent": "routing given"}
         return super().decided() | given
 

@@ -200,7 +200,7 @@ def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -
 def _in_order(
     search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool
 ) -> Arrived:
-    """Sort the arrivals found by time, and count what each client's model knew of."""
+    """Sort the arrivals found by time, and count the earlier arrivals in each client's model."""
     # More than `num` arrivals remain only if clients drew the same lot at the same time.
     size = num + spare
     queue = _Queue(*(leaf[:size] for leaf in search.queue))

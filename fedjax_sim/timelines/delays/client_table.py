@@ -208,7 +208,7 @@ class ClientTable:
 
     @property
     def counts_energy(self) -> bool:
-        """Whether the table says what energy steps or bytes take."""
+        """Whether the table has the energy of steps or bytes."""
         return self.energy_step is not None or self.energy_byte is not None
 
     @property
@@ -454,7 +454,7 @@ def _read_windows(text: str) -> list[tuple[float, float]]:
 def _read_cell(
     name: str, row: int, text: str, read: Callable, allowed: str, *, if_empty: Any
 ) -> Any:
-    """Read one cell, or return what an empty one stands for."""
+    """Read one cell, or return the meaning of an empty one."""
     if not text and if_empty is not None:
         return if_empty
     try:

@@ -306,7 +306,7 @@ def _phase(windows: Windows, client: Array, time: Array) -> Array:
 
 
 def close(like: Array) -> float:
-    """Return `CLOSE`, or for floats of 32 bits what their rounding asks for."""
+    """Return `CLOSE`, or the larger tolerance of floats of 32 bits."""
     return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
 
 
@@ -334,7 +334,7 @@ def _search(
     *,
     strictly: bool = False,
 ) -> Array:
-    """Find clients' first windows whose value is at least, or above, the wanted one: `i32[...]`.
+    """Find clients' first windows of at least, or above, the wanted value: `i32[...]`.
 
     If there is none, this is the number after the client's last window.
     """

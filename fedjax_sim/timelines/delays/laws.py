@@ -226,7 +226,7 @@ class ClientDelays(Checked):
             raise ConfigError("rate_spread", self.rate_spread, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place.
+        """Settings without effect by name, with words for their replacements.
 
         Returns:
           Words for what takes the place of each setting, by its name.
@@ -366,7 +366,7 @@ class Clients(Checked):
             raise ConfigError(left[0], given[left[0]], allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place.
+        """Settings without effect by name, with words for their replacements.
 
         Returns:
           Words for what takes the place of each setting, by its full name.
@@ -393,7 +393,7 @@ class Clients(Checked):
 
     @property
     def source_of_times(self) -> str:
-        """What brings another unit of time, in words; "" if all times come from settings."""
+        """Source of another unit of time, in words; "" if all times come from settings."""
         if self.delays.trace is not None:
             return "the trace"
         has_times = self.delays.client_table is not None and self.delays.client_table.has_times

@@ -59,7 +59,7 @@ def _are_weights(value: Any) -> bool:
 
 @struct
 class Grouping(Checked):
-    """Settings of which client belongs to which group, and of what the groups weigh.
+    """Settings of the assignment of clients to groups, and of the weights of groups.
 
     They are the group `grouping` of hierarchical systems.
 
@@ -338,7 +338,7 @@ class Groups(Clients):
             raise ConfigError("clock.min_iterations", least, f"at most {MOST_ITERATIONS}")
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         found = super().decided()
         if np.all(np.asarray(self.client_epochs) > 0):
             found["client_steps"] = "client_epochs"

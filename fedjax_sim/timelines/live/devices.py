@@ -20,7 +20,7 @@ from fedjax_sim.types import Array, Instant, Key
 
 
 class Drawn(NamedTuple):
-    """What is drawn once for all clients, and carried by a clock.
+    """Draws that are made once for all clients, and carried by a clock.
 
     Attributes:
       speeds: Rates and spreads, `f[N]` each.

@@ -14,7 +14,7 @@ from fedjax_sim.types import Array, Clock, Instant, Key, Live, Received, Sizes, 
 
 @checking.checked
 def replayed(system: System, timeline: Timeline) -> System:
-    """Return a live system that receives what a schedule says, such as one of an earlier run.
+    """Return a live system with the receptions of a schedule, such as one of an earlier run.
 
         live = replayed(fedavg.system, run.timelines[0])
 

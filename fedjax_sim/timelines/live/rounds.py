@@ -1,4 +1,4 @@
-"""Live rounds: whom the server asks, for how many steps and how long, is decided as one begins.
+"""Live rounds: clients, numbers of steps and deadlines are decided as a round begins.
 
 How long work takes, what is lost, and when a round ends are the rules of planned rounds
 (`timelines.rounds`), with the same streams of random numbers: a live clock that asks whom the
@@ -64,7 +64,7 @@ class LiveCohorts(Clients):
             raise ConfigError("clock.num_asked", num, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         return super().decided() | self.decided_by_trace("clock.round_time")
 
     @property
@@ -158,7 +158,7 @@ class Choosing(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers."""
+        """Memory of the choice."""
         return self.round.memory
 
     def available(self) -> Array:
@@ -189,7 +189,7 @@ class Shown(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers from before."""
+        """Memory of the choice from before."""
         return self.round.memory
 
 
@@ -242,7 +242,7 @@ def live_rounds(
     first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
     learn: Callable[[Key, Shown], Any] = lambda key, shown: shown.memory,
 ) -> Clock:
-    """Make a clock of rounds whose clients are chosen as each round begins.
+    """Make a clock of rounds with a choice of clients at the beginning of each.
 
         hyper = LiveCohorts(num_clients=8, num_selected=3)
 

@@ -74,7 +74,7 @@ class Flights(NamedTuple):
         return cls(empty, empty * 0, empty * 0, empty, never, never, zeros)
 
     def first(self) -> Array:
-        """Find the place whose work ends first: `i32[]`."""
+        """Find the place of the work that ends first: `i32[]`."""
         least = self.ends.value.min()
         is_first = self.ends.value == least
         for key in (self.ends.rest, self.tie_breaker):
@@ -191,7 +191,7 @@ class Replacing(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers."""
+        """Memory of the choice."""
         return self.tasks.memory
 
     def idle(self) -> Array:
@@ -223,7 +223,7 @@ class Landed(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers from before."""
+        """Memory of the choice from before."""
         return self.tasks.memory
 
 

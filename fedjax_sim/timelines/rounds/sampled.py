@@ -28,7 +28,7 @@ from fedjax_sim.types import Algorithm
 
 @struct
 class Cohort(Checked):
-    """Settings of who is asked in a round, and of what the reports weigh.
+    """Settings of the choice of clients in a round, and of the weights of reports.
 
     They are a group of the settings of FedAvg, for example.
 
@@ -97,7 +97,7 @@ class CohortRounds(Clients):
             raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         found = super().decided() | self.decided_by_trace("clock.round_time")
         # The privacy of single examples bounds updates by local_steps in any case.
         is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"

@@ -1,4 +1,4 @@
-"""How synchronous rounds go: how long one lasts, whose reports are used, and what these weigh.
+"""Synchronous rounds: their length, the reports that are used, and the weights of these.
 
 The server waits for the slowest of the clients that it asked, or for the first reports that are in,
 or until a deadline. The clocks of this folder differ in whom they ask and in the weights.

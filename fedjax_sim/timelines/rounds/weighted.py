@@ -66,7 +66,7 @@ class WeightedRounds(Clients):
             raise ConfigError("clock.round_time", "sum", allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         return super().decided() | self.decided_by_trace("clock.round_time")
 
     def weighted(self, counts: np.ndarray) -> Any:
