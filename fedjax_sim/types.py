@@ -340,10 +340,8 @@ class Work(NamedTuple):
         Returns:
           Their sum.
         """
-        executed, needed = (
-            times * first + sum(more)
-            for first, *more in zip(self[:2], *(other[:2] for other in others), strict=True)
-        )
+        executed = times * self.executed + sum(other.executed for other in others)
+        needed = times * self.needed + sum(other.needed for other in others)
         return Work(executed, needed, self.event)
 
 

@@ -134,7 +134,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         return carried._replace(
             rounds=put(carried.rounds, tier, carried.rounds[tier] + 1),
             turns=carried.turns.at[clients].add(is_there),
-            work=carried.work.put(tier, work),
+            work=put(carried.work, tier, work),
             ends=carried.ends.put(tier, Instant(last, rest)),
         )
 

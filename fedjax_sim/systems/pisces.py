@@ -227,7 +227,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             place = pace.flights.first()
             done = pace.flights.take(place)
             lost = is_lost(devices, done.client, done.number)
-            slots = buffer.slots.put(jnp.where(lost, num_slots, buffer.filled), done)
+            slots = put(buffer.slots, jnp.where(lost, num_slots, buffer.filled), done)
             latency = put(pace.known.latency, done.client, done.ends.since(done.begins))
             free = pace.flights._replace(client=put(pace.flights.client, place, EMPTY))
             pace = pace._replace(known=pace.known._replace(latency=latency), flights=free)
@@ -236,7 +236,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             pace = pace._replace(
                 event=pace.event + 1,
                 turns=put(pace.turns, client, pace.turns[client] + 1),
-                flights=pace.flights.put(place, work),
+                flights=put(pace.flights, place, work),
             )
             return pace, Buffer(done.ends, slots, buffer.filled + ~lost)
 

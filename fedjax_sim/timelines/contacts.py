@@ -115,7 +115,7 @@ class Contacts(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.decided_by_trace("clock.carry_residual")
+        return super().decided() | self.delays.decided_by_trace("clock.carry_residual")
 
 
 @checked

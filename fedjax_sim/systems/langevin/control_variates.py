@@ -136,13 +136,9 @@ class ControlVariates:
         """
         if not self.is_used:
             return ()
-        is_global, slopes = self.is_global, anchor.slopes
-        found = (
-            batching.replicate(slopes, len(clients))
-            if is_global
-            else rows.read_rows(slopes, clients)
-        )
-        return (found,)
+        if self.is_global:
+            return (batching.replicate(anchor.slopes, len(clients)),)
+        return (rows.read_rows(anchor.slopes, clients),)
 
     def corrected(
         self, slope_of: BatchGradient, anchor: Anchor, scale: Array, whole: tuple[Params, ...]

@@ -146,7 +146,7 @@ class Arrivals(Clients):
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
         names = [f"clock.{name}" for name in fields(ArrivalClock)]
-        return super().decided() | self.decided_by_trace(*names)
+        return super().decided() | self.delays.decided_by_trace(*names)
 
     @property
     def num_at_work(self) -> int:

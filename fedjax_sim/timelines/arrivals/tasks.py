@@ -131,9 +131,8 @@ def lane_by_lane(
 
     @jax.custom_batching.sequential_vmap
     def one_lane(key: Key, needed: Any) -> ArrivedT:
-        return draw(
-            key, needed.replace(**{name: known[name] for name in fields(kind) if name in known})
-        )
+        static = {name: known[name] for name in fields(kind) if name in known}
+        return draw(key, needed.replace(**static))
 
     return one_lane(key, needed)
 
@@ -171,9 +170,8 @@ def replace_finished(
         event_key = jax.random.fold_in(key, state.event)
 
         def draw(number: Array) -> Array:
-            drawn = jax.random.randint(
-                jax.random.fold_in(event_key, number), (), 0, num_clients - num_tasks + 1, "int32"
-            )
+            own_key, num = jax.random.fold_in(event_key, number), num_clients - num_tasks + 1
+            drawn = jax.random.randint(own_key, (), 0, num, "int32")
             return jnp.where(drawn == 0, own, num_tasks - 1 + drawn)
 
         if num_clients == num_tasks:
@@ -187,10 +185,9 @@ def replace_finished(
         places, keys, path = find_earliest(state.queue, 1)
         place, now, last = places[0], keys[0, 0], keys[0, 1]
         client, chosen = _take(state.order, place), draw_place(state, place, now)
-        own = _take(state.updates, client), _take(state.start, place)
-        place, client, other, update, begun = _read_first(
-            now, place, client, _take(state.order, chosen), *own
-        )
+        read = place, client, _take(state.order, chosen), _take(state.updates, client)
+        found = _read_first(now, *read, _take(state.start, place))
+        place, client, other, update, begun = found
         # The client joins the idle ones at the chosen place, and the other begins in
         # its place.
         lost = is_lost(work.devices, client, update)

@@ -372,8 +372,8 @@ def read_rows(
                 raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
     if others:
         say(f"columns of {name} {path} that are ignored: {', '.join(dict.fromkeys(others))}.")
-    cells = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
-    return cells, columns.keys() - absent
+    texts = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
+    return texts, columns.keys() - absent
 
 
 @contextlib.contextmanager

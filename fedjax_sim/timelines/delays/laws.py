@@ -301,9 +301,8 @@ class ClientDelays(Checked):
     def has_breaks(self) -> bool:
         """Whether clients may be away, as far as is known."""
         table = self.client_table
-        return not settings.is_known(self.off_time, 0) or (
-            table is not None and table.windows is not None
-        )
+        has_windows = table is not None and table.windows is not None
+        return has_windows or not settings.is_known(self.off_time, 0)
 
     @property
     def connections(self) -> list[tuple[Any, np.ndarray]]:
@@ -373,17 +372,6 @@ class Clients(Checked):
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
         return super().decided() | found
-
-    def decided_by_trace(self, *names: str) -> dict[str, str]:
-        """Map the given settings to words for a recorded trace if one is set, else nothing.
-
-        Args:
-          names: Full names of settings that a trace replaces.
-
-        Returns:
-          Words by name of the setting.
-        """
-        return self.delays.decided_by_trace(*names)
 
     @property
     def recorded(self) -> Trace:

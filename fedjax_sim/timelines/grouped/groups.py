@@ -369,11 +369,8 @@ class Groups(Clients):
             raise ConfigError("num_groups", self.num_groups, f"at most {clients}")
         if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
             empty = min(set(range(self.num_groups)) - set(association))
-            found, allowed = (
-                f"without a client of group {empty}",
-                "of at least one client per group",
-            )
-            raise ConfigError("grouping.association", found, allowed)
+            allowed = "of at least one client per group"
+            raise ConfigError("grouping.association", f"without a client of group {empty}", allowed)
 
     def mean_iteration(self) -> np.ndarray:
         """Compute the mean time of a local iteration of each group; not inside a trace.

@@ -59,9 +59,8 @@ def iteration_times(
       Virtual times, `f64[M]`. With delays of clients a group takes as long as its slowest client,
       whose breaks are a part of that.
     """
-    iteration_key = jax.random.fold_in(
-        jax.random.fold_in(lane_stream(key, "iterations"), round_number), iteration
-    )
+    round_key = jax.random.fold_in(lane_stream(key, "iterations"), round_number)
+    iteration_key = jax.random.fold_in(round_key, iteration)
     if groups.clock.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
         running = _client_times(iteration_key, devices.speeds, groups)[clients]

@@ -65,7 +65,7 @@ class LiveCohorts(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
+        return super().decided() | self.delays.decided_by_trace("clock.round_time")
 
     @property
     def num_asked(self) -> int:
@@ -324,9 +324,8 @@ def live_rounds(
         share = asked.share
         if len(clients) > num_used:
             first_ones = jnp.argsort(arrival, stable=True)[:num_used]
-            clients, share, steps, arrival = jax.tree.map(
-                lambda leaf: leaf[first_ones], (clients, share, steps, arrival)
-            )
+            leaves = clients, share, steps, arrival
+            clients, share, steps, arrival = jax.tree.map(lambda leaf: leaf[first_ones], leaves)
         is_in = synchronous.are_in_time(arrival, limit)
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),

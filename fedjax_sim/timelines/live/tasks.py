@@ -82,15 +82,6 @@ class Flights(NamedTuple):
             is_first &= key == least
         return is_first.argmax().astype("int32")
 
-    def put(self, place: Array, other: "Flights") -> "Flights":
-        """Replace the work in one place.
-
-        Args:
-          place: `i32[]`; a place that does not exist replaces nothing.
-          other: Work, leaves `[...]`.
-        """
-        return put(self, place, other)
-
     def take(self, place: Array) -> "Flights":
         """Look up the work in some places.
 
@@ -347,9 +338,9 @@ def live_tasks(
                 order=put(put(tasks.order, at, done.client), place, other),
                 place=put(put(tasks.place, done.client, at), other, place),
                 turns=put(tasks.turns, other, number + 1),
-                flights=tasks.flights.put(place, new),
+                flights=put(tasks.flights, place, new),
             )
-            slots = slots.put(jnp.where(lost, num_used, filled), done)
+            slots = put(slots, jnp.where(lost, num_used, filled), done)
             return tasks, slots, filled + ~lost, is_right & is_client & is_idle
 
         given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)

@@ -98,7 +98,7 @@ class CohortRounds(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        found = super().decided() | self.decided_by_trace("clock.round_time")
+        found = super().decided() | self.delays.decided_by_trace("clock.round_time")
         # The privacy of single examples bounds updates by local_steps in any case.
         is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
         if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:

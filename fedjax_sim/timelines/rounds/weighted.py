@@ -67,7 +67,7 @@ class WeightedRounds(Clients):
 
     def decided(self) -> dict[str, str]:
         """Settings without effect by name, with words for their replacements."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
+        return super().decided() | self.delays.decided_by_trace("clock.round_time")
 
     def weighted(self, counts: np.ndarray) -> Any:
         """Replace the client weights by weights of sum 1. Runs on the host.
