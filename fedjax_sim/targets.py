@@ -65,7 +65,7 @@ def is_for_cpu() -> bool:
     return (_TARGET.get() or jax.default_backend()) == "cpu"
 
 
-def put(tree: TreeT, place: jax.Array, new: TreeT) -> TreeT:
+def put(tree: TreeT, place: jax.Array, new: TreeT | ArrayLike) -> TreeT:
     """Replace one row of each array.
 
     Args:
@@ -87,7 +87,7 @@ def put(tree: TreeT, place: jax.Array, new: TreeT) -> TreeT:
     return jax.tree.map(replace, tree, new)
 
 
-def put_all(tree: TreeT, places: jax.Array, new: TreeT) -> TreeT:
+def put_all(tree: TreeT, places: jax.Array, new: TreeT | ArrayLike) -> TreeT:
     """Replace several rows of each array.
 
     Args:

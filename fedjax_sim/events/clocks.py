@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.events.event import Event
@@ -196,13 +197,13 @@ class Received(NamedTuple):
     steps: jax.Array
     version: jax.Array
     weight: jax.Array
-    executed: Any = 0
-    needed: Any = 0
-    is_done: Any = False
+    executed: ArrayLike = 0
+    needed: ArrayLike = 0
+    is_done: ArrayLike = False
     begins: Instant | None = None
 
 
-def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:
+def _unmoved(key: object, time: TimeT, event: Event, state: object, seen: object) -> TimeT:
     return time
 
 
@@ -234,11 +235,11 @@ class Clock(NamedTuple, Generic[TimeT]):
         was learnt before. An accelerator draws those of many ticks at once. None if there are none.
     """
 
-    init: Callable[[Any], TimeT]
+    init: Callable[[jax.Array], TimeT]
     next: Callable[..., tuple[TimeT, Received]]
-    after: Callable[[Any, TimeT, Event, Any, Any], TimeT] = _unmoved
+    after: Callable[[jax.Array, TimeT, Event, Any, Any], TimeT] = _unmoved
     in_use: Callable[[TimeT], jax.Array] | None = None
-    ahead: Callable[[Any, jax.Array], Any] | None = None
+    ahead: Callable[[jax.Array, jax.Array], Any] | None = None
 
 
 class Live(NamedTuple, Generic[HyperT]):

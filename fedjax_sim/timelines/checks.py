@@ -20,7 +20,7 @@ PIECE = 2**22
 """Slots that are looked at together; so the check takes little memory."""
 
 
-def check_form(found: Any) -> None:
+def check_form(found: object) -> None:
     """Check the result of a timeline function that was traced.
 
     Whole numbers may be floats, as settings are while a timeline is traced.

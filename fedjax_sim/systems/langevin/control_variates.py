@@ -22,7 +22,7 @@ from fedjax_sim import batching, server
 from fedjax_sim.clients import rows, whole_gradients
 from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.settings import Checked, choice, struct, whole
-from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
+from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Problem, Work
 
 
 @struct
@@ -52,13 +52,13 @@ class Anchor(NamedTuple):
 
     model: Params = ()
     slopes: Params = ()
-    period: Any = ()
+    period: Array | tuple[()] = ()
 
 
 class ControlVariates:
     """Control variates that are bound to a problem, settings and a plan."""
 
-    def __init__(self, problem: Any, hyper: Any, plan: Plan, factor: Array):
+    def __init__(self, problem: Problem, hyper: Any, plan: Plan, factor: Array):
         """Bind them.
 
         Args:

@@ -49,7 +49,7 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -191,7 +191,7 @@ class State(NamedTuple):
     square: Square = Square()
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss

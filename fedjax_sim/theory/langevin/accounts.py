@@ -158,7 +158,7 @@ def _check_equal(lanes: Sequence[Any]) -> None:
             allowed = "one of FA-LD, or a run of it"
             raise ConfigError("run", type(lanes[0]).__module__, allowed)
         given = [value_of(each, name) for each in lanes]
-        values = {x if x is None or isinstance(x, str) else float(x) for x in given}
+        values: set[Any] = {x if x is None or isinstance(x, str) else float(x) for x in given}
         if len(values) > 1:
             raise ConfigError(name, ", ".join(map(str, sorted(values))), _ONE_VALUE)
 

@@ -187,7 +187,7 @@ class ClientTable:
         digest = hashlib.sha256(content.encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
 
-    def in_order_of(self, client_names: Sequence[Any]) -> "ClientTable":
+    def in_order_of(self, client_names: Sequence[object]) -> "ClientTable":
         """Return the table with its rows in the order of clients, which it names as well.
 
         Args:
@@ -221,7 +221,7 @@ class ClientTable:
         """Whether the table says nothing but who the clients are."""
         return not self.has_times and self.drop_rate is None
 
-    def _windows(self, available: Sequence[Windows], period: Any) -> ClientWindows:
+    def _windows(self, available: Sequence[Windows], period: npt.ArrayLike | None) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
         latest = max((end for windows in available for _, end in windows), default=1.0)
         given = np.asarray(latest if period is None else period, object)
@@ -245,7 +245,7 @@ class ClientTable:
         return ClientWindows(first.astype(np.int32), flat[:, 0], flat[:, 1], periods)
 
 
-def names_as_text(names: Sequence[Any]) -> tuple[str, ...]:
+def names_as_text(names: Sequence[object]) -> tuple[str, ...]:
     """Write the names of clients as files have them.
 
     Args:
@@ -426,7 +426,7 @@ _COLUMNS = {
 """Columns of numbers."""
 
 
-def _checked_column(name: str, values: Any) -> np.ndarray:
+def _checked_column(name: str, values: npt.ArrayLike) -> np.ndarray:
     """Check a column of numbers."""
     try:
         column = np.array(values, float)
@@ -463,6 +463,6 @@ def _read_cell(
         raise _bad_cell(name, row, text, allowed) from None
 
 
-def _bad_cell(name: str, row: int, value: Any, allowed: str) -> ConfigError:
+def _bad_cell(name: str, row: int, value: object, allowed: str) -> ConfigError:
     """Make the error of one cell, with the row counted from 1."""
     return ConfigError(f"client_table {name} in row {row + 1}", value, allowed)

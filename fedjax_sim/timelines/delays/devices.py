@@ -12,7 +12,7 @@ Dimension letters: `N` clients, `W` windows of all clients.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,10 @@ exactly fills a window ends with the window, before the break."""
 
 CLOSE_IN_32_BITS = 1e-6
 """The same for times of 32 bits, which live clocks have within a period."""
+
+
+Slots = tuple[Array, Array, tuple[Array, ...]]
+"""Clients of a round, their running times, and further facts."""
 
 
 class Windows(NamedTuple):
@@ -182,7 +186,7 @@ def times_in_rounds(
       Times, `f64[T, S]`. Without windows these are the same whenever a round starts.
     """
 
-    def one_round(clock: Array, slots: Any) -> tuple[Array, Array]:
+    def one_round(clock: Array, slots: Slots) -> tuple[Array, Array]:
         clients, running, facts = slots
         start = jnp.broadcast_to(clock, clients.shape)
         finish = finish_work(devices, jnp.maximum(clients, 0), start, running)[1]

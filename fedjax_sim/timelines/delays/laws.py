@@ -7,11 +7,12 @@ Dimension letters: `N` clients, `K` local steps of an update.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, OneOf, checked
@@ -259,7 +260,7 @@ class ClientDelays(Checked):
         return self.client_table is not None and self.client_table.rate is not None
 
     @property
-    def mean_rate(self) -> Any:
+    def mean_rate(self) -> float:
         """Average rate of the clients, in steps or updates (see `time_of`) per unit of time.
 
         Not inside a trace.
@@ -269,7 +270,7 @@ class ClientDelays(Checked):
         return self.rate_fast + self.slow_fraction * (self.rate_slow - self.rate_fast)
 
     @property
-    def mean_time(self) -> Any:
+    def mean_time(self) -> float:
         """Average over clients of the mean time of a step or update (see `time_of`).
 
         Not inside a trace.
@@ -280,14 +281,14 @@ class ClientDelays(Checked):
         return typical * np.exp(self.rate_spread**2)
 
     @property
-    def largest_rate(self) -> Any:
+    def largest_rate(self) -> float:
         """Rate of the fastest client, without any spread of rates; not inside a trace."""
         if self.has_own_speeds:
             return self.client_table.rate.max()
         return np.maximum(self.rate_fast, self.rate_slow)
 
     @property
-    def drop_rates(self) -> Any:
+    def drop_rates(self) -> float | np.ndarray:
         """Share of updates that is lost, of all clients or, by the table, `f64[N]` of each."""
         table = self.client_table
         return self.drop_rate if table is None or table.drop_rate is None else table.drop_rate
@@ -305,7 +306,7 @@ class ClientDelays(Checked):
         return has_windows or not settings.is_known(self.off_time, 0)
 
     @property
-    def connections(self) -> list[tuple[Any, np.ndarray]]:
+    def connections(self) -> list[tuple[float, np.ndarray]]:
         """Bits of the messages to and from clients that take time, with speeds, `f64[N]` each."""
         if self.client_table is None:
             return []
@@ -392,7 +393,7 @@ class Clients(Checked):
         """Whether messages take time, and it is not set how many bits they have."""
         return any(not np.all(np.asarray(bits) > 0) for bits, _ in self.delays.connections)
 
-    def with_client_names(self, names: Sequence[Any]) -> Any:
+    def with_client_names(self, names: Sequence[object]) -> Self:
         """Put the rows of a table, and a trace's clients, in the order of a problem's clients.
 
         Args:
@@ -412,7 +413,7 @@ class Clients(Checked):
         delays = this.replace(client_table=table, trace=trace)
         return self.replace(delays=delays)  # type: ignore[attr-defined]
 
-    def with_message_bits(self, up: int, down: int) -> Any:
+    def with_message_bits(self, up: int, down: int) -> Self:
         """Set the bits of messages that are not set.
 
         Args:
@@ -424,7 +425,7 @@ class Clients(Checked):
         """
         this: Any = self
 
-        def given(own: Any, bits: int) -> Any:
+        def given(own: float, bits: int) -> Any:
             return np.where(np.asarray(own) > 0, own, float(bits))[()]
 
         bits_up, bits_down = given(this.delays.bits_up, up), given(this.delays.bits_down, down)
@@ -444,7 +445,7 @@ class Clients(Checked):
         """Number of running times that add up to the time of an update: K or 1."""
         return self.local_steps if self.delays.time_of == "step" else 1
 
-    def ticks_within(self, time: float, at_once: Any, *, used: int = 1) -> Any:
+    def ticks_within(self, time: float, at_once: float, *, used: int = 1) -> float:
         """Estimate how many ticks fit in a stretch of time, from the clients' mean rate.
 
         With a recorded trace these are the ticks of all of it. Not inside a trace of JAX.
@@ -548,7 +549,7 @@ def draw_runtimes(
     return scaled_runtimes(draw_standard(key, shape, speeds.rate.dtype, law), speeds, law)
 
 
-def draw_standard(key: Key, shape: tuple[int, ...], dtype: Any, law: str) -> Array:
+def draw_standard(key: Key, shape: tuple[int, ...], dtype: DTypeLike, law: str) -> Array:
     """Draw unit-scale running times.
 
     Args:

@@ -120,7 +120,7 @@ class Trace:
         numbers = np.array([number[text] for text in self.texts])
         return Trace(numbers[self.text].tolist(), self.start, self.finish)
 
-    def of_names(self, client_names: Sequence[Any]) -> "Trace":
+    def of_names(self, client_names: Sequence[object]) -> "Trace":
         """Return the trace with numbers of clients in place of their names, if it has such names.
 
         Args:

@@ -35,7 +35,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split("+"))
 
 
-def _are_whole(value: Any, least: int) -> bool:
+def _are_whole(value: object, least: int) -> bool:
     """Tell whether a value is None or a tuple of whole numbers of at least `least`."""
     if value is None:
         return True
@@ -46,7 +46,7 @@ def _are_whole(value: Any, least: int) -> bool:
     )
 
 
-def _are_weights(value: Any) -> bool:
+def _are_weights(value: object) -> bool:
     """Tell whether a value names weights, or is a tuple of non-negative ones that are not all 0."""
     if isinstance(value, str):
         return value in GROUP_WEIGHTS
@@ -382,7 +382,7 @@ class Groups(Clients):
         if self.clock.delays_of == "client":
             fastest = np.max(np.asarray(self.delays.largest_rate, float))
             return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
-        return sum(iteration_law(self, np))
+        return np.add(*iteration_law(self, np))
 
     def mean_exchange(self) -> np.ndarray:
         """Compute the mean time of a global exchange; not inside a trace.
@@ -390,7 +390,7 @@ class Groups(Clients):
         Returns:
           Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
         """
-        return sum(exchange_law(self, np))
+        return np.add(*exchange_law(self, np))
 
 
 GroupsT = TypeVar("GroupsT", bound=Groups)
@@ -430,7 +430,7 @@ def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
     return completed
 
 
-def _parse_weights(text: str) -> Any:
+def _parse_weights(text: str) -> str | tuple[float, ...]:
     """Read a name of weights, or numbers joined by +."""
     return text if text in GROUP_WEIGHTS else tuple(float(word) for word in text.split("+"))
 

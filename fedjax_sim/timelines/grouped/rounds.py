@@ -23,7 +23,7 @@ Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -175,7 +175,7 @@ def group_work(
     parts = jnp.arange(1, groups.clock.ticks_per_round) / groups.clock.ticks_per_round
     least = jnp.asarray(groups.clock.min_iterations, int)
 
-    def one_round(number: Array, sync_time: Array, start: Array | None = None) -> Any:
+    def one_round(number: Array, sync_time: Array, start: Array | None = None) -> list[Array]:
         # Iterations that exactly fill the sync time do so whatever the last bits of their sum.
         slack = close(sync_time) * sync_time
         goal, marks = sync_time - slack, parts * sync_time + slack
@@ -197,14 +197,14 @@ def group_work(
         by_mark = jnp.zeros((len(parts), groups.num_groups), int)
         first = jnp.zeros((), int), nothing.astype(float), nothing, by_mark
         _, busy, steps, by_mark = jax.lax.while_loop(is_short, iterate, first)
-        return jnp.concatenate([by_mark, steps[None]]), busy
+        return [jnp.concatenate([by_mark, steps[None]]), busy]
 
     # Without breaks rounds do not depend on when they begin, and are computed together.
     numbers, syncs = jnp.arange(num_rounds), sync_times(groups, num_rounds)
     if groups.clock.delays_of == "group" or draw_devices(key, groups).windows is None:
         return GroupWork(*jax.vmap(one_round)(numbers, syncs))
 
-    def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> Any:
+    def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> tuple[Array, GroupWork]:
         number, sync_time, exchange = round_of
         work = GroupWork(*one_round(number, sync_time, start))
         return start + length(work.busy, exchange), work

@@ -41,12 +41,14 @@ def replayed(system: System, timeline: Timeline) -> System:
     sizes = Sizes(slots, most, in_use.shape[1], bool((is_filled & (steps == most)).all()))
 
     def clock(problem: object, hyper: object) -> Clock[Array]:
-        time, of_slots = Instant.at(np.append(found.time, np.inf)), (found.clients, steps, version)
+        time = Instant.at(np.append(found.time, np.inf))
+        of_slots = found.clients, steps, version, found.weight
 
         def next_tick(key: Key, tick: Array, state: object) -> tuple[Array, Received]:
             at = jnp.minimum(tick, num_ticks - 1)
-            leaves = (jnp.asarray(leaf)[at] for leaf in (*of_slots, found.weight))
-            return tick + 1, Received(time.take(jnp.minimum(tick, num_ticks)), *leaves)
+            who, own, start, weight = (jnp.asarray(leaf)[at] for leaf in of_slots)
+            acts = time.take(jnp.minimum(tick, num_ticks))
+            return tick + 1, Received(acts, who, own, start, weight)
 
         def used(tick: Array) -> Array:
             return jnp.asarray(in_use)[jnp.minimum(tick - 1, num_ticks - 1)]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
@@ -114,9 +115,9 @@ class Asked(NamedTuple):
     steps: Array | None = None
     share: Array | None = None
     deadline: Array | None = None
-    executed: Any = 0
-    needed: Any = 0
-    takes: Any = 0.0
+    executed: ArrayLike = 0
+    needed: ArrayLike = 0
+    takes: ArrayLike = 0.0
     memory: Any = None
 
 
@@ -220,7 +221,7 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
     return draw
 
 
-def _checked_clients(asked: Any) -> Array:
+def _checked_clients(asked: object) -> Array:
     """Check the result of a choice, and return the clients, `i32[A]`."""
     if not isinstance(asked, Asked):
         raise ConfigError("what select returns", type(asked).__name__, "an Asked")
@@ -289,7 +290,7 @@ def live_rounds(
         return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn, turns)
 
     def next_round(
-        key: Key, carried: Round, state: Any, drawn: tuple[Any, Any] | None = None
+        key: Key, carried: Round, state: object, drawn: tuple[Any, Any] | None = None
     ) -> tuple[Round, Received]:
         devices = devices_of(key, hyper, carried.drawn)
         own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
@@ -351,14 +352,14 @@ def live_rounds(
         changes = {"number": number + 1, "memory": memory, "taken": taken, "turns": turns}
         return carried._replace(now=received.time, **changes), received
 
-    def after(key: Key, carried: Round, event: Event, state: Any, seen: Any) -> Round:
+    def after(key: Key, carried: Round, event: Event, state: object, seen: object) -> Round:
         shown = Shown(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, shown))
 
     return Clock(init, next_round, after, ahead=ahead)
 
 
-def _weights(is_in: Array, share: Array | None, kind: Any) -> Array:
+def _weights(is_in: Array, share: Array | None, kind: np.dtype) -> Array:
     """Weigh the reports `bool[S]` that are in by their shares `f[S]`, or equally: `f[S]`."""
     if share is None:
         return jnp.where(is_in, 1 / jnp.maximum(is_in.sum(), 1).astype(kind), 0)

@@ -252,7 +252,7 @@ def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
     return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
 
 
-def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
+def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
     return jnp.full(clients.shape, 1 / len(clients))
 
 
@@ -314,7 +314,7 @@ def live_tasks(
         return draw(number * num_used + jnp.arange(num_used, dtype="int32"))
 
     def next_tick(
-        key: Key, carried: Tasks, state: Any, drawn: Array | None = None
+        key: Key, carried: Tasks, state: object, drawn: Array | None = None
     ) -> tuple[Tasks, Received]:
         devices = devices_of(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
@@ -364,7 +364,7 @@ def live_tasks(
         clients = jnp.where(is_right, slots.client, num_clients)
         return tasks, Received(tasks.now, clients, slots.steps, slots.version, weight)
 
-    def after(key: Key, carried: Tasks, event: Event, state: Any, seen: Any) -> Tasks:
+    def after(key: Key, carried: Tasks, event: Event, state: object, seen: object) -> Tasks:
         landed = Landed(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, landed))
 
