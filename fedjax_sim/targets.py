@@ -1,4 +1,4 @@
-"""Which kind of machine a program is being traced for, and what is written differently for it.
+"""The kind of machine a program is traced for, and operations that are written differently for it.
 
 The same mathematics is written down differently for a CPU and for an accelerator: a loop that a CPU
 runs in its cache is a train of kernel launches on a GPU. The engine states the machine while it
@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 _TOGETHER: ContextVar[int] = ContextVar("together", default=1)
@@ -27,7 +29,7 @@ TreeT = TypeVar("TreeT")
 
 @contextlib.contextmanager
 def tracing_for(platform: str) -> Iterator[None]:
-    """State the platform, such as "cpu" or "tpu", of what is traced inside.
+    """State the platform, such as "cpu" or "tpu", of the program traced inside.
 
     Args:
       platform: The platform.
@@ -41,7 +43,7 @@ def tracing_for(platform: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def batching(lanes: int) -> Iterator[None]:
-    """State that what is traced inside is computed for several lanes at once.
+    """State that the program traced inside is computed for several lanes at once.
 
     Args:
       lanes: How many times as many lanes as outside.
@@ -63,7 +65,7 @@ def is_for_cpu() -> bool:
     return (_TARGET.get() or jax.default_backend()) == "cpu"
 
 
-def put(tree: TreeT, place: jax.Array, new: Any) -> TreeT:
+def put(tree: TreeT, place: jax.Array, new: TreeT | ArrayLike) -> TreeT:
     """Replace one row of each array.
 
     Args:
@@ -75,7 +77,7 @@ def put(tree: TreeT, place: jax.Array, new: Any) -> TreeT:
       The arrays.
     """
 
-    def replace(leaf: jax.Array, row: Any) -> jax.Array:
+    def replace(leaf: jax.Array, row: ArrayLike) -> jax.Array:
         row = jnp.asarray(row, leaf.dtype)
         if is_for_cpu():
             return leaf.at[jnp.where(place < 0, len(leaf), place)].set(row, mode="drop")
@@ -85,7 +87,7 @@ def put(tree: TreeT, place: jax.Array, new: Any) -> TreeT:
     return jax.tree.map(replace, tree, new)
 
 
-def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
+def put_all(tree: TreeT, places: jax.Array, new: TreeT | ArrayLike) -> TreeT:
     """Replace several rows of each array.
 
     Args:
@@ -100,7 +102,7 @@ def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
     num = len(jax.tree.leaves(tree)[0])
     is_place = jnp.arange(num)[:, None] == places[None]
 
-    def replace(leaf: jax.Array, rows: Any) -> jax.Array:
+    def replace(leaf: jax.Array, rows: ArrayLike) -> jax.Array:
         rows = jnp.asarray(rows, leaf.dtype)
         if is_for_cpu():
             return leaf.at[jnp.where(places < 0, num, places)].set(rows, mode="drop")
@@ -112,7 +114,7 @@ def put_all(tree: TreeT, places: jax.Array, new: Any) -> TreeT:
 
 
 def pick(is_row: jax.Array, tree: TreeT) -> TreeT:
-    """Look up rows of small arrays by a mask, which a GPU computes together with what uses them.
+    """Look up rows of small arrays by a mask, in a form that a GPU fuses with their use.
 
     Args:
       is_row: `bool[N, S]`, at most one true value in each row.
@@ -133,7 +135,7 @@ def pick(is_row: jax.Array, tree: TreeT) -> TreeT:
     return jax.tree.map(one, tree)
 
 
-def repeat(number: int, body: Callable[[Any], TreeT], begin: TreeT) -> TreeT:
+def repeat(number: int, body: Callable[[TreeT], TreeT], begin: TreeT) -> TreeT:
     """Do something a number of times with small arrays.
 
     Args:
@@ -152,7 +154,7 @@ def repeat(number: int, body: Callable[[Any], TreeT], begin: TreeT) -> TreeT:
 
 
 def repeat_while(
-    goes_on: Callable[[Any], jax.Array], body: Callable[[Any], TreeT], begin: TreeT
+    goes_on: Callable[[TreeT], jax.Array], body: Callable[[TreeT], TreeT], begin: TreeT
 ) -> TreeT:
     """Do something with small arrays as long as a condition holds.
 
@@ -175,7 +177,7 @@ def repeat_while(
 
 
 def scan(step: Callable[[Any, Any], Any], carry: Any, inputs: Any) -> tuple[Any, Any]:
-    """Do `jax.lax.scan`, where each step returns small arrays besides what it carries.
+    """Do `jax.lax.scan`, where each step returns small arrays in addition to its carry.
 
     On an accelerator what it returns has no derivatives.
 
@@ -219,13 +221,12 @@ def pack(
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     forms = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
     are_bits = [as_bits and leaf.dtype == jnp.float32 for leaf in leaves]
-    kinds = [
-        jnp.dtype("int32") if is_bits else _kind_of(leaf.dtype)
-        for leaf, is_bits in zip(leaves, are_bits, strict=True)
-    ]
-    parts: dict[Any, list[jax.Array]] = {kind: [] for kind in kinds}
-    for leaf, kind, is_bits in zip(leaves, kinds, are_bits, strict=True):
-        parts[kind].append(_cast(leaf.ravel(), kind, is_bits=is_bits))
+    parts: dict[np.dtype, list[jax.Array]] = {}
+    kinds = []
+    for leaf, is_bits in zip(leaves, are_bits, strict=True):
+        kind = jnp.dtype("int32") if is_bits else _kind_of(leaf.dtype)
+        parts.setdefault(kind, []).append(_cast(leaf.ravel(), kind, is_bits=is_bits))
+        kinds.append(kind)
 
     def unpack(packed: list[jax.Array]) -> TreeT:
         vectors = dict(zip(parts, packed, strict=True))
@@ -242,13 +243,13 @@ def pack(
     return [jnp.concatenate(each) for each in parts.values()], unpack
 
 
-def _kind_of(kind: Any) -> Any:
+def _kind_of(kind: np.dtype) -> np.dtype:
     """Return the type of the vector in which numbers of a type stand."""
     is_whole = jnp.issubdtype(kind, jnp.signedinteger) and kind.itemsize <= 4
     return jnp.dtype("int32") if is_whole or jnp.issubdtype(kind, bool) else kind
 
 
-def _cast(leaf: jax.Array, kind: Any, *, is_bits: bool) -> jax.Array:
+def _cast(leaf: jax.Array, kind: np.dtype, *, is_bits: bool) -> jax.Array:
     if is_bits:
         return jax.lax.bitcast_convert_type(leaf, kind)
     return leaf if leaf.dtype == kind else leaf.astype(kind)

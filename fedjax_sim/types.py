@@ -14,8 +14,8 @@ statistic.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 
@@ -44,9 +44,9 @@ Settings = Annotated[Any, "settings"]
 HyperT = TypeVar("HyperT")
 """A system's settings: a struct made by `fedjax_sim.settings.struct`."""
 StateT = TypeVar("StateT")
-"""What an algorithm carries from tick to tick: a pytree."""
+"""State of an algorithm: a pytree."""
 InfoT = TypeVar("InfoT")
-"""What an algorithm reports of one tick: a NamedTuple of numbers."""
+"""Report of an algorithm on one tick: a NamedTuple of numbers."""
 
 
 class Timeline(NamedTuple):
@@ -340,10 +340,8 @@ class Work(NamedTuple):
         Returns:
           Their sum.
         """
-        executed, needed = (
-            times * first + sum(more)
-            for first, *more in zip(self[:2], *(other[:2] for other in others), strict=True)
-        )
+        executed = times * self.executed + sum(other.executed for other in others)
+        needed = times * self.needed + sum(other.needed for other in others)
         return Work(executed, needed, self.event)
 
 
@@ -363,7 +361,19 @@ class Problem(Protocol):
     """A problem to learn: clients' data and a loss.
 
     A problem is a frozen struct whose arrays are pytree leaves. It is passed to compiled functions
-    as an argument and never closed over.
+    as an argument and never closed over. Some methods and attributes are optional:
+
+    - `client_loss(params, client, key)`: the mean loss of all of a client's examples, `f[]`.
+    - `alone(client)`: the losses of one client, with the methods `loss` and `client_loss`, whose
+      argument `client` is ignored. Its data are then looked up once for many tiny local steps.
+    - `evaluate_clients(model_of)`: metrics of every client's model on examples like the client's
+      own, `f[N]` each; `model_of` gives the model of a client by its number, `i32[]`. nan stands
+      for nothing to measure and is left out of means; a loss that diverged is inf. Systems with
+      personal models report the means, and with a true attribute `per_client` every client's.
+    - `chance()`: by name of metrics of which more is better, the value of the best constant guess.
+      A lane that is no better in all of them has collapsed, or has not learnt; results say so.
+    - `metric_labels`: labels along dimensions of metrics, by the dimension's name; others are
+      numbered. `less_is_better`: names of the metrics of which small values are good ones.
     """
 
     @property
@@ -402,74 +412,6 @@ class Problem(Protocol):
           dimension "client". There nan stands for nothing to measure, and is no failure. Names of
           settings, and of what curves have besides, such as "time" and "failed", are refused.
         """
-
-
-class ExactProblem(Problem, Protocol):
-    """A problem that can also compute a client's loss over all its examples."""
-
-    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
-        """Compute the mean loss of all of a client's examples: `f[]`."""
-
-
-class ClientLosses(Protocol):
-    """The losses of one client. The `client` argument is ignored."""
-
-    def loss(self, params: Params, client: Array, examples: Array, key: Key) -> Array:
-        """Compute the mean loss of some of the client's examples: `f[]`."""
-
-    def client_loss(self, params: Params, client: Array, key: Key) -> Array:
-        """Compute the mean loss of all of them: `f[]`; only if the problem has `client_loss`."""
-
-
-class SeparableProblem(Problem, Protocol):
-    """A problem that can look up one client's data once for many tiny local steps."""
-
-    def alone(self, client: Array) -> ClientLosses:
-        """Return the losses of one client, equal to the problem's own. client: `i32[]`."""
-
-
-class PersonalProblem(Problem, Protocol):
-    """A problem that can evaluate the models of single clients.
-
-    Systems with such models report the means over clients. If the problem also has an attribute
-    `per_client` that is true, they report every client's metrics as well.
-    """
-
-    def evaluate_clients(self, model_of: Callable[[Array], Params]) -> Mapping[str, Array]:
-        """Compute metrics of every client's model on examples like the client's own.
-
-        Args:
-          model_of: From the number of a client, `i32[]`, to its model.
-
-        Returns:
-          Each `f[N]`. Clients with nan, which stands for nothing to measure, are left out of means;
-          a loss that diverged is inf.
-        """
-
-
-@runtime_checkable
-class GuessableProblem(Protocol):
-    """A problem that knows what can be attained without learning anything."""
-
-    def chance(self) -> Mapping[str, float]:
-        """Return what the best constant guess attains, by name of the metric.
-
-        More must be better in these metrics. A lane that is no better in all of them has collapsed,
-        or has not learnt; results name such lanes.
-        """
-
-
-@runtime_checkable
-class DescribedProblem(Protocol):
-    """A problem that says more about its metrics than their names."""
-
-    @property
-    def metric_labels(self) -> Mapping[str, Sequence[Any]]:
-        """Labels along dimensions of metrics, by the dimension's name; others are numbered."""
-
-    @property
-    def less_is_better(self) -> Collection[str]:
-        """Names of the metrics of which small values are good ones; of others large ones are."""
 
 
 @runtime_checkable
@@ -529,46 +471,6 @@ class LatentProblem(Protocol):
 AnyProblem = Problem | LatentProblem
 
 
-class LatentModel(Protocol):
-    """A latent-variable model without data: the mathematics of a `LatentProblem`.
-
-    A frozen struct whose arrays are pytree leaves. Examples are pytrees of leaves `[B, ...]`,
-    weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
-    """
-
-    def with_data(self, examples: Any, weight: Array) -> Self:
-        """Take in what the server must know of all data before learning; weights sum to 1."""
-
-    def initial(self, key: Key, examples: Any, weight: Array) -> Array:
-        """Draw natural parameters to start from, given all data: `f[q]`."""
-
-    def maximise(self, statistics: Array) -> Params:
-        """Compute the M-step."""
-
-    def natural(self, params: Params) -> Array:
-        """Compute the natural parameters phi(theta): `f[q]`.
-
-        Args:
-          params: theta.
-        """
-
-    def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
-        """Compute the weighted sum of expected statistics: `f[q]`."""
-
-    def loss(self, params: Params, examples: Any) -> Array:
-        """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
-
-    def penalty(self, params: Params) -> Array:
-        """Compute the penalty R(theta): `f[]`.
-
-        Args:
-          params: theta.
-        """
-
-    def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
-        """Compute further metrics, each a scalar."""
-
-
 def full_precision_bits(params: Params) -> int:
     """Count the bits of an uncompressed model. Leaves are arrays or `ShapeDtypeStruct`s.
 
@@ -579,7 +481,7 @@ def full_precision_bits(params: Params) -> int:
 
 
 class Messages(NamedTuple):
-    """Who sends messages, how many bits these have, and what they give away.
+    """The messages of a system: senders, bits, and spent privacy.
 
     Attributes:
       bits: From shapes and dtypes of a model and the settings to the bits of one client's message
@@ -638,7 +540,7 @@ class Hints(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Which problems a system learns, and what its settings take from the problem.
+    """The problems that a system learns, and settings that follow from the problem.
 
     Attributes:
       learns: Kind of problem: `Problem` or `LatentProblem`.
@@ -653,7 +555,7 @@ class Fit(NamedTuple):
 
 
 class System(NamedTuple, Generic[HyperT, StateT, InfoT]):
-    """A federated-learning system: what a file in `fedjax_sim.systems` exports.
+    """A federated-learning system, as each file in `fedjax_sim.systems` exports one.
 
     The first four fields are required; the rest have defaults that suit a system whose clients
     send and receive whole models.
@@ -714,35 +616,3 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Write everything that is not written yet. The caller of `sweep` closes its trackers."""
-
-
-class Model(Protocol):
-    """A network: anything with `init` and `apply`, such as a flax module.
-
-    If its calls (`__call__` of a flax module, otherwise `apply`) have a parameter `train`,
-    `training`, `is_training`, `deterministic` or `inference`, it says whether this is a local step.
-    Local steps then pass `rngs` too, a mapping from stream names to keys. A flax module may have
-    such an attribute instead.
-    """
-
-    def init(self, key: Key, x: Array, /) -> Any:
-        """Draw parameters for inputs of the shape of `x`.
-
-        Args:
-          key: A random key.
-          x: A batch of inputs.
-
-        Returns:
-          Parameters.
-        """
-
-    def apply(self, params: Params, x: Array, /) -> Any:
-        """Compute the logits of inputs.
-
-        Args:
-          params: Parameters, as `init` draws them.
-          x: A batch of inputs, `[B, ...]`.
-
-        Returns:
-          Outputs `[B, ...]`, such as logits.
-        """

@@ -14,7 +14,8 @@ from experiments.favano.setup import CIFAR10
 from experiments.harness import Arguments, Outcome, Sizes, Study
 from fedjax_sim import models
 from fedjax_sim.models import convolution
-from fedjax_sim.types import Array, Model
+from fedjax_sim.models.calls import Model
+from fedjax_sim.types import Array
 
 
 class PatchNet(nn.Module):

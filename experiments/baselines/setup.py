@@ -18,11 +18,11 @@ from experiments.harness import Arguments, Outcome, Study, comparison, table
 from experiments.harness.comparison import Contestant, Summary, Tuned
 from fedjax_sim import SYSTEMS, datasets, partition, problems
 from fedjax_sim.datasets import Dataset
+from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import Classification
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.settings import ConfigError, idle_of, names_of
-from fedjax_sim.types import Model
 
 HELD_OUT = 0.1
 """Share of the training examples on which settings are chosen."""

@@ -105,7 +105,7 @@ def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[
       Means over clients such as "personal_accuracy", and, if the problem reports clients one by
       one, "personal_client_accuracy[client]" and so on: `f[N]`. Clients whose value is nan are left
       out of means. Nothing if the problem has no examples of single clients, see
-      `fedjax_sim.types.PersonalProblem`.
+      `fedjax_sim.types.Problem`.
     """
     if not trees.has(problem, "evaluate_clients"):
         return {}

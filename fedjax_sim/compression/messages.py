@@ -38,7 +38,7 @@ def parse_compressor(text: str) -> Compressor:
     Raises:
       ConfigError: If the name, a field or a value is not allowed.
     """
-    return parse_kind("compression", COMPRESSORS, text)
+    return parse_kind("compression", COMPRESSORS, text, last="compression")
 
 
 @struct

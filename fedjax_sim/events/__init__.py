@@ -1,4 +1,4 @@
-"""What happens at a tick, as algorithms receive it.
+"""The events of ticks, as algorithms receive them.
 
 - `event`: the event of one tick, and the facts of it that are known before tracing.
 - `clocks`: the contract of live clocks, which make events from what was learnt.

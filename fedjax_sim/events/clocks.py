@@ -1,4 +1,4 @@
-"""Live clocks: the contract of a system whose events follow from what was learnt.
+"""Live clocks: the contract of systems with events that follow from learning.
 
 A planned system draws its whole schedule before learning. A live system makes its next event within
 the step, from the state of its clock and of learning: who reports, with how many steps, and what
@@ -15,12 +15,13 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_sim.checking import Count, Whole, checked
 from fedjax_sim.events.event import Event
 
 TimeT = TypeVar("TimeT")
-"""What a clock carries from tick to tick: a pytree."""
+"""State of a clock: a pytree."""
 HyperT = TypeVar("HyperT")
 """A system's settings."""
 
@@ -149,7 +150,7 @@ class Instant(NamedTuple):
 
 @checked
 class Sizes(NamedTuple):
-    """What a live clock never exceeds; memory and layout are planned from it.
+    """Upper bounds of a live clock, from which memory and layout are planned.
 
     A lane that exceeds any of it ends there, and `curves.ended` names what.
 
@@ -175,7 +176,7 @@ class Sizes(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What the server receives at its next action, as a live clock decides it.
+    """The reception of the server at its next action, as a live clock decides it.
 
     Attributes:
       time: When the server acts: not before its last action (several may have one time); infinite
@@ -196,13 +197,13 @@ class Received(NamedTuple):
     steps: jax.Array
     version: jax.Array
     weight: jax.Array
-    executed: Any = 0
-    needed: Any = 0
-    is_done: Any = False
+    executed: ArrayLike = 0
+    needed: ArrayLike = 0
+    is_done: ArrayLike = False
     begins: Instant | None = None
 
 
-def _unmoved(key: Any, time: Any, event: Event, state: Any, seen: Any) -> Any:
+def _unmoved(key: object, time: TimeT, event: Event, state: object, seen: object) -> TimeT:
     return time
 
 
@@ -234,11 +235,11 @@ class Clock(NamedTuple, Generic[TimeT]):
         was learnt before. An accelerator draws those of many ticks at once. None if there are none.
     """
 
-    init: Callable[[Any], TimeT]
+    init: Callable[[jax.Array], TimeT]
     next: Callable[..., tuple[TimeT, Received]]
-    after: Callable[[Any, TimeT, Event, Any, Any], TimeT] = _unmoved
+    after: Callable[[jax.Array, TimeT, Event, Any, Any], TimeT] = _unmoved
     in_use: Callable[[TimeT], jax.Array] | None = None
-    ahead: Callable[[Any, jax.Array], Any] | None = None
+    ahead: Callable[[jax.Array, jax.Array], Any] | None = None
 
 
 class Live(NamedTuple, Generic[HyperT]):

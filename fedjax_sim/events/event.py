@@ -122,7 +122,7 @@ class Facts(NamedTuple):
 
 
 DRAWN = Facts(is_drawn=True)
-"""What is known of every event of a schedule."""
+"""Facts of every event of a schedule."""
 _traces = itertools.count(1)
 
 
@@ -326,10 +326,8 @@ def check_fixed(facts: Facts) -> None:
       ConfigError: If steps were replaced by nobody knows how many.
     """
     if not facts.keeps("steps") and facts.most_steps is None:
-        allowed = (
-            "given with most_steps, as in event._replace(steps=..., most_steps=5), in a program "
-            "that was bound as differentiable: its loops have a fixed length"
-        )
+        allowed = "given with most_steps, as in event._replace(steps=..., most_steps=5), in a "
+        allowed += "program that was bound as differentiable: its loops have a fixed length"
         raise ConfigError("event.steps", "replaced", allowed)
 
 

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.checking import checked
-from fedjax_sim.models.calls import check_switches, switches_of
+from fedjax_sim.models.calls import Model, check_switches, switches_of
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Key, Model, Params
+from fedjax_sim.types import Key, Params
 
 
 @checked

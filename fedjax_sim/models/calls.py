@@ -6,13 +6,46 @@ or an attribute of a flax module.
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 from flax import linen as nn
 
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import in_32_bits
-from fedjax_sim.types import Key, Model, Params
+from fedjax_sim.types import Array, Key, Params
+
+
+class Model(Protocol):
+    """A network: anything with `init` and `apply`, such as a flax module.
+
+    If its calls (`__call__` of a flax module, otherwise `apply`) have a parameter `train`,
+    `training`, `is_training`, `deterministic` or `inference`, it says whether this is a local step.
+    Local steps then pass `rngs` too, a mapping from stream names to keys. A flax module may have
+    such an attribute instead.
+    """
+
+    def init(self, key: Key, x: Array, /) -> Any:
+        """Draw parameters for inputs of the shape of `x`.
+
+        Args:
+          key: A random key.
+          x: A batch of inputs.
+
+        Returns:
+          Parameters.
+        """
+
+    def apply(self, params: Params, x: Array, /) -> Any:
+        """Compute the logits of inputs.
+
+        Args:
+          params: Parameters, as `init` draws them.
+          x: A batch of inputs, `[B, ...]`.
+
+        Returns:
+          Outputs `[B, ...]`, such as logits.
+        """
+
 
 SWITCHES = {
     "train": True,

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_sim import trees
 from fedjax_sim.checking import AtLeast0, Count, Seed, checked
+from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import client_data, examples
 from fedjax_sim.problems.checking import check_shapes
@@ -19,7 +20,7 @@ from fedjax_sim.problems.examples import Examples
 from fedjax_sim.problems.losses import Metric, PerExample, cross_entropy
 from fedjax_sim.problems.supervision import EVALUATED_AT_ONCE, Preparation, Supervised
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Array, Key, Model, Params
+from fedjax_sim.types import Array, Key, Params
 
 
 @checked

@@ -13,6 +13,7 @@ from flax import struct
 
 from fedjax_sim.checking import checked
 from fedjax_sim.datasets.text import PADDING, UNKNOWN, Text
+from fedjax_sim.models.calls import Model
 from fedjax_sim.partition import Partition
 from fedjax_sim.problems import building, losses
 from fedjax_sim.problems.checking import check_shapes
@@ -21,7 +22,7 @@ from fedjax_sim.problems.losses import Metric, cross_entropy
 from fedjax_sim.problems.supervision import Preparation, Supervised
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import as_array
-from fedjax_sim.types import Array, Model, Params
+from fedjax_sim.types import Array, Params
 
 EVALUATED_AT_ONCE = 100
 """Test sequences that are evaluated together: a limit on the memory for activations."""

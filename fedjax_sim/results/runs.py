@@ -47,7 +47,7 @@ class Run(Generic[HyperT]):
         server versions, the algorithm's `Info` (gradient evaluations executed and needed), and
         failed (whether some metric or parameter was not finite), failed_at (the first evaluation
         at which it was not, else -1) and collapsed_at (the first evaluation from which on a lane
-        was at chance up to its end, else -1; see `fedjax_sim.types.GuessableProblem`). With
+        was at chance up to its end, else -1; see `fedjax_sim.types.Problem`). With
         `on_evaluation` also stopped_at, the evaluation at which a lane was stopped, else -1: from
         there on its metrics and coordinates repeat their last values, so that none is NaN and the
         last evaluation is the lane's end. Of live clocks also ended, why a lane did nothing more:

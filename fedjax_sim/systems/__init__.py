@@ -53,35 +53,11 @@ if TYPE_CHECKING:
 
 
 _LISTED = (
-    "fedavg",
-    "fedprox",
-    "scaffold",
-    "fednova",
-    "fedopt",
-    "feddyn",
-    "mimelite",
-    "ditto",
-    "fedper",
-    "powerofchoice",
-    "oort",
-    "tifl",
-    "fedcs",
-    "adacomm",
-    "safa",
-    "quafl",
-    "fedbuff",
-    "favano",
-    "fedstaleweight",
-    "fedasync",
-    "gen_async",
-    "pisces",
-    "fedat",
-    "hierarchical",
-    "async_hierarchical",
-    "langevin",
-    "em",
-    "fedem",
-    "vr_fedem",
+    # Rounds on planned clocks, and on live ones; no rounds; groups; sampling; statistics.
+    *("fedavg", "fedprox", "scaffold", "fednova", "fedopt", "feddyn", "mimelite"),
+    *("ditto", "fedper", "powerofchoice", "oort", "tifl", "fedcs", "adacomm", "safa"),
+    *("quafl", "fedbuff", "favano", "fedstaleweight", "fedasync", "gen_async", "pisces", "fedat"),
+    *("hierarchical", "async_hierarchical", "langevin", "em", "fedem", "vr_fedem"),
 )
 """The modules, in the order in which their systems are listed."""
 

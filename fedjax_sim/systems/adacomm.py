@@ -93,7 +93,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
 
 
 class Memory(NamedTuple):
-    """What the choice remembers.
+    """Memory of the choice.
 
     Attributes:
       steps: `i32[]`, local steps of the next round, tau.

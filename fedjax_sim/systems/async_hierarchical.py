@@ -81,10 +81,8 @@ def timeline(key: types.Key, hyper: Hyper, num_ticks: int) -> types.Timeline:
     schedule = timelines.schedule_group_arrivals(key, hyper, num_ticks)  # M w_i / Z
     staleness = jnp.arange(num_ticks)[:, None] - schedule.version
     clients, num = schedule.clients, hyper.num_groups
-    discount = (
-        staleness_weights(clients, staleness, hyper.staleness, num_clients=num) * hyper.num_reports
-    )
-    weight = schedule.weight * discount
+    discount = staleness_weights(clients, staleness, hyper.staleness, num_clients=num)
+    weight = schedule.weight * (discount * hyper.num_reports)
     total = weight.sum(axis=1, keepdims=True)
     share = weight / jnp.where(total > 0, total, 1)
     rule = timelines.aggregation_weights(share, schedule.steps, hyper.aggregation)

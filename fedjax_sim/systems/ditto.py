@@ -6,7 +6,7 @@
 Every client has a model of its own, v_k, which it pulls to the global one:
 v_k <- v_k - eta (grad F_k(v_k) + lambda (v_k - w^t)). The global model is FedAvg's and does not
 know of the others. Personal models are evaluated on each client's own kind of test examples; see
-`fedjax_sim.types.PersonalProblem`.
+`fedjax_sim.types.Problem`.
 
 Deviation: Algorithm 1 has a number of steps s of its own for personal models, and draws their
 mini-batches for themselves. Here both models of a client take as many steps, at one learning rate

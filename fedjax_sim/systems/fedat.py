@@ -91,7 +91,7 @@ def tiers_of(devices: Devices, hyper: Hyper) -> Array:
 
 
 class Tiers(NamedTuple):
-    """What the clock carries.
+    """State of the clock.
 
     Attributes:
       tick: `i32[]`, reports of tiers so far.
@@ -135,7 +135,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         return carried._replace(
             rounds=put(carried.rounds, tier, carried.rounds[tier] + 1),
             turns=carried.turns.at[clients].add(is_there),
-            work=carried.work.put(tier, work),
+            work=put(carried.work, tier, work),
             ends=carried.ends.put(tier, Instant(last, rest)),
         )
 

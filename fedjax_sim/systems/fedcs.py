@@ -111,7 +111,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
 
 
 class Memory(NamedTuple):
-    """What the choice remembers.
+    """Memory of the choice.
 
     Attributes:
       taken: `f[N]`, how long each client took when it was asked last; nan for never.
@@ -136,12 +136,9 @@ def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     num_candidates, counts = settings.num_candidates or used, jnp.asarray(problem.counts)
 
     def first(hyper: Hyper, drawn: live.Drawn) -> Memory:
-        nothing, nobody = (
-            jnp.zeros_like(drawn.speeds.rate, shape=()),
-            jnp.full(used, EMPTY, "int32"),
-        )
-        taken = jnp.full_like(nothing, jnp.nan, shape=num_clients)
-        losses = jnp.zeros_like(nothing, shape=2)
+        nothing = jnp.zeros_like(drawn.speeds.rate, shape=())
+        taken, losses = jnp.full_like(drawn.speeds.rate, jnp.nan), jnp.zeros_like(nothing, shape=2)
+        nobody = jnp.full(used, EMPTY, "int32")
         return Memory(taken, nobody, nothing, nothing + 1, nothing + jnp.nan, losses)
 
     def draw(key: Key, number: Array) -> Array:

@@ -80,7 +80,7 @@ class AdaptiveStep(ServerStep):
     )
 
     def server_transformation(self) -> optax.GradientTransformation:
-        """Make the server's optimizer, whose state is m and v."""
+        """Make the server's optimizer, with the state m and v."""
 
         def init(model: types.Params) -> tuple[types.Params, types.Params]:
             first = jax.tree.map(lambda w: jnp.full_like(w, self.adaptivity**2), model)

@@ -12,7 +12,7 @@ model's, so that clients differ by their data alone.
 
 Readings. The model that is evaluated on everybody's test examples has the mean of all heads, which
 no client uses; personal models are the body as clients know it with their own head, and are
-evaluated on each client's own kind of test examples, see `fedjax_sim.types.PersonalProblem`. In
+evaluated on each client's own kind of test examples, see `fedjax_sim.types.Problem`. In
 FedRep, gradients of leaves whose turn it is not are 0; a local optimizer with momentum or weight
 decay moves these leaves all the same.
 """

@@ -16,7 +16,6 @@ or empty in all synchronous systems; steps differ between clients under `local_e
 Readings. The local optimizer of the paper is SGD; the state of another one may be kept.
 """
 
-
 from fedjax_sim.checking import AtLeast0
 from fedjax_sim.clients import LastingTraining
 from fedjax_sim.server import PrivateReports, report_messages

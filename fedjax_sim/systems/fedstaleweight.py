@@ -28,7 +28,6 @@ clients and U(8, 12) for the last five. In one point the code is not followed: t
 share memory, here each version keeps its values.
 """
 
-
 from fedjax_sim import server
 from fedjax_sim.checking import Above0
 from fedjax_sim.clients import LocalTraining

@@ -58,6 +58,7 @@ rounds, but here all groups have the same rounds. Groups that do not wait for ea
 system `async_hierarchical`.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -100,8 +101,9 @@ class Hyper(EdgeTraining):
         if self.clock.ticks_per_round > 1 and self.has_one_batch:
             if self.training.optimizer is not optax.sgd:
                 allowed = (
-                    "1 with an optimizer other than sgd, because its state starts afresh each tick"
+                    "1 with an optimizer other than sgd, because its state starts afresh each "
                 )
+                allowed += "tick"
                 raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
             if self.training.sampling == "reshuffled":
                 allowed = '1 with sampling "reshuffled", because each tick would shuffle again'
@@ -141,9 +143,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         is_last = event.tick == first_tick + hyper.clock.ticks_per_round - 1
         begun = clients.read_clients(state.groups, event.clients)
         known = batching.replicate(wire.received(state), num_slots)
-        start = jax.tree.map(  # x_i^{u,0} = x^u
-            lambda x, y: jnp.where(is_start, x, y), known, begun
-        )
+        start = jax.tree.map(partial(jnp.where, is_start), known, begun)  # x_i^{u,0} = x^u
         round_number = jnp.broadcast_to(first_tick // hyper.clock.ticks_per_round, (num_slots,))
         groups, memo, work = train(key, event, state.memo, starts=start, draws=round_number)
         # Every group reports at the end of a round, whenever it did its iterations.
@@ -159,12 +159,8 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
     def metrics(state: State) -> dict[str, types.Array]:
         if not hyper.group_metrics:
             return {}
-        of_groups = jax.lax.map(problem.evaluate, state.groups)
-        return {
-            f"{name}_group_{i}": value[i]
-            for name, value in of_groups.items()
-            for i in range(hyper.num_groups)
-        }
+        found, groups = jax.lax.map(problem.evaluate, state.groups), range(hyper.num_groups)
+        return {f"{name}_group_{i}": found[name][i] for name in found for i in groups}
 
     def client_models(state: State) -> tuple[types.Params, types.Array]:
         return state.groups, jnp.asarray(list_members(hyper).size)

@@ -18,7 +18,7 @@ Deviation: gradients at x are of all of a client's examples, as in the paper, or
 `gradient="minibatch"` of the batch of its first local step, which costs one gradient.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from fedjax_sim.server import Reports, RoundState, Wire, report_messages
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Work
+from fedjax_sim.types import Algorithm, Event, Key, Params, Plan, Problem, Work
 
 
 @struct
@@ -49,7 +49,7 @@ class Hyper(CohortRounds, BaseOptimizer, WholeGradients, Reports):
             raise ConfigError("messages.downlink", str(self.messages.downlink), allowed)
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundState, Work]:
     """Bind MimeLite to a problem."""
     base, wire = hyper.local_optimizer(), Wire(problem, hyper, plan)
     train = frozen_training(problem, hyper, plan)

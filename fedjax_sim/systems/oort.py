@@ -86,7 +86,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
 
 
 class Memory(NamedTuple):
-    """What the choice remembers.
+    """Memory of the choice.
 
     Attributes:
       utility: `f[N]`, statistical utility of clients when they were last asked, U.
@@ -172,7 +172,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
 
 
 def utilities(memory: Memory, number: Array, choice: Choice) -> Array:
-    """Compute what the server expects of clients that were asked before: `f[N]`.
+    """Compute the expected utilities of clients that were asked before: `f[N]`.
 
     Args:
       memory: What is remembered.

@@ -111,7 +111,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
 
 class Known(NamedTuple):
-    """What the server knows of the clients.
+    """Knowledge of the server about the clients.
 
     Attributes:
       quality: `f[N]`, m sqrt(mean l^2) of the last report that was aggregated.
@@ -127,7 +127,7 @@ class Known(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What the clock carries.
+    """State of the clock.
 
     Attributes:
       acted: When the server acted last.
@@ -163,7 +163,7 @@ class Buffer(NamedTuple):
 
 
 def utilities(known: Known, turns: Array, penalty: Array | float) -> Array:
-    """Compute what the server expects of clients, U: `f[N]`.
+    """Compute the expected utilities of clients, U: `f[N]`.
 
     Args:
       known: What it knows of them.
@@ -226,7 +226,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             place = pace.flights.first()
             done = pace.flights.take(place)
             lost = is_lost(devices, done.client, done.number)
-            slots = buffer.slots.put(jnp.where(lost, num_slots, buffer.filled), done)
+            slots = put(buffer.slots, jnp.where(lost, num_slots, buffer.filled), done)
             latency = put(pace.known.latency, done.client, done.ends.since(done.begins))
             free = pace.flights._replace(client=put(pace.flights.client, place, EMPTY))
             pace = pace._replace(known=pace.known._replace(latency=latency), flights=free)
@@ -235,7 +235,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             pace = pace._replace(
                 event=pace.event + 1,
                 turns=put(pace.turns, client, pace.turns[client] + 1),
-                flights=pace.flights.put(place, work),
+                flights=put(pace.flights, place, work),
             )
             return pace, Buffer(done.ends, slots, buffer.filled + ~lost)
 

@@ -15,6 +15,7 @@ v[i] + Q(y[i] - v[i]). The reference r[i] is w_0 at first and moves by
 Q(w_{t-1} - r[i]) / (1 + omega), like the memories of DIANA and FedEM.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -75,11 +76,10 @@ def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[Sta
         start, known = read_rows(state.clients, rows), read_rows(state.known, rows)
         local, work = train(key, event, starts=start)  # y[i], after min(E, K) steps, not scaled
         sent = batching.replicate(state.server, event.clients.shape[0])
-        seen = messages.decode_messages(
-            hyper.compression, key, event, known, sent, way="down"
-        )  # v[i]
+        decode = partial(messages.decode_messages, hyper.compression, key, event)
+        seen = decode(known, sent, way="down")  # v[i]
         claimed = attacks.attacked(combination.adversary, key, event, start, local, num_clients)
-        reports = messages.decode_messages(hyper.compression, key, event, seen, claimed)
+        reports = decode(seen, claimed)
         # w_t = (w_{t-1} + sum_i y[i]) / (s + 1)
         server = combination.mean_with_server(key, event, state.server, reports)
         # w[i] = w_{t-1} / (s + 1) + s / (s + 1) y[i]

@@ -97,7 +97,7 @@ class Hyper(Clients, LocalTraining, Reports):
 
 
 class Rounds(NamedTuple):
-    """What the clock carries.
+    """State of the clock.
 
     Attributes:
       now: When the round begins.

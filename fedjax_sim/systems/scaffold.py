@@ -16,7 +16,7 @@ With `weighting="examples"` the objective has weights p_i in proportion to examp
 mean of the c_i with these weights. With equal weights both are the paper's.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from fedjax_sim.clients import ClientTraining, LocalTraining, WholeGradients, lo
 from fedjax_sim.server import Reports, RoundState, Wire, expand, report_messages
 from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines import CohortRounds, cohort_system
-from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Plan, Problem, Work
+from fedjax_sim.types import EMPTY, Algorithm, Event, Key, Params, Plan, Problem, Work
 
 
 @struct
@@ -86,7 +86,7 @@ def algorithm(problem: Problem, hyper: Hyper, plan: Plan) -> Algorithm[RoundStat
         memo = wire.publish(key, event, memo, (x, c))
         return RoundState(x, c, rows.write_clients(state.clients, learns, after), memo), work
 
-    def received(state: RoundState) -> Any:
+    def received(state: RoundState) -> Params:
         return wire.start(state.memo, (state.server, state.memory))[0]
 
     return wire.algorithm(init, step, received=received)

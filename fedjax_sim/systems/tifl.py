@@ -51,7 +51,7 @@ from fedjax_sim.targets import put
 from fedjax_sim.timelines import live
 from fedjax_sim.timelines.live import LiveCohorts
 from fedjax_sim.timelines.live.devices import devices_of, running_time, times_of_work
-from fedjax_sim.types import EMPTY, Array, Key, Params
+from fedjax_sim.types import EMPTY, Array, Key, Params, Problem
 
 CLIENTS_AT_ONCE = 50
 """Clients whose mini-batches are evaluated together."""
@@ -110,7 +110,7 @@ class Choice(Checked):
         if not np.all(sum(value) if isinstance(value, tuple) else value):
             raise ConfigError("probability", self.probability, "above 0 for some tier")
 
-    def by_tier(self, value: Any) -> Array:
+    def by_tier(self, value: float | tuple[float, ...]) -> Array:
         """Return a setting of each tier: `f[T]`."""
         return jnp.broadcast_to(jnp.asarray(value, float), (self.num_tiers,))
 
@@ -135,7 +135,7 @@ class Hyper(LiveCohorts, LastingTraining, Reports):
 
 
 class Memory(NamedTuple):
-    """What the choice remembers.
+    """Memory of the choice.
 
     Attributes:
       tier: `i32[N]`, each client's tier, 0 for the fastest; `EMPTY` for clients left out.
@@ -152,7 +152,7 @@ class Memory(NamedTuple):
     accuracy: Array
 
 
-def clock(problem: Any, hyper: Hyper) -> live.Clock:
+def clock(problem: Problem, hyper: Hyper) -> live.Clock:
     """Bind TiFL's clock."""
     settings, num_clients = hyper.choice, hyper.num_clients
     counts, is_adaptive = jnp.asarray(problem.counts), settings.policy == "adaptive"

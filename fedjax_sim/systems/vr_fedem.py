@@ -133,14 +133,8 @@ def algorithm(
         # seen before.
         seen = state.seen
         subtracted = jax.vmap(natural)(read_rows(seen, clients)) if freezes else natural(seen)
-        change, work = expect(
-            key,
-            event,
-            natural(state.server),
-            is_full=is_pass,
-            works=computes | (is_present & is_pass),
-            subtracted=subtracted,
-        )
+        here, works = natural(state.server), computes | (is_present & is_pass)
+        change, work = expect(key, event, here, is_full=is_pass, works=works, subtracted=subtracted)
         # S_{t,k+1,i}
         oracle = jnp.where(is_pass, change, read_rows(state.oracle, clients) + change)
         target = oracle - state.server[None]

@@ -201,14 +201,13 @@ def conditions(
     n, s, L, K = setup.num_clients, setup.num_contacted, setup.smoothness, setup.max_steps
     factor, b = setup.dissimilarity_factor, setup.drift_constant
     quadratic, linear = _descent_terms(setup)
+    contracted = 48 * s**2 / n * L**2 * b * step_size**2 + 1 / (5 * n)
     return (
         Condition("theorem", step_size, 1 / (20 * factor * b * K * L * s)),
         Condition("local gradients", step_size, 1 / (4 * L * K**2)),
         Condition("local drift", step_size, 1 / (2 * L * K)),
         Condition("descent", quadratic * step_size**2 + linear * step_size, 1 / 4),
-        Condition(
-            "contraction", 48 * s**2 / n * L**2 * b * step_size**2 + 1 / (5 * n), contraction(n, s)
-        ),
+        Condition("contraction", contracted, contraction(n, s)),
     )
 
 
@@ -261,18 +260,16 @@ def fedavg_round_time(
     """
     rates = np.asarray(rate, np.float64)
     horizon = local_steps + stats.nbinom.isf(1e-15, local_steps, rates.min())
-    finished = np.asarray(
-        stats.nbinom.cdf(np.arange(horizon)[:, None] - local_steps, local_steps, rates)
-    )
+    times = np.arange(horizon)[:, None] - local_steps
+    finished = np.asarray(stats.nbinom.cdf(times, local_steps, rates))
     # After client i, all_finished[:, j] is the probability that j clients have all finished, as a
     # mean over the subsets of size j of the clients up to i.
     all_finished = np.zeros((len(finished), num_contacted + 1))
     all_finished[:, 0] = 1
     for i in range(len(rates)):
         share = np.minimum(np.arange(1, num_contacted + 1) / (i + 1), 1)
-        all_finished[:, 1:] = (1 - share) * all_finished[:, 1:] + share * finished[
-            :, i : i + 1
-        ] * all_finished[:, :-1]
+        joined = share * finished[:, i : i + 1] * all_finished[:, :-1]
+        all_finished[:, 1:] = (1 - share) * all_finished[:, 1:] + joined
     return float(interact_time + np.sum(1 - all_finished[:, -1]))
 
 

@@ -118,9 +118,8 @@ def largest_step_size(setup: FedEMSetup) -> float:
     if setup.total_omega == 0:
         return descent
     scale = setup.memory_step * setup.participation * math.sqrt(setup.num_clients)
-    return min(
-        descent, scale / (2 * math.sqrt(2) * constants.smoothness * math.sqrt(setup.total_omega))
-    )
+    spread = 2 * math.sqrt(2) * constants.smoothness * math.sqrt(setup.total_omega)
+    return min(descent, scale / spread)
 
 
 @checked

@@ -117,9 +117,8 @@ def raw_weight(
     """
     # Deviation: Algorithm 1 prints (E[tau] + 1) / n. Without the factor b this is not the inverse
     # of (7), and clients' shares are not evened out.
-    return (
-        buffer_size * np.asarray(staleness, np.float64) + UNCOUNTED_ARRIVALS[pull]
-    ) / num_clients
+    arrivals = buffer_size * np.asarray(staleness, np.float64) + UNCOUNTED_ARRIVALS[pull]
+    return arrivals / num_clients
 
 
 @checked

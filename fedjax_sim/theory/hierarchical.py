@@ -173,9 +173,8 @@ def group_time_tail(
             break
         reach = np.clip(before_time, 0, before_sync)
         # If W_(n-1) is below `reach`, the exponential part of the n-th iteration must last past x.
-        lasting = np.exp(
-            (n - 1) * np.log(np.maximum(reach, 1e-300)) - gammaln(n) - np.maximum(before_time, 0)
-        )
+        log_density = (n - 1) * np.log(np.maximum(reach, 1e-300)) - gammaln(n)
+        lasting = np.exp(log_density - np.maximum(before_time, 0))
         tail = tail + gammainc(n - 1, before_sync) - gammainc(n - 1, reach) + lasting
     return np.where(x < max(sync_time, shift), 1.0, np.minimum(tail, 1.0))
 
@@ -219,9 +218,8 @@ def round_time(sync_time: AtLeast0, delays: Delays) -> RoundTime:
     longest = least + float(np.sum(weight))
     square = least**2 + float(np.sum(2 * x * weight))
     variance = max(square - longest**2, 0.0) + delays.global_mean_exp**2
-    return RoundTime(
-        longest, longest + delays.global_shift + delays.global_mean_exp, math.sqrt(variance)
-    )
+    mean = longest + delays.global_shift + delays.global_mean_exp
+    return RoundTime(longest, mean, math.sqrt(variance))
 
 
 @checked
@@ -235,10 +233,8 @@ def expected_idle(sync_time: AtLeast0, delays: Delays) -> Numbers:
     Returns:
         `f64[M]`, in units of time.
     """
-    group_times = [
-        expected_group_time(sync_time, shift=c, mean_exp=m)
-        for c, m in zip(delays.shift, delays.mean_exp, strict=True)
-    ]
+    laws = zip(delays.shift, delays.mean_exp, strict=True)
+    group_times = [expected_group_time(sync_time, shift=c, mean_exp=m) for c, m in laws]
     return round_time(sync_time, delays).longest - np.array(group_times)
 
 

@@ -1,4 +1,4 @@
-"""Schedules: when the server acts, whose work it receives, and from which model that work started.
+"""Schedules: when the server acts, and by which clients and from which models the work is.
 
 A schedule is drawn from a random key and settings, before any learning. The rule that decides it is
 a clock: a settings struct, and a function that draws its `fedjax_sim.types.Timeline`. The clocks,

@@ -20,7 +20,7 @@ PIECE = 2**22
 """Slots that are looked at together; so the check takes little memory."""
 
 
-def check_form(found: Any) -> None:
+def check_form(found: object) -> None:
     """Check the result of a timeline function that was traced.
 
     Whole numbers may be floats, as settings are while a timeline is traced.
@@ -123,14 +123,9 @@ def check_own(
 
 
 def check_values(
-    system: System,
-    timeline: Timeline,
-    num_ticks: int,
-    num_clients: int,
-    *,
-    least_weight: float = 0,
+    system: System, timeline: Timeline, num_ticks: int, num_clients: int, *, least_weight: float = 0
 ) -> None:
-    """Check that there are enough ticks in order, and that slots name what exists.
+    """Check that ticks are enough and in order, and clients, versions and steps in range.
 
     Ticks that never happen or cannot be known yet may hold anything, and so may empty slots.
 
@@ -148,9 +143,8 @@ def check_values(
     """
     num, known, slots = timeline.clients.shape
     if known < num_ticks:
-        raise ConfigError(
-            "number of ticks of the timeline", known, f"at least {num_ticks}, as asked"
-        )
+        allowed = f"at least {num_ticks}, as asked"
+        raise ConfigError("number of ticks of the timeline", known, allowed)
     before = np.pad(timeline.time[:, :-1], ((0, 0), (1, 0)))
     if (is_wrong := timeline.time < before).any():
         row, tick = np.argwhere(is_wrong)[0]
@@ -160,8 +154,7 @@ def check_values(
     ticks = max(1, PIECE // max(1, rows * slots))
     for row in range(0, num, rows):
         for tick in range(0, num_ticks, ticks):
-            leaves = (leaf[row : row + rows, tick : tick + ticks] for leaf in timeline)
-            piece = Timeline(*leaves)
+            piece = Timeline(*(leaf[row : row + rows, tick : tick + ticks] for leaf in timeline))
             _check_slots(piece, num_clients, tick, least_weight)
             if not system.can_repeat:
                 _check_once(system, piece, tick)
@@ -200,9 +193,7 @@ def _check_once(system: System, timeline: Timeline, first: int) -> None:
     is_twice = (filled[..., 1:] == filled[..., :-1]) & (filled[..., 1:] != EMPTY)
     if is_twice.any():
         row, tick, slot = np.argwhere(is_twice)[0]
-        allowed = (
-            f"in one slot, because {system.name} does not say by `can_repeat` that it takes "
-            "several reports of a client in a tick"
-        )
+        allowed = f"in one slot, because {system.name} does not say by `can_repeat` that it takes "
+        allowed += "several reports of a client in a tick"
         field = f"client {filled[row, tick, slot]} of tick {first + tick} of the timeline"
         raise ConfigError(field, "in several slots", allowed)

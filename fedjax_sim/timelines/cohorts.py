@@ -5,7 +5,6 @@ Dimension letters: `N` clients, `T` ticks, `S` slots of a tick.
 
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,10 +60,9 @@ def draw_poisson_cohorts(
     most = min(num_clients, int(law.isf(2.0**-53)))
     table = jnp.asarray(law.cdf(np.arange(most)))
     sizes_key, cohorts_key = streams.lane_stream(key, "sizes"), streams.lane_stream(key, "members")
-    lot = jax.vmap(lambda t: jax.random.uniform(jax.random.fold_in(sizes_key, t), (), table.dtype))(
-        jnp.arange(num_ticks)
-    )
-    size = jnp.searchsorted(table, lot, side="right")[:, None]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(sizes_key, jnp.arange(num_ticks))
+    drawn = jax.vmap(lambda own: jax.random.uniform(own, (), table.dtype))(keys)
+    size = jnp.searchsorted(table, drawn, side="right")[:, None]
     clients = draw_cohorts(cohorts_key, num_clients, most, num_ticks)
     slots = jnp.arange(most)[None]
     return jnp.where(slots < jnp.maximum(size, 1), clients, EMPTY), slots < size
@@ -75,10 +73,10 @@ Weighting = Literal["equal", "examples"]
 
 
 def client_weighting(mean: str) -> Any:
-    """Declare the setting of the weights of clients, a `Weighting`.
+    """Make the setting of the clients' weights, a choice of "equal" and "examples".
 
     Args:
-      mean: In what they weigh, in words.
+      mean: The mean that has these weights, in words.
     """
     about = f"Weights of the clients, in {mean}: equal, or in proportion to their numbers of "
     return setting("equal", f"{about}examples.")
@@ -126,15 +124,10 @@ def draw_with_replacement(key: Key, share: Array, num_draws: int, num_ticks: int
 
     Returns:
       The drawn clients and how often each was drawn.
-
-    Raises:
-      AssertionError: If `share` is not a vector.
     """
-    chex.assert_rank(share, 1)
     ends = jnp.cumsum(share)
-    place = jax.vmap(
-        lambda t: jax.random.uniform(jax.random.fold_in(key, t), (num_draws,), ends.dtype)
-    )(jnp.arange(num_ticks))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_ticks))
+    place = jax.vmap(lambda own: jax.random.uniform(own, (num_draws,), ends.dtype))(keys)
     drawn = jnp.searchsorted(ends, place * ends[-1], side="right")
     drawn = jnp.sort(jnp.minimum(drawn, share.shape[0] - 1), axis=1)
     is_first = jnp.diff(drawn, axis=1, prepend=-1) != 0
@@ -158,11 +151,7 @@ def draw_by_share(key: Key, share: Array, num_selected: int, num_ticks: int) -> 
 
     Returns:
       Client numbers, `i32[T, S]`, distinct within a row, in the order of the draws.
-
-    Raises:
-      AssertionError: If `share` is not a vector.
     """
-    chex.assert_rank(share, 1)
 
     def tick(t: Array) -> Array:
         noise = jax.random.gumbel(jax.random.fold_in(key, t), share.shape, share.dtype)
@@ -181,11 +170,7 @@ def previous_visits(clients: Array) -> tuple[Array, Array]:
     Returns:
       Two arrays `[T, S]` of the integer type of `clients`: the tick of the last earlier visit, -1
       if there was none, and the number of earlier visits.
-
-    Raises:
-      AssertionError: If `clients` is not a matrix.
     """
-    chex.assert_rank(clients, 2)
     flat = clients.ravel()
     order = jnp.argsort(flat, stable=True)
     place = jnp.arange(flat.size)

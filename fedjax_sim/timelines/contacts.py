@@ -111,8 +111,8 @@ class Contacts(Clients):
             settings.check_left(self, {f"clock.{name}": False for name in switches}, why)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("clock.carry_residual")
+        """Settings without effect by name, with words for their replacements."""
+        return super().decided() | self.delays.decided_by_trace("clock.carry_residual")
 
 
 @checked
@@ -140,9 +140,8 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     # Who is contacted when, without those that are away or not reached.
     tick, period = jnp.arange(num_ticks)[:, None], jnp.asarray(hyper.period, float)
     clock = (jnp.arange(num_ticks) + hyper.clock.first_contact) * period
-    clients = draw_cohorts(
-        streams.lane_stream(key, "cohorts"), hyper.num_clients, hyper.num_selected, num_ticks
-    )
+    cohorts = streams.lane_stream(key, "cohorts")
+    clients = draw_cohorts(cohorts, hyper.num_clients, hyper.num_selected, num_ticks)
     devices, selected = draw_devices(key, hyper), clients
     if devices.windows is not None or devices.loss is not None:
         now = jnp.broadcast_to(clock[:, None], clients.shape)
@@ -153,11 +152,8 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
     delay = hyper.clock.server_interact if hyper.clock.busy_during_interaction else 0.0
     # Multiply a whole number of ticks by the period, because a difference of two large clock times
     # would be rounded. A window that is whole up to rounding is made whole.
-    window = jnp.where(
-        previous >= 0,
-        (tick - previous) * period - delay,
-        (tick + hyper.clock.first_contact) * period,
-    )
+    since_start = (tick + hyper.clock.first_contact) * period
+    window = jnp.where(previous >= 0, (tick - previous) * period - delay, since_start)
     # Time in which a client can work: without breaks and transfers.
     if devices.windows is not None:
         begin = jnp.where(previous >= 0, clock[previous] + delay, 0.0)
@@ -165,11 +161,8 @@ def schedule_contacts(key: Key, hyper: Contacts, num_ticks: Count) -> tuple[Time
         window = jnp.where(window > 0, time_available(devices, selected, begin, end), 0.0)
     if devices.transfer is not None:
         window -= devices.transfer[selected]
-    window = jnp.where(
-        jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window),
-        jnp.round(window),
-        jnp.maximum(window, 0.0),
-    )
+    is_whole = jnp.abs(window - jnp.round(window)) < 1e-9 * (1 + window)
+    window = jnp.where(is_whole, jnp.round(window), jnp.maximum(window, 0.0))
     # Local steps in the windows.
     if hyper.delays.trace is not None:
         start = jnp.where(previous >= 0, clock[previous] + delay, 0.0)

@@ -13,7 +13,7 @@ from fedjax_sim.settings import as_default, fields, full_name, names_of
 
 HyperT = TypeVar("HyperT")
 
-FAVANO: Mapping[str, Any] = {
+FAVANO: Mapping[str, str | float] = {
     "source": "FAVANO's comparison of systems on MNIST (arXiv 2305.16099, Sec. 5 and App. C.2)",
     "lr": 0.5,
     "batch_size": 128,
@@ -28,7 +28,7 @@ FAVANO: Mapping[str, Any] = {
     "runtime_law": "runtime_geom",
 }
 """A third of the clients is slow, and a server takes 3 units of time, or 7 between two contacts."""
-STALENESS: Mapping[str, Any] = {
+STALENESS: Mapping[str, str | float] = {
     **FAVANO,
     "source": "FedStaleWeight's experiments (arXiv 2406.02877, Sec. 6, and their public code)",
     "num_clients": 15,
@@ -49,7 +49,7 @@ STALENESS: Mapping[str, Any] = {
 }
 """Ten fast clients whose updates take U(1, 2) units of time, and five slow ones, the last, whose
 updates take U(8, 12)."""
-GROUPS: Mapping[str, Any] = {
+GROUPS: Mapping[str, str | float] = {
     **FAVANO,
     "source": "delay-sensitive hierarchical learning (arXiv 2302.04851, Fig. 7(a))",
     "num_clients": 30,
@@ -61,7 +61,7 @@ GROUPS: Mapping[str, Any] = {
 }
 """c = 1, m = 0.1, c_g = 10 and m_g = 1 for two groups of 15 clients. Speeds of single clients, of
 which the paper does not speak, and the learning rate are those of FAVANO's comparison."""
-LOCK_STEP: Mapping[str, Any] = {
+LOCK_STEP: Mapping[str, str | float] = {
     **FAVANO,
     "source": "FA-LD (arXiv 2112.05120), whose clients act in lock-step",
     "batch_size": 200,
@@ -71,11 +71,16 @@ LOCK_STEP: Mapping[str, Any] = {
     "rate_fast": 1.0,
 }
 """A unit of virtual time is a local step of all clients."""
-EM: Mapping[str, Any] = {"source": "FedEM's experiments (arXiv 2111.02083)", "batch_size": 20}
+EM: Mapping[str, str | float] = {
+    "source": "FedEM's experiments (arXiv 2111.02083)",
+    "batch_size": 20,
+}
 """Mini-batches of FedEM."""
 
 
-def preset(hyper_type: Callable[..., HyperT], values: Mapping[str, Any]) -> Callable[..., HyperT]:
+def preset(
+    hyper_type: Callable[..., HyperT], values: Mapping[str, str | float]
+) -> Callable[..., HyperT]:
     """Make a function that makes settings with other values than the defaults.
 
     Args:

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -154,11 +153,3 @@ def test_draws_of_a_tick_depend_on_key_and_tick_alone() -> None:
         draw_with_replacement(jax.random.key(2), jnp.asarray(SHARE), 3, 9),
         long,
     )
-
-
-@pytest.mark.slow
-def test_arrays_of_wrong_rank_are_refused() -> None:
-    with pytest.raises(AssertionError, match="rank"):
-        draw_with_replacement(jax.random.key(0), jnp.ones((2, 2)), 3, 4)
-    with pytest.raises(AssertionError, match="rank"):
-        previous_visits(jnp.zeros(4, "int32"))

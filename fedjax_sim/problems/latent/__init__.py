@@ -2,7 +2,7 @@
 
 A model is the mathematics of a complete-data likelihood
 p(y, z; theta) = rho(y, z) exp(<s(y, z), phi(theta)> - psi(theta)), as
-`fedjax_sim.types.LatentModel` asks for: the E-step as a function of phi, the M-step T as a function
+`estimation.LatentModel` asks for: the E-step as a function of phi, the M-step T as a function
 of expected statistics, the loss and the penalty.
 
 `estimation` joins a model and data to a problem; `estimates` predicts with a fitted model, scores,

@@ -10,7 +10,7 @@ examples of a mini-batch, `n` examples, `q` numbers of a statistic.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, Self
 
 import chex
 import jax
@@ -26,10 +26,50 @@ from fedjax_sim.problems.client_data import pad_partitions
 from fedjax_sim.problems.examples import read_arrays
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import shapes_of_model
-from fedjax_sim.types import Array, Key, LatentModel, Params
+from fedjax_sim.types import Array, Key, Params
 
 EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
+
+
+class LatentModel(Protocol):
+    """A latent-variable model without data: the mathematics of a `LatentProblem`.
+
+    A frozen struct whose arrays are pytree leaves. Examples are pytrees of leaves `[B, ...]`,
+    weights are `f[B]`; s, phi and theta are those of `LatentProblem`.
+    """
+
+    def with_data(self, examples: Any, weight: Array) -> Self:
+        """Take in what the server must know of all data before learning; weights sum to 1."""
+
+    def initial(self, key: Key, examples: Any, weight: Array) -> Array:
+        """Draw natural parameters to start from, given all data: `f[q]`."""
+
+    def maximise(self, statistics: Array) -> Params:
+        """Compute the M-step."""
+
+    def natural(self, params: Params) -> Array:
+        """Compute the natural parameters phi(theta): `f[q]`.
+
+        Args:
+          params: theta.
+        """
+
+    def statistics(self, natural: Array, examples: Any, weight: Array) -> Array:
+        """Compute the weighted sum of expected statistics: `f[q]`."""
+
+    def loss(self, params: Params, examples: Any) -> Array:
+        """Compute -log p(y; theta) of every example, up to a constant: `f[B]`."""
+
+    def penalty(self, params: Params) -> Array:
+        """Compute the penalty R(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
+
+    def metrics(self, statistics: Array, params: Params) -> Mapping[str, Array]:
+        """Compute further metrics, each a scalar."""
 
 
 @checked

@@ -88,7 +88,7 @@ class StepCounts:
 
     @partial(jax.jit, static_argnames="max_steps")
     def at_least(self, max_steps: int) -> Array:
-        """Compute P(E >= k) for k = 1, ..., K: `f[..., K]`, whose sum is the mean of X. Derived."""
+        """Compute P(E >= k) for k = 1, ..., K: `f[..., K]`, of sum E[X]. Derived."""
         above_zero = self.prob_any()[..., None]
         between = jnp.cumsum(self.probabilities(max_steps)[..., 1:], axis=-1)
         return jnp.concatenate([above_zero, jnp.maximum(above_zero - between, 0.0)], axis=-1)

@@ -23,7 +23,7 @@ from fedjax_sim.checking import Count
 from fedjax_sim.clients import rows, whole_gradients
 from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.settings import Checked, setting, struct
-from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Work
+from fedjax_sim.types import Array, Event, Facts, Key, Params, Plan, Problem, Work
 
 
 @struct
@@ -53,13 +53,13 @@ class Anchor(NamedTuple):
 
     model: Params = ()
     slopes: Params = ()
-    period: Any = ()
+    period: Array | tuple[()] = ()
 
 
 class ControlVariates:
     """Control variates that are bound to a problem, settings and a plan."""
 
-    def __init__(self, problem: Any, hyper: Any, plan: Plan, factor: Array):
+    def __init__(self, problem: Problem, hyper: Any, plan: Plan, factor: Array):
         """Bind them.
 
         Args:
@@ -137,13 +137,9 @@ class ControlVariates:
         """
         if not self.is_used:
             return ()
-        is_global, slopes = self.is_global, anchor.slopes
-        found = (
-            batching.replicate(slopes, len(clients))
-            if is_global
-            else rows.read_rows(slopes, clients)
-        )
-        return (found,)
+        if self.is_global:
+            return (batching.replicate(anchor.slopes, len(clients)),)
+        return (rows.read_rows(anchor.slopes, clients),)
 
     def corrected(
         self, slope_of: BatchGradient, anchor: Anchor, scale: Array, whole: tuple[Params, ...]

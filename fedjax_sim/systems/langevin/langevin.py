@@ -49,7 +49,7 @@ Methods that share the kernel. Each is a setting, off by default, and they can b
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +150,7 @@ class Hyper(WeightedRounds):
             raise ConfigError("training.example_clip", self.training.example_clip, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         found = super().decided()
         if self.participants == "full":
             found["dynamics.noise_correction"] = "full participation"
@@ -191,7 +191,7 @@ class State(NamedTuple):
     square: Square = Square()
 
 
-def algorithm(problem: Any, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
+def algorithm(problem: Problem, hyper: Hyper, plan: types.Plan) -> Algorithm[State, types.Work]:
     """Bind FA-LD to a problem; the arguments are those of `System.algorithm`."""
     share = hyper.shares(problem.counts)
     factor = problem.counts / share  # the gradient of f^c over that of the client's mean loss

@@ -21,7 +21,7 @@ from fedjax_sim.checking import Above0, Probability
 from fedjax_sim.clients.whole_gradients import gradients_at
 from fedjax_sim.server import weighted_sum
 from fedjax_sim.settings import Checked, setting, struct
-from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
+from fedjax_sim.types import Array, Event, Key, Params, Plan, Problem, Work
 
 
 @struct
@@ -58,7 +58,7 @@ class Square(NamedTuple):
 class Preconditioner:
     """A preconditioner that is bound to a problem, settings and a plan."""
 
-    def __init__(self, problem: Any, hyper: Any, plan: Plan, factor: Array, *, is_exact: bool):
+    def __init__(self, problem: Problem, hyper: Any, plan: Plan, factor: Array, *, is_exact: bool):
         """Bind it.
 
         Args:

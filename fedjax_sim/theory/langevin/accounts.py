@@ -79,7 +79,8 @@ def privacy_of(
         ConfigError: If settings differ between the lanes of a run, a setting is not accounted for,
             a number is outside its range, or `rounds` is more than a run has.
     """
-    lanes, timelines = _settings_of(run)
+    lanes, timelines = getattr(run, "hypers", [run]), getattr(run, "timelines", ())
+    _check_equal(lanes)
     hyper, most = lanes[0], max((len(each.time) for each in timelines), default=0)
     if rounds is None and not timelines:
         allowed = "a whole number of at least 1, or a run in place of its settings"
@@ -140,7 +141,7 @@ def privacy_of(
 
 
 def _paper(setup: PrivacySetup, delta: float) -> float:
-    """Compute epsilon^(3), whose delta^(3) must be at most `delta`."""
+    """Compute epsilon^(3) at a delta^(3) of at most `delta`."""
     if setup.step_size > setup.largest_step_size:
         return np.inf
     found = guarantee(setup)
@@ -150,17 +151,16 @@ def _paper(setup: PrivacySetup, delta: float) -> float:
     return found.epsilon
 
 
-def _settings_of(run: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Return the settings of a run's lanes, of which some must be equal, and its schedules."""
-    lanes = getattr(run, "hypers", [run])
+def _check_equal(lanes: Sequence[Any]) -> None:
+    """Check that lanes are of FA-LD, and that the settings that matter are equal."""
     for name in _ACCOUNTED:
         if not all(is_dataclass(each) and name in fields(type(each)) for each in lanes):
             allowed = "one of FA-LD, or a run of it"
             raise ConfigError("run", type(lanes[0]).__module__, allowed)
-        values = {_plain(value_of(each, name)) for each in lanes}
+        given = [value_of(each, name) for each in lanes]
+        values: set[Any] = {x if x is None or isinstance(x, str) else float(x) for x in given}
         if len(values) > 1:
             raise ConfigError(name, ", ".join(map(str, sorted(values))), _ONE_VALUE)
-    return lanes, getattr(run, "timelines", ())
 
 
 def _equal_shares(lanes: Sequence[Any], counts: np.ndarray) -> np.ndarray:
@@ -173,11 +173,6 @@ def _equal_shares(lanes: Sequence[Any], counts: np.ndarray) -> np.ndarray:
     if np.ptp(shares, axis=0).max() > 1e-9:
         raise ConfigError("client_weights", "different between lanes", _ONE_VALUE)
     return shares[0]
-
-
-def _plain(value: Any) -> Any:
-    """Turn a number of any kind into a float."""
-    return value if value is None or isinstance(value, str) else float(value)
 
 
 _ACCOUNTED = (
@@ -200,15 +195,12 @@ def _check_accounted(hyper: Any, sensitivity: float) -> None:
     if hyper.control_variates.anchor == "global":
         allowed = "none or client to be accounted for, as global ones are sent without noise"
         raise ConfigError("control_variates.anchor", hyper.control_variates.anchor, allowed)
+    identity = "optax.identity, as another may change the sensitivity"
     for name, needed, allowed in (
         ("step_decay", 0, "0 to be accounted for"),
         ("dynamics.noise_correction", False, "false to be accounted for"),
         ("preconditioning.preconditioner", "none", "none, as gradients are sent without noise"),
-        (
-            "dynamics.transform",
-            optax.identity,
-            "optax.identity, as another may change the sensitivity",
-        ),
+        ("dynamics.transform", optax.identity, identity),
     ):
         if (value := value_of(hyper, name)) != needed:
             raise ConfigError(name, getattr(value, "__name__", value), allowed)

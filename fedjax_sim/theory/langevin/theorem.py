@@ -104,9 +104,8 @@ def composed(epsilon: Above0, num: Count, slack: AtLeast0) -> float:
     if slack == 0:
         return num * epsilon
     with np.errstate(over="ignore"):
-        return float(
-            epsilon * min(np.sqrt(2 * num * np.log(1 / slack)) + num * np.expm1(epsilon), num)
-        )
+        strong = np.sqrt(2 * num * np.log(1 / slack)) + num * np.expm1(epsilon)
+        return float(epsilon * min(strong, num))
 
 
 @checked

@@ -7,7 +7,6 @@ Dimension letters: `N` clients, `T` ticks, `S` slots of a tick. A slot is a plac
 S = Z.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
@@ -28,7 +27,7 @@ from fedjax_sim.timelines.arrivals.queue import (
     replace_keys,
     take_rows,
 )
-from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished
+from fedjax_sim.timelines.arrivals.tasks import Work, lane_by_lane, replace_finished, tie_breakers
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.delays.devices import Devices, draw_devices, follow, is_lost, per_update
 from fedjax_sim.timelines.delays.laws import Clients
@@ -142,9 +141,9 @@ class Arrivals(Clients):
             raise ConfigError("delays.drop_rate", most, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         names = [f"clock.{name}" for name in fields(ArrivalClock)]
-        return super().decided() | self.decided_by_trace(*names)
+        return super().decided() | self.delays.decided_by_trace(*names)
 
     @property
     def num_at_work(self) -> int:
@@ -173,12 +172,7 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     """
     if hyper.delays.trace is not None:
         return _recorded(hyper, num_ticks)
-    schedules = {
-        "replaced": _replaced,
-        "free": _free,
-        "before_aggregation": _free,
-        "fresh": _fresh,
-    }
+    schedules = {"replaced": _replaced, "free": _free, "before_aggregation": _free, "fresh": _fresh}
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
@@ -211,30 +205,15 @@ def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     return time / (fill if clock.restart in FREE else np.maximum(clock.server_interact, fill))
 
 
-class _Lots(NamedTuple):
-    """The lots that order updates which arrive at the same time: the smallest comes first.
+class _Taken(NamedTuple):
+    """The last arrival that was taken, at `time`.
 
-    Of the updates that arrive at `time`, those with lots up to `least` have been taken. One that
-    joins the others later gets a lot above `least` too, so that any of them may be the next.
+    Of the updates that arrive at the same time the one with the smallest tie breaker comes first,
+    and those with tie breakers up to `least` have been taken.
     """
 
-    key: Key
-    time: Array  # f64[]  of the last arrival that was taken
+    time: Array  # f64[]
     least: Array  # f64[]
-
-    def draw(self, client: Array, update: Array, finish: Array) -> Array:
-        """Draw the lots of clients' updates that finish at the given times: `f64[...]`."""
-        lot = per_update(
-            self.key, lambda update_key: jax.random.uniform(update_key, dtype=finish.dtype)
-        )(client, update)
-        return jnp.where(finish == self.time, self.least + (1 - self.least) * lot, lot)
-
-    def after(self, time: Array, lot: Array) -> "_Lots":
-        """Take note of an arrival that was taken, unless a later one was taken before it."""
-        is_later = time >= self.time
-        return self._replace(
-            time=jnp.where(is_later, time, self.time), least=jnp.where(is_later, lot, self.least)
-        )
 
 
 def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -247,7 +226,9 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     devices = draw_devices(key, hyper)
     sent = 0 if hyper.clock.send_old_model else 1
 
-    def begin(lots: _Lots, client: Array, update: Array, restart: Array) -> tuple[Array, Array]:
+    draw = per_update(lane_stream(key, "ties"), lambda own: jax.random.uniform(own, dtype=float))
+
+    def begin(taken: _Taken, client: Array, update: Array, restart: Array) -> tuple[Array, Array]:
         """Draw when clients' next updates arrive after the ones with the given numbers.
 
         Returns keys of the queue `f64[..., D]`, and the numbers of the updates.
@@ -255,34 +236,38 @@ def _held_back(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
         following = _arriving(devices, client, update, jnp.broadcast_to(restart, client.shape))
         keys = [following.finish]
         if hyper.clock.ties == "random":
-            keys.append(lots.draw(client, following.attempt, keys[0]))
+            # Above those that were taken at the same time, so that any of the others may be next.
+            drawn = draw(client, following.attempt)
+            above = taken.least + (1 - taken.least) * drawn
+            keys.append(jnp.where(keys[0] == taken.time, above, drawn))
         return jnp.stack(keys, axis=1), following.attempt
 
     def tick(
-        carry: tuple[Array, _Lots, Queue, Array], t: Array
-    ) -> tuple[tuple[Array, _Lots, Queue, Array], tuple[Array, Array, Array]]:
-        clock, lots, queue, work = carry
+        carry: tuple[Array, _Taken, Queue, Array], t: Array
+    ) -> tuple[tuple[Array, _Taken, Queue, Array], tuple[Array, Array, Array]]:
+        clock, taken, queue, work = carry
         # The Z earliest finishes fill the buffer, and the server acts when the last one
         # is in.
         clients, keys, path = find_earliest(queue, size)
         version, update = take_rows(work, clients).T
         finish = keys[:, 0]
-        lots = lots.after(keys[-1, 0], keys[-1, -1])
+        last = _Taken(keys[-1, 0], keys[-1, -1])
+        taken = jax.tree.map(partial(jnp.where, last.time >= taken.time), last, taken)
         acts = jnp.maximum(clock, finish[-1]) + hyper.clock.server_interact
         # Their clients begin anew and go back into the queue.
         restart = jnp.maximum(clock, finish) if hyper.clock.restart == "own_finish" else acts
-        next_keys, following = begin(lots, clients, update, restart)
+        next_keys, following = begin(taken, clients, update, restart)
         queue = replace_keys(queue, path, next_keys)
         next_work = jnp.stack([jnp.full_like(update, t + sent), following], axis=1)
         work = put_rows(work, clients, next_work)
-        return (acts, lots, queue, work), (acts, clients, version)
+        return (acts, taken, queue, work), (acts, clients, version)
 
-    lots = _Lots(lane_stream(key, "ties"), jnp.array(-jnp.inf), jnp.zeros(()))
-    first_keys, first = begin(lots, everyone, jnp.full_like(everyone, -1), jnp.zeros(()))
+    taken = _Taken(jnp.array(-jnp.inf), jnp.zeros(()))
+    first_keys, first = begin(taken, everyone, jnp.full_like(everyone, -1), jnp.zeros(()))
     # The version and number of the update on which each client works.
     work = jnp.stack([jnp.zeros_like(first), first], axis=1)
     queue = make_queue(first_keys, size)
-    _, (time, clients, version) = jax.lax.scan(tick, (jnp.zeros(()), lots, queue, work), ticks)
+    _, (time, clients, version) = jax.lax.scan(tick, (jnp.zeros(()), taken, queue, work), ticks)
     holds = jnp.broadcast_to(ticks[:, None] + sent, clients.shape)
     return _timeline(time, clients, version, holds, hyper)
 
@@ -294,7 +279,7 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     def first(key: Key, hyper: Arrivals) -> Arrived:
         return first_arrivals(
             partial(_arriving, draw_devices(key, hyper)),
-            _lots_of_updates(key) if hyper.clock.ties == "random" else None,
+            tie_breakers(key) if hyper.clock.ties == "random" else None,
             num_clients=hyper.num_clients,
             num=num,
         )
@@ -318,18 +303,14 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
     def first(key: Key, hyper: Arrivals) -> tuple[Array, Array, Array, Array]:
-        devices = draw_devices(key, hyper)
-        lots = (
-            _lots_of_updates(key) if hyper.clock.ties == "random" else lambda client, update: client
-        )
-        work = Work(devices, lambda client, update: lots(client, update).astype(float))
-        time, client, start, again = replace_finished(
-            lane_stream(key, "replacements"),
-            work,
-            num_clients=hyper.num_clients,
-            num_tasks=hyper.num_at_work,
-            num=num,
-        )
+        is_random, drawn = hyper.clock.ties == "random", tie_breakers(key)
+
+        def order(client: Array, update: Array) -> Array:
+            return (drawn(client, update) if is_random else client).astype(float)
+
+        own_key, work = lane_stream(key, "replacements"), Work(draw_devices(key, hyper), order)
+        sizes = {"num_clients": hyper.num_clients, "num_tasks": hyper.num_at_work}
+        time, client, start, again = replace_finished(own_key, work, **sizes, num=num)
         acts, tick = time[size - 1 :: size], jnp.arange(num) // size
         # A client that starts at the moment at which the server acts takes the new model. An update
         # that takes no time never contains itself.
@@ -346,7 +327,7 @@ def _replaced(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
 
 
 def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> Update:
-    """Find the next update that is not lost, of clients whose last attempt arrived at `time`."""
+    """Find clients' next updates that are not lost; their last attempts arrived at `time`."""
 
     def attempt_at(attempt: Array, time: Array) -> Update:
         return Update(attempt, *follow(devices, client, attempt, time))
@@ -362,13 +343,6 @@ def _arriving(devices: Devices, client: Array, attempt: Array, time: Array) -> U
         return update
     lost = is_lost(devices, client, update.attempt)
     return jax.lax.while_loop(lambda found: found[1].any(), again, (update, lost))[0]
-
-
-def _lots_of_updates(key: Key) -> Callable[[Array, Array], Array]:
-    """Make a function that draws the lots `u32[...]` of clients' updates."""
-    return per_update(
-        lane_stream(key, "ties"), lambda update_key: jax.random.bits(update_key, (), "uint32")
-    )
 
 
 def _fresh(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
@@ -428,7 +402,5 @@ def _timeline(
     time: Array, clients: Array, version: Array, holds: Array, hyper: Arrivals
 ) -> Timeline:
     """Complete a timeline with K steps and the weight 1/Z in every slot."""
-    steps = jnp.full(clients.shape, hyper.local_steps)
-    return Timeline(
-        time, clients, steps, version, jnp.full(clients.shape, 1 / hyper.buffer_size), holds
-    )
+    steps, weight = (jnp.full(clients.shape, x) for x in (hyper.local_steps, 1 / hyper.buffer_size))
+    return Timeline(time, clients, steps, version, weight, holds)

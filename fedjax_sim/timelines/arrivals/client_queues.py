@@ -65,7 +65,7 @@ class ClientQueues(Clients):
             raise ConfigError("delays.trace", "given", allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         given = {} if self.routing is None else {"routing_exponent": "routing given"}
         return super().decided() | given
 
@@ -103,18 +103,11 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     """
 
     def first(key: Key, hyper: ClientQueues) -> tuple[Routed, Array]:
-        lots = per_update(
-            lane_stream(key, "ties"), lambda lot: jax.random.uniform(lot, dtype=float)
-        )
-        share = routing_shares(key, hyper)
-        found = route_finished(
-            lane_stream(key, "routing"),
-            Work(draw_devices(key, hyper), lots),
-            share,
-            num_clients=hyper.num_clients,
-            num_tasks=hyper.num_tasks,
-            num=num_ticks,
-        )
+        ties, share = lane_stream(key, "ties"), routing_shares(key, hyper)
+        order = per_update(ties, lambda own: jax.random.uniform(own, dtype=float))
+        own_key, work = lane_stream(key, "routing"), Work(draw_devices(key, hyper), order)
+        sizes = {"num_clients": hyper.num_clients, "num_tasks": hyper.num_tasks}
+        found = route_finished(own_key, work, share, **sizes, num=num_ticks)
         return found, 1 / (hyper.num_clients * share[found.client])
 
     (time, *of_slots), weight = lane_by_lane(first, key, hyper, ClientQueues)

@@ -107,9 +107,8 @@ def first_arrivals(
     everyone = jnp.arange(num_clients, dtype="int32")
     lots = tie or (lambda client, attempt: client.astype("uint32"))
     attempt, start, finish = follow(everyone, jnp.full_like(everyone, -1), jnp.zeros(num_clients))
-    first = _Queue(
-        everyone, attempt, jnp.zeros_like(everyone), lots(everyone, attempt), start, finish
-    )
+    ties = lots(everyone, attempt)
+    first = _Queue(everyone, attempt, jnp.zeros_like(everyone), ties, start, finish)
     queue = _Queue(*(jnp.zeros(capacity, leaf.dtype).at[:num_clients].set(leaf) for leaf in first))
 
     def one_block(search: _Search) -> _Search:
@@ -170,25 +169,18 @@ def _only_first(search: _Search, num: int) -> _Search:
     read, write, _, _, queue = search
     index = jnp.arange(queue.client.size)
     # Times are not negative, so they are in the order of their bits read as integers.
-    bits = jnp.where(
-        index < write, jax.lax.bitcast_convert_type(queue.finish, "int64"), jnp.iinfo("int64").max
-    )
+    bits = jax.lax.bitcast_convert_type(queue.finish, "int64")
+    bits = jnp.where(index < write, bits, LARGEST)
     infinity = jax.lax.bitcast_convert_type(jnp.float64(jnp.inf), "int64")
     latest = _least(lambda x: (bits <= x).sum(), jnp.int64(0), infinity, num)
     before, at = (bits < latest).sum(), bits == latest
-    places = _place(queue)
-    place = _least(
-        lambda x: before + (at & (places <= x)).sum(), jnp.int64(0), jnp.int64(LARGEST), num
-    )
+    places, low, high = _place(queue), jnp.int64(0), jnp.int64(LARGEST)
+    place = _least(lambda x: before + (at & (places <= x)).sum(), low, high, num)
     time = jax.lax.bitcast_convert_type(latest, "float64")
     keep = (index < write) & _is_first(queue, time, place)
-    kept = _Search(
-        (keep & (index < read)).sum(dtype="int32"),
-        keep.sum(dtype="int32"),
-        time,
-        place,
-        _packed(queue, keep, index.size),
-    )
+    followed = (keep & (index < read)).sum(dtype="int32")
+    packed = _packed(queue, keep, index.size)
+    kept = _Search(followed, keep.sum(dtype="int32"), time, place, packed)
     return jax.tree.map(lambda new, old: jnp.where(write > num, new, old), kept, search)
 
 
@@ -199,9 +191,8 @@ def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -
         low, high = bounds
         middle = low + (high - low) // 2
         found = count(middle)
-        return jnp.where(found < num, middle + 1, jnp.where(found == num, middle, low)), jnp.where(
-            found < num, high, middle
-        )
+        least = jnp.where(found < num, middle + 1, jnp.where(found == num, middle, low))
+        return least, jnp.where(found < num, high, middle)
 
     return jax.lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, (low, high))[1]
 
@@ -209,7 +200,7 @@ def _least(count: Callable[[Array], Array], low: Array, high: Array, num: int) -
 def _in_order(
     search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool
 ) -> Arrived:
-    """Sort the arrivals found by time, and count what each client's model knew of."""
+    """Sort the arrivals found by time, and count the earlier arrivals in each client's model."""
     # More than `num` arrivals remain only if clients drew the same lot at the same time.
     size = num + spare
     queue = _Queue(*(leaf[:size] for leaf in search.queue))
@@ -235,9 +226,8 @@ def _in_order(
         lambda: jnp.searchsorted(finish[order], start, side="right").astype("int32"),
         lambda: jnp.zeros(size, "int32"),
     )
-    before = jnp.where(
-        at_own, jnp.roll(rank, 1) + 1, jnp.where(in_between, jnp.minimum(until, rank), 0)
-    )
+    known = jnp.where(in_between, jnp.minimum(until, rank), 0)
+    before = jnp.where(at_own, jnp.roll(rank, 1) + 1, known)
     order = order[:num]
     return Arrived(finish[order], client[order], before[order], at_own[order])
 
@@ -254,20 +244,16 @@ def _argsort(times: Array) -> Array:
     steps = 2.0 ** (62 - index_bits) - 2
     is_finite = jnp.isfinite(times)
     largest = jnp.where(is_finite, times, 0).max()
-    rounded = jnp.where(
-        is_finite,
-        jnp.where(is_finite, times, 0) * (steps / jnp.where(largest > 0, largest, 1)),
-        steps + 1,
-    )
+    scaled = jnp.where(is_finite, times, 0) * (steps / jnp.where(largest > 0, largest, 1))
+    rounded = jnp.where(is_finite, scaled, steps + 1)
     key = (rounded.astype("int64") << index_bits) | jnp.arange(size, dtype="int64")
     order = (jnp.sort(key) & (2**index_bits - 1)).astype("int32")
 
     def is_inverted(order: Array) -> Array:
         """Tell which entries should change places with the next one: `bool[size]`."""
         time = times[order]
-        return jnp.append(
-            (time[:-1] > time[1:]) | ((time[:-1] == time[1:]) & (order[:-1] > order[1:])), False
-        )
+        is_tie = (time[:-1] == time[1:]) & (order[:-1] > order[1:])
+        return jnp.append((time[:-1] > time[1:]) | is_tie, False)
 
     def exchange(order: Array, parity: int) -> Array:
         first = is_inverted(order) & (jnp.arange(size) % 2 == parity)

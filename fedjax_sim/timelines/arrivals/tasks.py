@@ -29,7 +29,7 @@ from fedjax_sim.timelines.arrivals.queue import (
     replace_keys,
     take_rows,
 )
-from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost
+from fedjax_sim.timelines.delays.devices import Devices, follow, is_available, is_lost, per_update
 from fedjax_sim.types import EMPTY, Array, HyperT, Key
 
 TRIES = 64
@@ -44,12 +44,37 @@ class Work(NamedTuple):
 
     Attributes:
       devices: The clients.
-      lots: Function from clients and numbers of updates to lots `f64[...]`. Of updates that finish
-        at the same time the one with the smaller lot comes first.
+      tie_breakers: Function from clients and numbers of updates to numbers `f64[...]`. Of updates
+        that finish at the same time the one with the smaller number comes first.
     """
 
     devices: Devices
-    lots: Callable[[Array, Array], Array]
+    tie_breakers: Callable[[Array, Array], Array]
+
+    def begin(
+        self, client: Array, update: Array, time: Array, now: Array, last: Array
+    ) -> tuple[Array, Array]:
+        """Let clients begin updates at given times.
+
+        An update that takes no time comes after the one at the time `now` with the tie breaker
+        `last`.
+
+        Returns:
+          When they begin, `f64[...]`; when they finish, with tie breakers, `f64[..., 2]`.
+        """
+        start, finish = follow(self.devices, client, update, time)
+        drawn = self.tie_breakers(client, update)
+        drawn = jnp.where(finish == now, jnp.maximum(drawn, last), drawn)
+        return start, jnp.stack([finish, drawn], axis=-1)
+
+
+def tie_breakers(key: Key) -> Callable[[Array, Array], Array]:
+    """Make a function that draws the tie breakers `u32[...]` of clients' updates.
+
+    Args:
+      key: The lane's timeline key.
+    """
+    return per_update(lane_stream(key, "ties"), lambda own: jax.random.bits(own, (), "uint32"))
 
 
 class Replaced(NamedTuple):
@@ -106,9 +131,8 @@ def lane_by_lane(
 
     @jax.custom_batching.sequential_vmap
     def one_lane(key: Key, needed: Any) -> ArrivedT:
-        return draw(
-            key, needed.replace(**{name: known[name] for name in fields(kind) if name in known})
-        )
+        static = {name: known[name] for name in fields(kind) if name in known}
+        return draw(key, needed.replace(**static))
 
     return one_lane(key, needed)
 
@@ -146,9 +170,8 @@ def replace_finished(
         event_key = jax.random.fold_in(key, state.event)
 
         def draw(number: Array) -> Array:
-            drawn = jax.random.randint(
-                jax.random.fold_in(event_key, number), (), 0, num_clients - num_tasks + 1, "int32"
-            )
+            own_key, num = jax.random.fold_in(event_key, number), num_clients - num_tasks + 1
+            drawn = jax.random.randint(own_key, (), 0, num, "int32")
             return jnp.where(drawn == 0, own, num_tasks - 1 + drawn)
 
         if num_clients == num_tasks:
@@ -160,24 +183,17 @@ def replace_finished(
     def finish_one(state: State) -> tuple[State, tuple[Replaced, Array]]:
         """Process the earliest finish; also tell whether the update was lost."""
         places, keys, path = find_earliest(state.queue, 1)
-        place, now, lot = places[0], keys[0, 0], keys[0, 1]
+        place, now, last = places[0], keys[0, 0], keys[0, 1]
         client, chosen = _take(state.order, place), draw_place(state, place, now)
-        place, client, other, update, begun = _read_first(
-            now,
-            place,
-            client,
-            _take(state.order, chosen),
-            _take(state.updates, client),
-            _take(state.start, place),
-        )
+        read = place, client, _take(state.order, chosen), _take(state.updates, client)
+        found = _read_first(now, *read, _take(state.start, place))
+        place, client, other, update, begun = found
         # The client joins the idle ones at the chosen place, and the other begins in
         # its place.
         lost = is_lost(work.devices, client, update)
         order = _put(_put(state.order, chosen, client), place, other)
         updates = _put(state.updates, client, update + 1)
-        following = _take(updates, other)
-        start, finish = follow(work.devices, other, following, now)
-        next_key = _keys(work, other, following, finish, now, lot)
+        start, next_key = work.begin(other, _take(updates, other), now, now, last)
         arrived = Replaced(now, client, begun, jnp.where(other == client, start, jnp.inf))
         queue = replace_keys(state.queue, path, next_key[None])
         starts = _put(state.start, place, start)
@@ -186,9 +202,9 @@ def replace_finished(
     # At time 0 the first M of a random order begin.
     order = jax.random.permutation(lane_stream(key, "first tasks"), num_clients).astype("int32")
     first, updates = order[:num_tasks], jnp.zeros(num_clients, "int32")
-    start, finish = follow(work.devices, first, updates[:num_tasks], jnp.zeros(num_tasks))
-    lots = work.lots(first, updates[:num_tasks])
-    queue = make_queue(jnp.stack([finish, lots], axis=1), 1)
+    begin = jnp.zeros(num_tasks)
+    start, keys = work.begin(first, updates[:num_tasks], begin, begin[0] - 1, begin[0])
+    queue = make_queue(keys, 1)
     state = State(queue, order, updates, start, jnp.int32(0))
     return _first(finish_one, state, num, has_losses=work.devices.loss is not None)
 
@@ -252,7 +268,7 @@ def route_finished(
     def finish_one(state: State) -> tuple[State, tuple[Routed, Array]]:
         """Process the earliest finish; also tell whether the task was lost."""
         tasks, keys, _ = find_earliest(state.queue, 1)
-        task, now, lot = tasks[0], keys[0, 0], keys[0, 1]
+        task, now, last_drawn = tasks[0], keys[0, 0], keys[0, 1]
         client, other = _take(state.client, task), draw(state.event)
         following = _take(state.behind, task)  # begins next
         task, client, following, before, after, update, update_of_other, last, last_of_other = (
@@ -282,13 +298,12 @@ def route_finished(
         updates = jnp.stack([update + 1, update_of_other + (other == client)])
         # Keys of two tasks: the one behind, and the finished one, which waits unless
         # its queue is empty.
-        new = _new_keys(work, jnp.stack([client, other]), updates, jnp.full(2, now), now, lot)
+        both, begin = jnp.stack([client, other]), jnp.full(2, now)
+        _, new = work.begin(both, updates, begin, now, last_drawn)
         of_finished = jnp.where(is_free, new[1], jnp.inf)
-        queue = replace_each(
-            state.queue,
-            jnp.stack([task, jnp.where(is_last, task, following)]),
-            jnp.stack([of_finished, jnp.where(is_last, of_finished, new[0])]),
-        )
+        changed = jnp.stack([task, jnp.where(is_last, task, following)])
+        new_keys = jnp.stack([of_finished, jnp.where(is_last, of_finished, new[0])])
+        queue = replace_each(state.queue, changed, new_keys)
         behind = _put(state.behind, task, jnp.int32(EMPTY))
         behind = _put(behind, jnp.where(is_free, task, ahead), jnp.where(is_free, EMPTY, task))
         state = State(
@@ -312,8 +327,8 @@ def route_finished(
     behind = jnp.where(is_next, jnp.roll(order, -1), EMPTY)
     waits = jnp.roll(is_next, 1)
     updates = jnp.zeros(num_clients, "int32")
-    start = jnp.zeros(num_tasks)
-    keys = _new_keys(work, client, updates[client], start, start[0] - 1, start[0])
+    begin = jnp.zeros(num_tasks)
+    _, keys = work.begin(client, updates[client], begin, begin[0] - 1, begin[0])
     keys = jnp.where(jnp.zeros(num_tasks, bool).at[order].set(waits)[:, None], jnp.inf, keys)
     state = State(
         make_queue(keys, 1),
@@ -351,23 +366,6 @@ def _take(table: Array, row: Array) -> Array:
 def _put(table: Array, row: Array, value: Array) -> Array:
     """Replace one entry of `[M]` or `[N]`."""
     return put_rows(table, row[None], value[None])
-
-
-def _new_keys(
-    work: Work, client: Array, update: Array, begin: Array, now: Array, lot: Array
-) -> Array:
-    """Make keys of updates that clients begin: when they finish, and lots, `f64[..., 2]`.
-
-    An update that takes no time comes after the one at the time `now` with the given lot.
-    """
-    _, finish = follow(work.devices, client, update, begin)
-    return _keys(work, client, update, finish, now, lot)
-
-
-def _keys(work: Work, client: Array, update: Array, finish: Array, now: Array, lot: Array) -> Array:
-    drawn = work.lots(client, update)
-    drawn = jnp.where(finish == now, jnp.maximum(drawn, lot), drawn)
-    return jnp.stack([finish, drawn], axis=-1)
 
 
 def _first(

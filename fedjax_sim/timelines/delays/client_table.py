@@ -182,9 +182,8 @@ class ClientTable:
         columns: Any = (self.names, self.rate, self.spread, self.up, self.down, self.drop_rate)
         if self.counts_energy:
             columns = (*columns, self.energy_step, self.energy_byte)
-        content = repr([np.asarray(x).tolist() for x in columns]) + repr(
-            [x.tolist() for x in self.windows or ()]
-        )
+        content = repr([np.asarray(x).tolist() for x in columns])
+        content += repr([x.tolist() for x in self.windows or ()])
         digest = hashlib.sha256(content.encode()).hexdigest()
         return f"table of {self.size} clients, sha256 {digest[:16]}"
 
@@ -207,7 +206,7 @@ class ClientTable:
             known, zip(*(np.asarray(x).tolist() for x in known.values()), strict=True)
         )
 
-    def in_order_of(self, client_names: Sequence[Any]) -> "ClientTable":
+    def in_order_of(self, client_names: Sequence[object]) -> "ClientTable":
         """Return the table with its rows in the order of clients, which it names as well.
 
         Args:
@@ -228,7 +227,7 @@ class ClientTable:
 
     @property
     def counts_energy(self) -> bool:
-        """Whether the table says what energy steps or bytes take."""
+        """Whether the table has the energy of steps or bytes."""
         return self.energy_step is not None or self.energy_byte is not None
 
     @property
@@ -241,7 +240,7 @@ class ClientTable:
         """Whether the table says nothing but who the clients are."""
         return not self.has_times and self.drop_rate is None
 
-    def _windows(self, available: Sequence[Windows], period: Any) -> ClientWindows:
+    def _windows(self, available: Sequence[Windows], period: npt.ArrayLike | None) -> ClientWindows:
         """Check windows and periods, and group the windows by client."""
         latest = max((end for windows in available for _, end in windows), default=1.0)
         given = np.asarray(latest if period is None else period, object)
@@ -253,10 +252,8 @@ class ClientTable:
         all_windows = []
         for row, windows in enumerate(available):
             ends = [0.0, *(end for _, end in windows)]
-            in_order = all(
-                before <= begin < end
-                for before, (begin, end) in zip(ends[:-1], windows, strict=True)
-            )
+            pairs = zip(ends[:-1], windows, strict=True)
+            in_order = all(before <= begin < end for before, (begin, end) in pairs)
             if not in_order or ends[-1] > periods[row]:
                 text = " ".join(f"{begin:g}-{end:g}" for begin, end in windows)
                 allowed = f"windows in order, from 0 to the period {periods[row]:g}"
@@ -267,7 +264,7 @@ class ClientTable:
         return ClientWindows(first.astype(np.int32), flat[:, 0], flat[:, 1], periods)
 
 
-def names_as_text(names: Sequence[Any]) -> tuple[str, ...]:
+def names_as_text(names: Sequence[object]) -> tuple[str, ...]:
     """Write the names of clients as files have them.
 
     Args:
@@ -328,9 +325,8 @@ def read_client_table(path: str | Path) -> ClientTable:
       ConfigError: If the file cannot be read, or holds values that are not allowed; the sentence
         names the row, counted from 1 without the header, and the value.
     """
-    rows, header = read_rows(
-        "client_table", path, dict.fromkeys(["client", "available", *_COLUMNS])
-    )
+    known = dict.fromkeys(["client", "available", *_COLUMNS])
+    rows, header = read_rows("client_table", path, known)
     kinds: dict[str, tuple[Callable, str]] = dict.fromkeys(_COLUMNS, (_read_number, "a number"))
     kinds["available"] = _read_windows, "windows such as 0-480 1200-1440"
     if_empty = {name: column.if_empty for name, column in _COLUMNS.items()} | {"available": []}
@@ -413,9 +409,8 @@ def read_rows(
                 raise ConfigError(f"{name} row {number}", cells, f"of {len(header)}, as the header")
     if others:
         say(f"columns of {name} {path} that are ignored: {', '.join(dict.fromkeys(others))}.")
-    return [
-        dict(zip(header, row + [""] * len(header), strict=False)) for row in rows
-    ], columns.keys() - absent
+    texts = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
+    return texts, columns.keys() - absent
 
 
 @contextlib.contextmanager
@@ -447,15 +442,15 @@ class _Column(NamedTuple):
 
 _LEAST, _MOST = (float(each) for each in (np.finfo("float32").tiny, np.finfo("float32").max))
 _RANGE = f"from {_LEAST:.2g} to {_MOST:.2g}, as a float32 can hold it"
-_ABOVE_0 = f"a finite number above 0, {_RANGE}", lambda x: (x >= _LEAST) & (x <= _MOST)
-_FROM_0 = (
-    f"a finite number of at least 0, and 0 or {_RANGE}",
-    lambda x: (x == 0) | ((x >= _LEAST) & (x <= _MOST)),
-)
-_SPEED = (
-    f"a number above 0, inf or {_RANGE}",
-    lambda x: (x == np.inf) | ((x >= _LEAST) & (x <= _MOST)),
-)
+
+
+def _in_range(x: np.ndarray) -> np.ndarray:
+    return (x >= _LEAST) & (x <= _MOST)
+
+
+_ABOVE_0 = f"a finite number above 0, {_RANGE}", _in_range
+_FROM_0 = f"a finite number of at least 0, and 0 or {_RANGE}", lambda x: (x == 0) | _in_range(x)
+_SPEED = f"a number above 0, inf or {_RANGE}", lambda x: (x == np.inf) | _in_range(x)
 _COLUMNS = {
     "rate": _Column(None, *_ABOVE_0),
     "spread": _Column(0.0, *_FROM_0),
@@ -469,7 +464,7 @@ _COLUMNS = {
 """Columns of numbers."""
 
 
-def _checked_column(name: str, values: Any) -> np.ndarray:
+def _checked_column(name: str, values: npt.ArrayLike) -> np.ndarray:
     """Check a column of numbers."""
     try:
         column = np.array(values, float)
@@ -497,7 +492,7 @@ def _read_windows(text: str) -> list[tuple[float, float]]:
 def _read_cell(
     name: str, row: int, text: str, read: Callable, allowed: str, *, if_empty: Any
 ) -> Any:
-    """Read one cell, or return what an empty one stands for."""
+    """Read one cell, or return the meaning of an empty one."""
     if not text and if_empty is not None:
         return if_empty
     try:
@@ -506,6 +501,6 @@ def _read_cell(
         raise _bad_cell(name, row, text, allowed) from None
 
 
-def _bad_cell(name: str, row: int, value: Any, allowed: str) -> ConfigError:
+def _bad_cell(name: str, row: int, value: object, allowed: str) -> ConfigError:
     """Make the error of one cell, with the row counted from 1."""
     return ConfigError(f"client_table {name} in row {row + 1}", value, allowed)

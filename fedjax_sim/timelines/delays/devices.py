@@ -12,7 +12,7 @@ Dimension letters: `N` clients, `W` windows of all clients.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,10 @@ exactly fills a window ends with the window, before the break."""
 
 CLOSE_IN_32_BITS = 1e-6
 """The same for times of 32 bits, which live clocks have within a period."""
+
+
+Slots = tuple[Array, Array, tuple[Array, ...]]
+"""Clients of a round, their running times, and further facts."""
 
 
 class Windows(NamedTuple):
@@ -81,14 +85,8 @@ class Devices(NamedTuple):
 
 def draw_devices(key: Key, hyper: Clients) -> Devices:
     """Draw the clients' speeds and phases, and collect their other facts."""
-    return Devices(
-        draw_client_speeds(key, hyper),
-        transfer_times(hyper),
-        loss_shares(hyper),
-        _windows(key, hyper),
-        key,
-        hyper,
-    )
+    speeds, windows = draw_client_speeds(key, hyper), _windows(key, hyper)
+    return Devices(speeds, hyper.delays.transfer, loss_shares(hyper), windows, key, hyper)
 
 
 @checking.checked
@@ -100,21 +98,6 @@ def loss_shares(hyper: Clients) -> Array | None:
         assert loss_shares(Clients()) is None and loss_shares(Clients(drop_rate=0.25)) == 0.25
     """
     return jnp.asarray(hyper.delays.drop_rates, float) if hyper.delays.loses_updates else None
-
-
-def transfer_times(hyper: Clients) -> Array | None:
-    """Compute the time in which each client receives a model and sends an update: `f64[N]`.
-
-    Returns None if messages take no time.
-    """
-    table = hyper.delays.client_table
-    if table is None or not table.has_bandwidth:
-        return None
-    total = jnp.zeros(table.size)
-    for bits, speed in hyper.delays.connections:
-        if speed is not None:
-            total += jnp.asarray(bits, float) / jnp.asarray(speed, float)
-    return total
 
 
 def mean_times(devices: Devices) -> Array:
@@ -137,9 +120,8 @@ def follow(devices: Devices, client: Array, update: Array, time: Array) -> tuple
       When the client begins to receive the model, and when its update arrives, `f64[...]` each.
     """
     key = lane_stream(devices.key, "runtimes")
-    return finish_work(
-        devices, client, time, update_time(key, client, update, devices.speeds, devices.hyper)
-    )
+    running = update_time(key, client, update, devices.speeds, devices.hyper)
+    return finish_work(devices, client, time, running)
 
 
 def finish_work(
@@ -180,7 +162,8 @@ def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Arr
     total = windows.total[client]
     cycles = jnp.maximum(jnp.ceil(wanted / total - close(busy)) - 1, 0)
     left = wanted - cycles * total
-    last = _search(windows, client, lambda j: windows.worked[j] + _length(windows, j), left, total)
+    length = windows.end - windows.begin
+    last = _search(windows, client, lambda j: windows.worked[j] + length[j], left, total)
     # Breaks before each window are added up, instead of times within windows, so that work within
     # one window ends exactly its running time after it began.
     pauses = cycles * (windows.period[client] - total) + _pause(windows, last)
@@ -188,11 +171,7 @@ def breaks(windows: Windows, client: Array, at: Array, busy: Array) -> tuple[Arr
 
 
 def times_in_rounds(
-    devices: Devices,
-    clients: Array,
-    running: Array,
-    wait: Callable[..., Array],
-    *facts: Array,
+    devices: Devices, clients: Array, running: Array, wait: Callable[..., Array], *facts: Array
 ) -> Array:
     """Compute how long after the start of its round each client's work arrives.
 
@@ -201,13 +180,13 @@ def times_in_rounds(
       running: Time of computing, `f64[T, S]`.
       wait: Function from the times `f64[S]` of one round, and its facts, to how long after it the
         next one starts, `f64[]`. It is also called for all rounds together.
-      *facts: What else `wait` needs of each round, `[T, ...]`.
+      *facts: Further arguments of `wait` for each round, `[T, ...]`.
 
     Returns:
       Times, `f64[T, S]`. Without windows these are the same whenever a round starts.
     """
 
-    def one_round(clock: Array, slots: Any) -> tuple[Array, Array]:
+    def one_round(clock: Array, slots: Slots) -> tuple[Array, Array]:
         clients, running, facts = slots
         start = jnp.broadcast_to(clock, clients.shape)
         finish = finish_work(devices, jnp.maximum(clients, 0), start, running)[1]
@@ -237,9 +216,8 @@ def time_available(devices: Devices, client: Array, begin: Array, end: Array) ->
 
     def until(time: Array) -> Array:
         at = _place(windows, client, _phase(windows, client, time))
-        cycles = jnp.floor(
-            (time + at.wait + windows.phase[client]) / windows.period[client] + CLOSE
-        )
+        passed = time + at.wait + windows.phase[client]
+        cycles = jnp.floor(passed / windows.period[client] + CLOSE)
         return cycles * windows.total[client] + at.worked
 
     inside = jnp.maximum(until(end) - until(begin), 0)
@@ -332,7 +310,7 @@ def _phase(windows: Windows, client: Array, time: Array) -> Array:
 
 
 def close(like: Array) -> float:
-    """Return `CLOSE`, or for floats of 32 bits what their rounding asks for."""
+    """Return `CLOSE`, or the larger tolerance of floats of 32 bits."""
     return CLOSE if like.dtype == jnp.float64 else CLOSE_IN_32_BITS
 
 
@@ -360,7 +338,7 @@ def _search(
     *,
     strictly: bool = False,
 ) -> Array:
-    """Find clients' first windows whose value is at least, or above, the wanted one: `i32[...]`.
+    """Find clients' first windows of at least, or above, the wanted value: `i32[...]`.
 
     If there is none, this is the number after the client's last window.
     """
@@ -394,10 +372,6 @@ def bisect(is_before: Callable[[Array], Array], low: Array, high: Array, *, trip
         return jnp.where(go_right, middle + 1, low), jnp.where(go_right, high, middle)
 
     return jax.lax.fori_loop(0, trips, halve, (low, high))[0]
-
-
-def _length(windows: Windows, window: Array) -> Array:
-    return windows.end[window] - windows.begin[window]
 
 
 def _pause(windows: Windows, window: Array) -> Array:

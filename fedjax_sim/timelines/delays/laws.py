@@ -7,11 +7,12 @@ Dimension letters: `N` clients, `K` local steps of an update.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability, checked
@@ -203,7 +204,7 @@ class ClientDelays(Checked):
             raise ConfigError("rate_spread", self.rate_spread, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place.
+        """Settings without effect by name, with words for their replacements.
 
         Returns:
           Words for what takes the place of each setting, by its name.
@@ -236,7 +237,7 @@ class ClientDelays(Checked):
         return self.client_table is not None and self.client_table.rate is not None
 
     @property
-    def mean_rate(self) -> Any:
+    def mean_rate(self) -> float:
         """Average rate of the clients, in steps or updates (see `time_of`) per unit of time.
 
         Not inside a trace.
@@ -246,7 +247,7 @@ class ClientDelays(Checked):
         return self.rate_fast + self.slow_fraction * (self.rate_slow - self.rate_fast)
 
     @property
-    def mean_time(self) -> Any:
+    def mean_time(self) -> float:
         """Average over clients of the mean time of a step or update (see `time_of`).
 
         Not inside a trace.
@@ -257,14 +258,14 @@ class ClientDelays(Checked):
         return typical * np.exp(self.rate_spread**2)
 
     @property
-    def largest_rate(self) -> Any:
+    def largest_rate(self) -> float:
         """Rate of the fastest client, without any spread of rates; not inside a trace."""
         if self.has_own_speeds:
             return self.client_table.rate.max()
         return np.maximum(self.rate_fast, self.rate_slow)
 
     @property
-    def drop_rates(self) -> Any:
+    def drop_rates(self) -> float | np.ndarray:
         """Share of updates that is lost, of all clients or, by the table, `f64[N]` of each."""
         table = self.client_table
         return self.drop_rate if table is None or table.drop_rate is None else table.drop_rate
@@ -278,15 +279,22 @@ class ClientDelays(Checked):
     def has_breaks(self) -> bool:
         """Whether clients may be away, as far as is known."""
         table = self.client_table
-        return not settings.is_known(self.off_time, 0) or (
-            table is not None and table.windows is not None
-        )
+        has_windows = table is not None and table.windows is not None
+        return has_windows or not settings.is_known(self.off_time, 0)
 
     @property
-    def connections(self) -> tuple[tuple[Any, np.ndarray | None], ...]:
-        """Bits of the messages to clients and from them, with the speeds, `f64[N]` each."""
-        table = self.client_table
-        return () if table is None else ((self.bits_down, table.down), (self.bits_up, table.up))
+    def connections(self) -> list[tuple[float, np.ndarray]]:
+        """Bits of the messages to and from clients that take time, with speeds, `f64[N]` each."""
+        if self.client_table is None:
+            return []
+        both = (self.bits_down, self.client_table.down), (self.bits_up, self.client_table.up)
+        return [(bits, speed) for bits, speed in both if speed is not None]
+
+    @property
+    def transfer(self) -> Array | None:
+        """Time in which each client receives a model and sends an update, `f64[N]`; None if 0."""
+        times = [jnp.asarray(x, float) / jnp.asarray(speed, float) for x, speed in self.connections]
+        return sum(times, jnp.zeros(self.client_table.size)) if times else None
 
 
 @struct
@@ -341,24 +349,13 @@ class Clients(Checked):
             raise ConfigError(left[0], settings.value_of(self, left[0]), allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place.
+        """Settings without effect by name, with words for their replacements.
 
         Returns:
           Words for what takes the place of each setting, by its full name.
         """
         found = {f"delays.{name}": what for name, what in self.delays.decided().items()}
         return super().decided() | found
-
-    def decided_by_trace(self, *names: str) -> dict[str, str]:
-        """Map the given settings to words for a recorded trace if one is set, else nothing.
-
-        Args:
-          names: Full names of settings that a trace replaces.
-
-        Returns:
-          Words by name of the setting.
-        """
-        return self.delays.decided_by_trace(*names)
 
     @property
     def recorded(self) -> Trace:
@@ -368,7 +365,7 @@ class Clients(Checked):
 
     @property
     def source_of_times(self) -> str:
-        """What brings another unit of time, in words; "" if all times come from settings."""
+        """Source of another unit of time, in words; "" if all times come from settings."""
         if self.delays.trace is not None:
             return "the trace"
         has_times = self.delays.client_table is not None and self.delays.client_table.has_times
@@ -377,12 +374,9 @@ class Clients(Checked):
     @property
     def needs_message_bits(self) -> bool:
         """Whether messages take time, and it is not set how many bits they have."""
-        return any(
-            speed is not None and not np.all(np.asarray(bits) > 0)
-            for bits, speed in self.delays.connections
-        )
+        return any(not np.all(np.asarray(bits) > 0) for bits, _ in self.delays.connections)
 
-    def with_client_names(self, names: Sequence[Any]) -> Any:
+    def with_client_names(self, names: Sequence[object]) -> Self:
         """Put the rows of a table, and a trace's clients, in the order of a problem's clients.
 
         Args:
@@ -402,7 +396,7 @@ class Clients(Checked):
         delays = this.replace(client_table=table, trace=trace)
         return self.replace(delays=delays)  # type: ignore[attr-defined]
 
-    def with_message_bits(self, up: int, down: int) -> Any:
+    def with_message_bits(self, up: int, down: int) -> Self:
         """Set the bits of messages that are not set.
 
         Args:
@@ -413,13 +407,12 @@ class Clients(Checked):
           The settings.
         """
         this: Any = self
-        given = {"bits_up": (this.delays.bits_up, up), "bits_down": (this.delays.bits_down, down)}
-        return this.replace(
-            **{
-                name: np.where(np.asarray(own) > 0, own, float(bits))[()]
-                for name, (own, bits) in given.items()
-            }
-        )
+
+        def given(own: float, bits: int) -> Any:
+            return np.where(np.asarray(own) > 0, own, float(bits))[()]
+
+        bits_up, bits_down = given(this.delays.bits_up, up), given(this.delays.bits_down, down)
+        return this.replace(bits_up=bits_up, bits_down=bits_down)
 
     @property
     def energies(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -427,17 +420,15 @@ class Clients(Checked):
         table = self.delays.client_table
         if table is None or not table.counts_energy:
             return None
-        none = np.zeros(table.size)
-        return tuple(  # type: ignore[return-value]
-            none if each is None else each for each in (table.energy_step, table.energy_byte)
-        )
+        step, byte, none = table.energy_step, table.energy_byte, np.zeros(table.size)
+        return none if step is None else step, none if byte is None else byte
 
     @property
     def times_per_update(self) -> int:
         """Number of running times that add up to the time of an update: K or 1."""
         return self.local_steps if self.delays.time_of == "step" else 1
 
-    def ticks_within(self, time: float, at_once: Any, *, used: int = 1) -> Any:
+    def ticks_within(self, time: float, at_once: float, *, used: int = 1) -> float:
         """Estimate how many ticks fit in a stretch of time, from the clients' mean rate.
 
         With a recorded trace these are the ticks of all of it. Not inside a trace of JAX.
@@ -486,12 +477,8 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
         place = jax.random.permutation(streams.lane_stream(key, "speeds"), num)
     num_slow = jnp.ceil(jnp.asarray(delays.slow_fraction, float) * num - 1e-6)
     pairs = (delays.rate_slow, delays.rate_fast), (delays.spread_slow, delays.spread_fast)
-    speeds = Speeds(
-        *(
-            jnp.where(place < num_slow, jnp.asarray(slow, float), jnp.asarray(fast, float))
-            for slow, fast in pairs
-        )
-    )
+    floats = [[jnp.asarray(x, float) for x in pair] for pair in pairs]
+    speeds = Speeds(*(jnp.where(place < num_slow, slow, fast) for slow, fast in floats))
     spread = delays.rate_spread
     if settings.is_known(spread, 0):
         return speeds
@@ -545,8 +532,8 @@ def draw_runtimes(
     return scaled_runtimes(draw_standard(key, shape, speeds.rate.dtype, law), speeds, law)
 
 
-def draw_standard(key: Key, shape: tuple[int, ...], dtype: Any, law: str) -> Array:
-    """Draw what running times are made of, whoever runs.
+def draw_standard(key: Key, shape: tuple[int, ...], dtype: DTypeLike, law: str) -> Array:
+    """Draw unit-scale running times.
 
     Args:
       key: Key of the draws.
@@ -567,7 +554,7 @@ def draw_standard(key: Key, shape: tuple[int, ...], dtype: Any, law: str) -> Arr
 
 
 def scaled_runtimes(standard: Array, speeds: Speeds, law: str) -> Array:
-    """Make running times of what `draw_standard` drew.
+    """Scale the results of `draw_standard` to running times.
 
     Args:
       standard: `f[..., num]`.
@@ -612,14 +599,12 @@ def update_time(key: Key, client: Array, update: Array, speeds: Speeds, clients:
       Virtual times, `f64[...]`.
     """
 
+    num, law = clients.times_per_update, clients.delays.runtime_law
+
     def one(client: Array, update: Array) -> Array:
         update_key = jax.random.fold_in(jax.random.fold_in(key, client), update)
-        return draw_runtimes(
-            update_key,
-            Speeds(*(leaf[client] for leaf in speeds)),
-            clients.times_per_update,
-            clients.delays.runtime_law,
-        ).sum()
+        own = Speeds(*(leaf[client] for leaf in speeds))
+        return draw_runtimes(update_key, own, num, law).sum()
 
     draw = jnp.vectorize(one)
     client, update = jnp.broadcast_arrays(client, update)

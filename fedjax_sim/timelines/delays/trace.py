@@ -87,11 +87,8 @@ class Trace:
             raise ConfigError("trace", found, "whole client numbers from 0")
         order = np.lexsort((columns[0], columns[2]))
         self.text = text[order] if self.texts else text
-        self.client, self.start, self.finish = (
-            columns[0].astype(np.int32)[order],
-            columns[1][order],
-            columns[2][order],
-        )
+        self.client = columns[0].astype(np.int32)[order]
+        self.start, self.finish = columns[1][order], columns[2][order]
 
     def __str__(self) -> str:
         """Describe the trace by its length and content."""
@@ -128,7 +125,7 @@ class Trace:
         numbers = np.array([number[text] for text in self.texts])
         return Trace(numbers[self.text].tolist(), self.start, self.finish)
 
-    def of_names(self, client_names: Sequence[Any]) -> "Trace":
+    def of_names(self, client_names: Sequence[object]) -> "Trace":
         """Return the trace with numbers of clients in place of their names, if it has such names.
 
         Args:
@@ -234,9 +231,8 @@ def read_trace(path: str | Path) -> Trace:
         try:
             return float(rows[row][name])
         except ValueError:
-            raise ConfigError(
-                f"trace {name} in row {row + 1}", rows[row][name], "a number"
-            ) from None
+            field = f"trace {name} in row {row + 1}"
+            raise ConfigError(field, rows[row][name], "a number") from None
 
     with client_table.naming_file(path):
         times = [[number(name, row) for row in range(len(rows))] for name in ("start", "finish")]

@@ -14,8 +14,6 @@ same schedule in both.
 Dimension letters: `M` groups, `T` ticks, `A` reports, `Z` reports of a buffer (slots of a tick).
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +23,7 @@ from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.grouped.groups import ExchangeDelays, GroupClock, Groups, group_shares
 from fedjax_sim.timelines.grouped.rounds import exchange_times, group_work, mean_work
-from fedjax_sim.types import Array, Key, Timeline
+from fedjax_sim.types import Key, Timeline
 
 
 @struct
@@ -48,49 +46,14 @@ class GroupArrivals(Groups):
     )
 
 
-class Reports(NamedTuple):
-    """The first reports that reach the global server, in order of time.
-
-    Attributes:
-      time: `f64[A]`, when the exchange ends.
-      group: `i32[A]`.
-      steps: `i[A]`, the group's iterations in the round that it reports.
-    """
-
-    time: Array
-    group: Array
-    steps: Array
-
-
-def group_reports(key: Key, groups: GroupArrivals, num: int) -> Reports:
-    """Find the first reports of groups that never wait.
-
-    Reports that arrive at the same time are in order of their groups' numbers. Time and memory are
-    proportional to M times A, because any group may have sent all of the first A reports.
-
-    Args:
-      groups: Settings.
-      num: Number of reports A.
-
-    Returns:
-      The reports.
-    """
-    work = group_work(key, groups, num)
-    length = work.busy + exchange_times(key, groups, num)
-    # Added one by one, as the clock of `schedule_group_rounds` is.
-    start = jnp.zeros(groups.num_groups)
-    finish = jax.lax.scan(lambda clock, length: (clock + length,) * 2, start, length)[1]
-    order = jnp.argsort(finish.T.ravel(), stable=True)[:num]
-    group, number = jnp.divmod(order, num)
-    return Reports(finish[number, group], group.astype("int32"), work.steps[number, -1, group])
-
-
 @checked
 def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered reports of groups.
 
-    A slot is a place in the buffer, and its client number is the group's number. The first ticks do
-    not depend on `num_ticks`.
+    A slot is a place in the buffer, and its client number is the group's number. Reports that
+    arrive at the same time are in order of their groups' numbers. The first ticks do not depend on
+    `num_ticks`. Time and memory are proportional to M times A, because any group may have sent all
+    of the first A reports.
 
         hyper = GroupArrivals(num_clients=8, num_groups=2, num_reports=1)
         reports = schedule_group_arrivals(key, hyper, 4)
@@ -105,7 +68,14 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     """
     size, num = hyper.num_reports, num_ticks * hyper.num_reports
     shape = (num_ticks, size)
-    time, group, steps = group_reports(key, hyper, num)
+    work = group_work(key, hyper, num)
+    length = work.busy + exchange_times(key, hyper, num)
+    # Added one by one, as the clock of `schedule_group_rounds` is.
+    start = jnp.zeros(hyper.num_groups)
+    finish = jax.lax.scan(lambda clock, length: (clock + length,) * 2, start, length)[1]
+    order = jnp.argsort(finish.T.ravel(), stable=True)[:num]
+    place, number = jnp.divmod(order, num)
+    time, group, steps = finish[number, place], place.astype("int32"), work.steps[number, -1, place]
     previous, _ = previous_visits(group[:, None])  # the group's previous report, or -1
     share = jnp.asarray(group_shares(hyper)) * (hyper.num_groups / size)
     return Timeline(

@@ -10,6 +10,7 @@ Ali and Arafa, arXiv 2302.04851, Sec. II and V. The paper's symbols:
 Dimension letters: `M` groups, `C` members of the largest group, `N` clients.
 """
 
+from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def _are_some(value: object) -> bool:
 
 @struct
 class Grouping(Checked):
-    """Settings of which client belongs to which group, and of what the groups weigh.
+    """Settings of the assignment of clients to groups, and of the weights of groups.
 
     They are the group `grouping` of hierarchical systems.
 
@@ -286,17 +287,12 @@ class Groups(Clients):
             raise ConfigError("local_steps", self.local_steps, allowed)
         super().check_together()
         self._check_grouping()
-        if self.grouping.active_per_group > 0 and self.clock.delays_of == "client":
-            raise ConfigError(
-                "grouping.active_per_group",
-                self.grouping.active_per_group,
-                "0 with delays of clients, because all clients of a group count there",
-            )
-        per_group = (
-            *("iteration.shift", "iteration.mean"),
-            *("exchange.exchange_shift", "exchange.exchange_mean"),
-        )
-        for name in per_group:
+        active, weights = self.grouping.active_per_group, self.grouping.group_weights
+        if active > 0 and self.clock.delays_of == "client":
+            allowed = "0 with delays of clients, because all clients of a group count there"
+            raise ConfigError("grouping.active_per_group", active, allowed)
+        exchange = "exchange.exchange_shift", "exchange.exchange_mean"
+        for name in ("iteration.shift", "iteration.mean", *exchange):
             value = settings.value_of(self, name)
             size = np.size(value)
             if size not in (1, self.num_groups):
@@ -304,38 +300,28 @@ class Groups(Clients):
             if size > 1 and name.startswith("exchange") and self.exchange.exchanges == "round":
                 allowed = 'one number with exchanges "round"; one per group needs "group"'
                 raise ConfigError(name, value, allowed)
-        if (
-            not isinstance(self.grouping.group_weights, str)
-            and len(self.grouping.group_weights) != self.num_groups
-        ):
-            raise ConfigError(
-                "grouping.group_weights",
-                self.grouping.group_weights,
-                f"of num_groups = {self.num_groups} numbers",
-            )
+        if not isinstance(weights, str) and len(weights) != self.num_groups:
+            allowed = f"of num_groups = {self.num_groups} numbers"
+            raise ConfigError("grouping.group_weights", weights, allowed)
         shortest = float(np.min(self.mean_iteration()))
         if self.clock.delays_of == "group" and shortest <= 0:
             raise ConfigError("shift + mean of an iteration's delay", shortest, "above 0")
         if np.max(np.asarray(self.sync_time, float)) > MOST_ITERATIONS * shortest:
             allowed = f"at most {MOST_ITERATIONS} times an iteration's mean delay, {shortest:g}"
             raise ConfigError("sync_time", self.sync_time, allowed)
-        if np.max(np.asarray(self.clock.min_iterations)) > MOST_ITERATIONS:
-            raise ConfigError(
-                "clock.min_iterations", self.clock.min_iterations, f"at most {MOST_ITERATIONS}"
-            )
+        if np.max(np.asarray(least := self.clock.min_iterations)) > MOST_ITERATIONS:
+            raise ConfigError("clock.min_iterations", least, f"at most {MOST_ITERATIONS}")
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
+        """Settings without effect by name, with words for their replacements."""
         found = super().decided()
         if np.all(np.asarray(self.client_epochs) > 0):
             found["client_steps"] = "client_epochs"
         if np.all(np.asarray(self.sync_time) == 0):
             found["clock.sync_growth"] = "sync_time = 0"
         if self.clock.delays_of == "client":
-            return found | dict.fromkeys(
-                [f"iteration.{name}" for name in fields(IterationDelays)],
-                'clock.delays_of "client"',
-            )
+            unused = [f"iteration.{name}" for name in fields(IterationDelays)]
+            return found | dict.fromkeys(unused, 'clock.delays_of "client"')
         table = self.delays.client_table
         loses = table is not None and table.drop_rate is not None
         read = ("drop_rate", "trace", *(("client_table",) if loses else ()))
@@ -345,31 +331,21 @@ class Groups(Clients):
     def _check_grouping(self) -> None:
         """Check that sizes or association fit the numbers of clients and groups."""
         sizes, association = self.grouping.group_sizes, self.grouping.association
+        groups, clients = f"num_groups = {self.num_groups}", f"num_clients = {self.num_clients}"
         if sizes is not None and (len(sizes) != self.num_groups or sum(sizes) != self.num_clients):
-            raise ConfigError(
-                "grouping.group_sizes",
-                sizes,
-                f"num_groups = {self.num_groups} numbers with the sum "
-                f"num_clients = {self.num_clients}",
-            )
+            allowed = f"{groups} numbers with the sum {clients}"
+            raise ConfigError("grouping.group_sizes", sizes, allowed)
         if association is not None and (
             len(association) != self.num_clients or max(association) >= self.num_groups
         ):
-            allowed = (
-                f"num_clients = {self.num_clients} numbers below num_groups = {self.num_groups}"
-            )
+            allowed = f"{clients} numbers below {groups}"
             raise ConfigError("grouping.association", association, allowed)
         if self.num_groups > self.num_clients:
-            raise ConfigError(
-                "num_groups", self.num_groups, f"at most num_clients = {self.num_clients}"
-            )
+            raise ConfigError("num_groups", self.num_groups, f"at most {clients}")
         if association is not None and len(set(association) - {EMPTY}) < self.num_groups:
             empty = min(set(range(self.num_groups)) - set(association))
-            raise ConfigError(
-                "grouping.association",
-                f"without a client of group {empty}",
-                "of at least one client per group",
-            )
+            allowed = "of at least one client per group"
+            raise ConfigError("grouping.association", f"without a client of group {empty}", allowed)
 
     def mean_iteration(self) -> np.ndarray:
         """Compute the mean time of a local iteration of each group; not inside a trace.
@@ -381,8 +357,7 @@ class Groups(Clients):
         if self.clock.delays_of == "client":
             fastest = np.max(np.asarray(self.delays.largest_rate, float))
             return np.broadcast_to(self.times_per_update / fastest, self.num_groups)
-        shift, mean = iteration_law(self, np)
-        return shift + mean
+        return np.add(*iteration_law(self, np))
 
     def mean_exchange(self) -> np.ndarray:
         """Compute the mean time of a global exchange; not inside a trace.
@@ -390,8 +365,7 @@ class Groups(Clients):
         Returns:
           Virtual times, `f64[]`, or `f64[M]` if groups have exchanges of their own.
         """
-        shift, mean = exchange_law(self, np)
-        return shift + mean
+        return np.add(*exchange_law(self, np))
 
 
 GroupsT = TypeVar("GroupsT", bound=Groups)
@@ -465,23 +439,15 @@ def list_members(groups: Groups) -> Members:
     Returns:
       The groups' clients and sizes, as NumPy arrays.
     """
-    group = (
-        np.asarray(groups.grouping.association)
-        if groups.grouping.association is not None
-        else _in_order(groups)
-    )
+    group, num = groups.grouping.association, groups.num_groups
+    if group is None:  # in order of the clients' numbers
+        parts = np.array_split(np.arange(groups.num_clients), num)
+        group = np.repeat(np.arange(num), groups.grouping.group_sizes or [*map(len, parts)])
+    group = np.asarray(group)
     size = np.bincount(group[group >= 0], minlength=groups.num_groups)
     lists = [np.flatnonzero(group == i) for i in range(groups.num_groups)]
     padded = [np.concatenate([row, np.repeat(row[:1], size.max() - len(row))]) for row in lists]
     return Members(np.stack(padded).astype(np.int32), size.astype(np.int32))
-
-
-def _in_order(groups: Groups) -> np.ndarray:
-    """Assign clients to groups in order of their numbers: `i[N]`."""
-    sizes = groups.grouping.group_sizes or [
-        len(part) for part in np.array_split(np.arange(groups.num_clients), groups.num_groups)
-    ]
-    return np.repeat(np.arange(groups.num_groups), sizes)
 
 
 def group_shares(groups: Groups) -> Leaf:
@@ -495,19 +461,14 @@ def group_shares(groups: Groups) -> Leaf:
     Returns:
       `f64[M]`, of sum 1: a NumPy array, except for the weights "examples", which are traced.
     """
-    members = list_members(groups)
-    if groups.grouping.group_weights == "examples":
-        given = 1.0 if groups.examples is None else groups.examples
-        examples = jnp.broadcast_to(jnp.asarray(given, float), (groups.num_clients,))
+    members, given = list_members(groups), groups.grouping.group_weights
+    if given == "examples":
+        counts = 1.0 if groups.examples is None else groups.examples
+        examples = jnp.broadcast_to(jnp.asarray(counts, float), (groups.num_clients,))
         total = jnp.where(members.is_there, examples[members.clients], 0).sum(axis=1)
         return total / total.sum()
     named = {"clients": members.size, "equal": np.ones(groups.num_groups)}
-    weight = np.asarray(
-        named[groups.grouping.group_weights]
-        if isinstance(groups.grouping.group_weights, str)
-        else groups.grouping.group_weights,
-        float,
-    )
+    weight = np.asarray(named[given] if isinstance(given, str) else given, float)
     return weight / weight.sum()
 
 
@@ -525,12 +486,8 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     Returns:
       `i32[M]`; with `active_per_group` above 0 at most that number.
     """
-    size = list_members(groups).size
-    return (
-        size
-        if groups.grouping.active_per_group == 0
-        else np.minimum(size, groups.grouping.active_per_group)
-    )
+    size, active = list_members(groups).size, groups.grouping.active_per_group
+    return np.minimum(size, active) if active else size
 
 
 @checked
@@ -563,17 +520,12 @@ def paper_delays(
     Returns:
       Keyword arguments of `Groups`.
     """
-    names = ("shift_per_client", "shift", "mean_per_client", "mean")
-    return dict(
-        zip(
-            (*names, *(f"exchange_{name.replace('client', 'group')}" for name in names)),
-            (d, b, e, f, d_g, b_g, e_g, f_g),
-            strict=True,
-        )
-    )
+    of_groups = {"shift_per_client": d, "shift": b, "mean_per_client": e, "mean": f}
+    names = (f"exchange_{name.replace('client', 'group')}" for name in of_groups)
+    return of_groups | dict(zip(names, (d_g, b_g, e_g, f_g), strict=True))
 
 
-def iteration_law(groups: Groups, array: Any = jnp) -> tuple[Any, Any]:
+def iteration_law(groups: Groups, array: ModuleType = jnp) -> tuple[Leaf, Leaf]:
     """Compute the delay law of every group's local iteration.
 
     Args:
@@ -584,14 +536,12 @@ def iteration_law(groups: Groups, array: Any = jnp) -> tuple[Any, Any]:
       The constant part c_i and the mean 1 / lambda_i of the exponential part, `f64[M]` each, in
       units of virtual time.
     """
-    size, law = delay_sizes(groups), groups.iteration
-    return (
-        _delay(size, law.shift_per_client, law.shift, array),
-        _delay(size, law.mean_per_client, law.mean, array),
-    )
+    law = groups.iteration
+    parts = (law.shift_per_client, law.shift), (law.mean_per_client, law.mean)
+    return _delays(delay_sizes(groups), parts, array)
 
 
-def exchange_law(groups: Groups, array: Any = jnp) -> tuple[Any, Any]:
+def exchange_law(groups: Groups, array: ModuleType = jnp) -> tuple[Leaf, Leaf]:
     """Compute the delay law of the global exchange.
 
     Args:
@@ -602,13 +552,18 @@ def exchange_law(groups: Groups, array: Any = jnp) -> tuple[Any, Any]:
       The constant part c_g and the mean 1 / lambda_g of the exponential part, in units of virtual
       time: `f64[]` each, or `f64[M]` where they are given per group.
     """
-    num, law = groups.num_groups, groups.exchange
-    return (
-        _delay(num, law.exchange_shift_per_group, law.exchange_shift, array),
-        _delay(num, law.exchange_mean_per_group, law.exchange_mean, array),
+    law = groups.exchange
+    shift = law.exchange_shift_per_group, law.exchange_shift
+    mean = law.exchange_mean_per_group, law.exchange_mean
+    return _delays(groups.num_groups, (shift, mean), array)
+
+
+def _delays(
+    size: Leaf, parts: tuple[tuple[Leaf, Leaf], ...], array: ModuleType
+) -> tuple[Leaf, Leaf]:
+    """Compute delays with a part for each member and a part that does not depend on the size."""
+    shift, mean = (
+        array.asarray(each, float) * array.asarray(size, float) + array.asarray(alike, float)
+        for each, alike in parts
     )
-
-
-def _delay(size: Any, each: Any, alike: Any, array: Any) -> Any:
-    """Compute a delay with a part for each member and a part that does not depend on the size."""
-    return array.asarray(each, float) * array.asarray(size, float) + array.asarray(alike, float)
+    return shift, mean

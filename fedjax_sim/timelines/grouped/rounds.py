@@ -23,7 +23,7 @@ Dimension letters: `U` rounds, `M` groups, `J` ticks of a round, `T` ticks.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,9 +59,8 @@ def iteration_times(
       Virtual times, `f64[M]`. With delays of clients a group takes as long as its slowest client,
       whose breaks are a part of that.
     """
-    iteration_key = jax.random.fold_in(
-        jax.random.fold_in(lane_stream(key, "iterations"), round_number), iteration
-    )
+    round_key = jax.random.fold_in(lane_stream(key, "iterations"), round_number)
+    iteration_key = jax.random.fold_in(round_key, iteration)
     if groups.clock.delays_of == "client":
         devices, clients = draw_devices(key, groups), jnp.asarray(list_members(groups).clients)
         running = _client_times(iteration_key, devices.speeds, groups)[clients]
@@ -81,10 +80,8 @@ def _client_times(key: Key, speeds: Speeds, groups: Groups) -> Array:
     steps = jnp.asarray(groups.steps_of_epochs).astype(int)
 
     def add(q: Array, total: Array) -> Array:
-        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.delays.runtime_law)[
-            :, 0
-        ]
-        return jnp.where(q < steps, total + taken, total)
+        taken = draw_runtimes(jax.random.fold_in(key, q), speeds, 1, groups.delays.runtime_law)
+        return jnp.where(q < steps, total + taken[:, 0], total)
 
     return jax.lax.fori_loop(0, steps.max(), add, jnp.zeros_like(speeds.rate))
 
@@ -117,10 +114,8 @@ def sync_times(groups: Groups, num_rounds: int) -> Array:
     Returns:
       Virtual times, `f64[U]`.
     """
-    final, growth = (
-        jnp.asarray(groups.sync_time, float),
-        jnp.asarray(groups.clock.sync_growth, float),
-    )
+    final = jnp.asarray(groups.sync_time, float)
+    growth = jnp.asarray(groups.clock.sync_growth, float)
     return jnp.where(growth > 0, jnp.minimum(final, growth * (1 + jnp.arange(num_rounds))), final)
 
 
@@ -145,24 +140,19 @@ class GroupWork(NamedTuple):
     busy: Array
 
 
-def each_alone(busy: Array, exchange: Array) -> Array:
-    """Compute how long the rounds of groups that do not wait for each other last: `f64[..., M]`.
+def all_together(busy: Array, exchange: Array) -> Array:
+    """Compute how long rounds last that end with the last group: `f64[..., M]`.
 
     Args:
       busy: `f64[..., M]`, time from the beginning of a round until the group was done.
       exchange: `f64[..., M or 1]`, time of its exchange.
     """
-    return busy + exchange
-
-
-def all_together(busy: Array, exchange: Array) -> Array:
-    """Compute how long rounds last that end with the last group: `f64[..., M]`, as `each_alone`."""
     longest = (busy + exchange).max(axis=-1, keepdims=True)
     return jnp.broadcast_to(longest, busy.shape)
 
 
 def group_work(
-    key: Key, groups: Groups, num_rounds: int, length: Callable[[Array, Array], Array] = each_alone
+    key: Key, groups: Groups, num_rounds: int, length: Callable[[Array, Array], Array] = jnp.add
 ) -> GroupWork:
     """Count each group's local iterations in every round.
 
@@ -174,8 +164,9 @@ def group_work(
     Args:
       groups: Settings.
       num_rounds: Number of rounds U.
-      length: Computes how long rounds last, such as `each_alone`; it matters if clients have
-        breaks, because what they do then depends on when a round begins.
+      length: From times as those of `all_together` to how long rounds last; by default no group
+        waits for another. It matters if clients have breaks, because their work then depends on
+        when a round begins.
 
     Returns:
       Iterations and times of every group.
@@ -184,7 +175,7 @@ def group_work(
     parts = jnp.arange(1, groups.clock.ticks_per_round) / groups.clock.ticks_per_round
     least = jnp.asarray(groups.clock.min_iterations, int)
 
-    def one_round(number: Array, sync_time: Array, start: Array | None = None) -> Any:
+    def one_round(number: Array, sync_time: Array, start: Array | None = None) -> list[Array]:
         # Iterations that exactly fill the sync time do so whatever the last bits of their sum.
         slack = close(sync_time) * sync_time
         goal, marks = sync_time - slack, parts * sync_time + slack
@@ -203,21 +194,17 @@ def group_work(
             return iteration + 1, busy, steps + continues, by_mark + is_before
 
         nothing = jnp.zeros(groups.num_groups, int)
-        begin = (
-            jnp.zeros((), int),
-            nothing.astype(float),
-            nothing,
-            jnp.zeros((len(parts), groups.num_groups), int),
-        )
-        _, busy, steps, by_mark = jax.lax.while_loop(is_short, iterate, begin)
-        return jnp.concatenate([by_mark, steps[None]]), busy
+        by_mark = jnp.zeros((len(parts), groups.num_groups), int)
+        first = jnp.zeros((), int), nothing.astype(float), nothing, by_mark
+        _, busy, steps, by_mark = jax.lax.while_loop(is_short, iterate, first)
+        return [jnp.concatenate([by_mark, steps[None]]), busy]
 
     # Without breaks rounds do not depend on when they begin, and are computed together.
     numbers, syncs = jnp.arange(num_rounds), sync_times(groups, num_rounds)
     if groups.clock.delays_of == "group" or draw_devices(key, groups).windows is None:
         return GroupWork(*jax.vmap(one_round)(numbers, syncs))
 
-    def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> Any:
+    def next_round(start: Array, round_of: tuple[Array, Array, Array]) -> tuple[Array, GroupWork]:
         number, sync_time, exchange = round_of
         work = GroupWork(*one_round(number, sync_time, start))
         return start + length(work.busy, exchange), work
@@ -293,26 +280,20 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     time = jnp.concatenate([within, end[:, None]], axis=1)
 
     is_last = jnp.arange(per_round) == per_round - 1
-    weight = (
-        aggregation_weights(jnp.asarray(group_shares(hyper)), work.steps[:, -1], hyper.aggregation)[
-            :, None
-        ]
-        * is_last[None, :, None]
-    )
+    shares, iterations = jnp.asarray(group_shares(hyper)), work.steps[:, -1]
+    weight = aggregation_weights(shares, iterations, hyper.aggregation)
     first = jnp.arange(num_rounds) * per_round
     version = jnp.broadcast_to(first[:, None, None], work.steps.shape)
-    leaves = {
-        "time": time,
-        "clients": jnp.broadcast_to(jnp.arange(hyper.num_groups), work.steps.shape),
-        "steps": jnp.diff(work.steps, axis=1, prepend=0),
-        "version": version,
-        "weight": weight,
+    leaves = Timeline(
+        time,
+        clients=jnp.broadcast_to(jnp.arange(hyper.num_groups), work.steps.shape),
+        steps=jnp.diff(work.steps, axis=1, prepend=0),
+        version=version,
+        weight=weight[:, None] * is_last[None, :, None],
         # The groups receive the new model at the end of a round.
-        "holds": version + per_round * is_last[None, :, None],
-    }
-    return Timeline(
-        **{name: leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for name, leaf in leaves.items()}
+        holds=version + per_round * is_last[None, :, None],
     )
+    return Timeline(*(leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for leaf in leaves))
 
 
 @checked
@@ -342,7 +323,6 @@ def mean_work(hyper: Groups) -> np.ndarray:
     Returns:
       Virtual times, `f64[M]`.
     """
-    sync_time = np.where(
-        np.asarray(hyper.clock.sync_growth) > 0, 0.0, np.asarray(hyper.sync_time, float)
-    )
+    grows = np.asarray(hyper.clock.sync_growth) > 0
+    sync_time = np.where(grows, 0.0, np.asarray(hyper.sync_time, float))
     return np.maximum(sync_time, hyper.mean_iteration() * np.asarray(hyper.clock.min_iterations))

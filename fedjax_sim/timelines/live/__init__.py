@@ -1,4 +1,4 @@
-"""Live clocks: who takes part, for how long and when may follow from what was learnt.
+"""Live clocks: participants, numbers of steps and times may follow from learning.
 
 - `frames`: gives any system a live clock (`with_clock`).
 - `devices`: the laws of delay, availability, transfers and losses, one draw at a time.

@@ -8,19 +8,19 @@ have 32 bits.
 Dimension letters: `N` clients, `K` local steps of an update.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.devices import Devices, breaks, draw_devices, wait_of
-from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes, update_time
+from fedjax_sim.timelines.delays.laws import Clients, Speeds, update_time
 from fedjax_sim.types import Array, Instant, Key
 
 
 class Drawn(NamedTuple):
-    """What is drawn once for all clients, and carried by a clock.
+    """Draws that are made once for all clients, and carried by a clock.
 
     Attributes:
       speeds: Rates and spreads, `f[N]` each.
@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     phase: Array | None
 
 
-def draw_clients(key: Key, hyper: Any) -> Drawn:
+def draw_clients(key: Key, hyper: Clients) -> Drawn:
     """Draw the clients' speeds and phases.
 
     Args:
@@ -43,13 +43,13 @@ def draw_clients(key: Key, hyper: Any) -> Drawn:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, float), drawn)
 
 
-def devices_of(key: Key, hyper: Any, drawn: Drawn) -> Devices:
+def devices_of(key: Key, hyper: Clients, drawn: Drawn) -> Devices:
     """Return the devices again, without drawing anything again.
 
     Args:
       key: The lane's clock key.
       hyper: Settings of `Clients`.
-      drawn: What `draw_clients` returned.
+      drawn: The result of `draw_clients`.
     """
     devices = draw_devices(key, hyper)._replace(speeds=drawn.speeds)
     if devices.windows is None or drawn.phase is None:
@@ -57,40 +57,18 @@ def devices_of(key: Key, hyper: Any, drawn: Drawn) -> Devices:
     return devices._replace(windows=devices.windows._replace(phase=drawn.phase))
 
 
-def running_time(
-    devices: Devices,
-    client: Array,
-    number: Array,
-    steps: Array | None = None,
-    *,
-    most: int | None = None,
-) -> Array:
-    """Draw how long clients compute, or look it up in the trace.
+def running_time(devices: Devices, client: Array, number: Array) -> Array:
+    """Draw how long clients compute, or look it up in the trace: `f[...]`.
 
     Args:
       client: Client numbers, `i32[...]`.
       number: How often each client was given work before, `i32[...]`.
-      steps: Local steps, `i32[...]`; None for K.
-      most: The most steps, if `steps` are given, which are not counted beyond it; K if None.
-
-    Returns:
-      `f[...]`.
     """
     hyper = devices.hyper
     if hyper.delays.trace is not None:
         return hyper.recorded.by_client(hyper.num_clients).durations(client, number)
     key = lane_stream(devices.key, "runtimes")
-    if steps is None or hyper.delays.time_of != "step":
-        return update_time(key, client, number, devices.speeds, hyper)
-    num = hyper.local_steps if most is None else most
-
-    def one(client: Array, number: Array, steps: Array) -> Array:
-        one_key = jax.random.fold_in(jax.random.fold_in(key, client), number)
-        speeds = Speeds(*(leaf[client] for leaf in devices.speeds))
-        times = draw_runtimes(one_key, speeds, num, hyper.delays.runtime_law)
-        return jnp.where(jnp.arange(num) < steps, times, 0).sum()
-
-    return jnp.vectorize(one)(client, number, steps)
+    return update_time(key, client, number, devices.speeds, hyper)
 
 
 def times_of_work(
@@ -143,13 +121,3 @@ def _place(devices: Devices, client: Array, now: Instant) -> Array:
     # The remainder of a float is exact, whatever the time is.
     within = jax.lax.rem(jnp.broadcast_to(now.value, period.shape), period)
     return (within + (phase + now.rest)) % period
-
-
-def remember_nothing(hyper: Any, drawn: Drawn) -> Any:
-    """Return what a choice without memory remembers at first: nothing."""
-    return ()
-
-
-def keep_memory(key: Key, shown: Any) -> Any:
-    """Learn nothing from a tick: return what the choice remembers from before."""
-    return shown.memory

@@ -29,7 +29,7 @@ def with_clock(system: System, live: Live, **changes: Any) -> System:
       system: Any system, whose own clock is left out.
       live: The clock, and what it never exceeds.
       **changes: Other fields of the system, such as `name`, `Hyper`, `algorithm` and `summary`.
-        With a `Hyper`, `paper` is FAVANO's comparison if it is not given.
+        With a `Hyper`, `paper` is FAVANO's comparison unless it is given.
 
     Returns:
       The system. Its timeline says how many slots ticks have and nothing else.

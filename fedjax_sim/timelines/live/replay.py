@@ -3,8 +3,6 @@
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-from typing import Any, NamedTuple
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,19 +12,9 @@ from fedjax_sim.timelines.live.frames import with_clock
 from fedjax_sim.types import Array, Clock, Instant, Key, Live, Received, Sizes, System, Timeline
 
 
-class Place(NamedTuple):
-    """What the clock carries.
-
-    Attributes:
-      tick: `i32[]`, the next tick.
-    """
-
-    tick: Array
-
-
 @checking.checked
 def replayed(system: System, timeline: Timeline) -> System:
-    """Return a live system that receives what a schedule says, such as one of an earlier run.
+    """Return a live system with the receptions of a schedule, such as one of an earlier run.
 
         live = replayed(fedavg.system, run.timelines[0])
 
@@ -52,25 +40,20 @@ def replayed(system: System, timeline: Timeline) -> System:
     most = int(steps.max(initial=0))
     sizes = Sizes(slots, most, in_use.shape[1], bool((is_filled & (steps == most)).all()))
 
-    def clock(problem: Any, hyper: Any) -> Clock:
+    def clock(problem: object, hyper: object) -> Clock[Array]:
         time = Instant.at(np.append(found.time, np.inf))
+        of_slots = found.clients, steps, version, found.weight
 
-        def init(key: Key) -> Place:
-            return Place(jnp.int32(0))
+        def next_tick(key: Key, tick: Array, state: object) -> tuple[Array, Received]:
+            at = jnp.minimum(tick, num_ticks - 1)
+            who, own, start, weight = (jnp.asarray(leaf)[at] for leaf in of_slots)
+            acts = time.take(jnp.minimum(tick, num_ticks))
+            return tick + 1, Received(acts, who, own, start, weight)
 
-        def next_tick(key: Key, place: Place, state: Any) -> tuple[Place, Received]:
-            at = jnp.minimum(place.tick, num_ticks - 1)
-            clients, own_steps, own_version, weight = (
-                jnp.asarray(leaf)[at] for leaf in (found.clients, steps, version, found.weight)
-            )
-            acts = time.take(jnp.minimum(place.tick, num_ticks))
-            received = Received(acts, clients, own_steps, own_version, weight)
-            return Place(place.tick + 1), received
+        def used(tick: Array) -> Array:
+            return jnp.asarray(in_use)[jnp.minimum(tick - 1, num_ticks - 1)]
 
-        def used(place: Place) -> Array:
-            return jnp.asarray(in_use)[jnp.minimum(place.tick - 1, num_ticks - 1)]
-
-        return Clock(init, next_tick, in_use=used if in_use.shape[1] else None)
+        return Clock(lambda key: jnp.int32(0), next_tick, in_use=used if in_use.shape[1] else None)
 
     return with_clock(system, Live(lambda hyper: sizes, clock))
 

@@ -1,4 +1,4 @@
-"""Live rounds: whom the server asks, for how many steps and how long, is decided as one begins.
+"""Live rounds: clients, numbers of steps and deadlines are decided as a round begins.
 
 How long work takes, what is lost, and when a round ends are the rules of planned rounds
 (`timelines.rounds`), with the same streams of random numbers: a live clock that asks whom the
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from fedjax_sim import settings, streams
 from fedjax_sim.checking import Count, checked
@@ -26,8 +27,6 @@ from fedjax_sim.timelines.live.devices import (
     are_available,
     devices_of,
     draw_clients,
-    keep_memory,
-    remember_nothing,
     running_time,
     time_away,
     times_of_work,
@@ -60,15 +59,14 @@ class LiveCohorts(Clients):
         """
         super().check_together()
         synchronous.check_clients(self, are_distinct=True)
-        if self.clock.num_asked and not (
-            self.num_selected <= self.clock.num_asked <= self.num_clients
-        ):
+        num = self.clock.num_asked
+        if num and not self.num_selected <= num <= self.num_clients:
             allowed = f"0, or from num_selected = {self.num_selected} to {self.num_clients}"
-            raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
+            raise ConfigError("clock.num_asked", num, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
+        """Settings without effect by name, with words for their replacements."""
+        return super().decided() | self.delays.decided_by_trace("clock.round_time")
 
     @property
     def num_asked(self) -> int:
@@ -82,7 +80,7 @@ class LiveCohorts(Clients):
         return comes and settings.is_known(self.clock.deadline, 0)
 
     def share(self, counts: Array, clients: Array) -> Array | None:
-        """Return what reports of clients `i32[A]` weigh, `f[A]`; None if they weigh the same.
+        """Weights of the reports of clients `i32[A]`, up to a factor, `f[A]`; None for equal ones.
 
         Args:
           counts: Everyone's number of examples, `i32[N]`.
@@ -94,7 +92,7 @@ class LiveCohorts(Clients):
 
 
 class Asked(NamedTuple):
-    """Whom the server asks in a round.
+    """The clients that the server asks in a round.
 
         def select(key, now):
             fastest = jnp.argsort(-now.devices.speeds.rate)[:3]
@@ -117,14 +115,14 @@ class Asked(NamedTuple):
     steps: Array | None = None
     share: Array | None = None
     deadline: Array | None = None
-    executed: Any = 0
-    needed: Any = 0
-    takes: Any = 0.0
+    executed: ArrayLike = 0
+    needed: ArrayLike = 0
+    takes: ArrayLike = 0.0
     memory: Any = None
 
 
 class Round(NamedTuple):
-    """What live rounds carry, and what those who choose clients may read.
+    """State of a live round; selectors read it.
 
     Attributes:
       now: When the round begins.
@@ -161,7 +159,7 @@ class Choosing(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers."""
+        """Memory of the choice."""
         return self.round.memory
 
     def available(self) -> Array:
@@ -171,7 +169,7 @@ class Choosing(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a round has shown, as it is passed to `learn`.
+    """The results of a round, as they are passed to `learn`.
 
         def learn(key, shown):  # how long the last work of each client took
             return shown.memory.at[shown.event.clients].set(shown.taken)
@@ -192,7 +190,7 @@ class Shown(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers from before."""
+        """Memory of the choice from before."""
         return self.round.memory
 
 
@@ -223,8 +221,8 @@ def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
     return draw
 
 
-def _checked_clients(asked: Any) -> Array:
-    """Check what a choice returns, and return the clients, `i32[A]`."""
+def _checked_clients(asked: object) -> Array:
+    """Check the result of a choice, and return the clients, `i32[A]`."""
     if not isinstance(asked, Asked):
         raise ConfigError("what select returns", type(asked).__name__, "an Asked")
     clients = jnp.asarray(asked.clients)
@@ -242,10 +240,10 @@ def live_rounds(
     num_used: Count,
     most_steps: Count | None = None,
     draw: Callable[[Key, Array], Any] | None = None,
-    first: Callable[[Any, Any], Any] = remember_nothing,
-    learn: Callable[[Key, Shown], Any] = keep_memory,
+    first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
+    learn: Callable[[Key, Shown], Any] = lambda key, shown: shown.memory,
 ) -> Clock:
-    """Make a clock of rounds whose clients are chosen as each round begins.
+    """Make a clock of rounds with a choice of clients at the beginning of each.
 
         hyper = LiveCohorts(num_clients=8, num_selected=3)
 
@@ -292,7 +290,7 @@ def live_rounds(
         return Round(Instant.at(0.0), jnp.int32(0), first(hyper, drawn), nothing, drawn, turns)
 
     def next_round(
-        key: Key, carried: Round, state: Any, drawn: tuple[Any, Any] | None = None
+        key: Key, carried: Round, state: object, drawn: tuple[Any, Any] | None = None
     ) -> tuple[Round, Received]:
         devices = devices_of(key, hyper, carried.drawn)
         own_draws, standard = ahead(key, carried.number) if drawn is None else drawn
@@ -327,9 +325,8 @@ def live_rounds(
         share = asked.share
         if len(clients) > num_used:
             first_ones = jnp.argsort(arrival, stable=True)[:num_used]
-            clients, share, steps, arrival = jax.tree.map(
-                lambda leaf: leaf[first_ones], (clients, share, steps, arrival)
-            )
+            leaves = clients, share, steps, arrival
+            clients, share, steps, arrival = jax.tree.map(lambda leaf: leaf[first_ones], leaves)
         is_in = synchronous.are_in_time(arrival, limit)
         received = Received(
             time=begins.later(waits).later(jnp.asarray(hyper.clock.server_interact, waits.dtype)),
@@ -355,14 +352,14 @@ def live_rounds(
         changes = {"number": number + 1, "memory": memory, "taken": taken, "turns": turns}
         return carried._replace(now=received.time, **changes), received
 
-    def after(key: Key, carried: Round, event: Event, state: Any, seen: Any) -> Round:
+    def after(key: Key, carried: Round, event: Event, state: object, seen: object) -> Round:
         shown = Shown(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, shown))
 
     return Clock(init, next_round, after, ahead=ahead)
 
 
-def _weights(is_in: Array, share: Array | None, kind: Any) -> Array:
+def _weights(is_in: Array, share: Array | None, kind: np.dtype) -> Array:
     """Weigh the reports `bool[S]` that are in by their shares `f[S]`, or equally: `f[S]`."""
     if share is None:
         return jnp.where(is_in, 1 / jnp.maximum(is_in.sum(), 1).astype(kind), 0)

@@ -10,7 +10,7 @@ from fedjax_sim.types import Array, Clock, Event, Key, Received
 
 
 class Measured(NamedTuple):
-    """State of a clock that ends its lane at some value of a measure.
+    """State of a clock that may end its lane.
 
     Attributes:
       time: State of the clock alone.
@@ -52,7 +52,7 @@ def until(
         return Measured(clock.init(key), unknown, unknown)
 
     def next_tick(
-        key: Key, carried: Measured, state: Any, *ahead: Any
+        key: Key, carried: Measured, state: object, *ahead: object
     ) -> tuple[Measured, Received]:
         time, received = clock.next(key, carried.time, state, *ahead)
         is_done = jnp.asarray(received.is_done)
@@ -62,7 +62,7 @@ def until(
             is_done |= carried.first - carried.newest >= fallen_by
         return carried._replace(time=time), received._replace(is_done=is_done)
 
-    def after(key: Key, carried: Measured, event: Event, state: Any, seen: Any) -> Measured:
+    def after(key: Key, carried: Measured, event: Event, state: object, seen: object) -> Measured:
         time = clock.after(key, carried.time, event, state, seen)
         newest = jnp.asarray(measure(state, seen), carried.newest.dtype)
         first = jnp.where(jnp.isnan(carried.first), newest, carried.first)

@@ -22,15 +22,13 @@ import numpy as np
 from fedjax_sim.checking import Count, checked
 from fedjax_sim.streams import lane_stream, tick_key
 from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
-from fedjax_sim.timelines.arrivals.tasks import draw_until
-from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares, per_update
+from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
+from fedjax_sim.timelines.delays.devices import Devices, is_lost, loss_shares
 from fedjax_sim.timelines.live.devices import (
     Drawn,
     are_available,
     devices_of,
     draw_clients,
-    keep_memory,
-    remember_nothing,
     running_time,
     times_of_work,
 )
@@ -48,7 +46,7 @@ class Flights(NamedTuple):
       begins: When the client received its model, instants `[M]`. Later than now for one that is not
         available yet: it will start from the version of that time.
       ends: When the work is in, instants `[M]`.
-      lot: `f[M]`, of work that ends at the same time the smallest lot comes first.
+      tie_breaker: `f[M]`, of work that ends at the same time the smallest one comes first.
     """
 
     client: Array
@@ -57,7 +55,7 @@ class Flights(NamedTuple):
     version: Array
     begins: Instant
     ends: Instant
-    lot: Array
+    tie_breaker: Array
 
     @classmethod
     @checked
@@ -76,22 +74,13 @@ class Flights(NamedTuple):
         return cls(empty, empty * 0, empty * 0, empty, never, never, zeros)
 
     def first(self) -> Array:
-        """Find the place whose work ends first: `i32[]`."""
+        """Find the place of the work that ends first: `i32[]`."""
         least = self.ends.value.min()
         is_first = self.ends.value == least
-        for key in (self.ends.rest, self.lot):
+        for key in (self.ends.rest, self.tie_breaker):
             least = jnp.where(is_first, key, jnp.inf).min()
             is_first &= key == least
         return is_first.argmax().astype("int32")
-
-    def put(self, place: Array, other: "Flights") -> "Flights":
-        """Replace the work in one place.
-
-        Args:
-          place: `i32[]`; a place that does not exist replaces nothing.
-          other: Work, leaves `[...]`.
-        """
-        return put(self, place, other)
 
     def take(self, place: Array) -> "Flights":
         """Look up the work in some places.
@@ -126,10 +115,6 @@ def begin_work(
     number: Array,
     now: Instant,
     version: Array,
-    *,
-    steps: Array | None = None,
-    most: int | None = None,
-    lot: Array | None = None,
 ) -> Flights:
     """Give clients work, and draw when it begins and ends.
 
@@ -138,35 +123,22 @@ def begin_work(
       number: How often each was given work before, `i32[...]`.
       now: When, instants that broadcast.
       version: Server version of now, `i32[...]`.
-      steps: Local steps, `i32[...]`; None for `local_steps`.
-      most: The most of these; `local_steps` if None. With more the lane ends when the work is in.
-      lot: As in `Flights`; drawn, or the client's number, by `clock.ties` if None.
 
     Returns:
       The work, leaves `[...]`.
     """
-    hyper = devices.hyper
-    if steps is not None:
-        # Of more no times are drawn: a number that no lane allows.
-        steps = jnp.where(steps > (hyper.local_steps if most is None else most), EMPTY, steps)
-    running = running_time(devices, client, number, steps, most=most)
-    wait, taken = times_of_work(devices, client, now, running)
+    hyper, tie_breaker = devices.hyper, client
+    wait, taken = times_of_work(devices, client, now, running_time(devices, client, number))
     now = Instant(*(jnp.broadcast_to(leaf, taken.shape) for leaf in now))
-    if lot is None:
-        ties = getattr(getattr(hyper, "clock", None), "ties", "client")
-        lot = client.astype(taken.dtype)
-        if ties == "random":
-            draw = per_update(
-                lane_stream(devices.key, "ties"), lambda key: jax.random.bits(key, (), "uint32")
-            )
-            lot = draw(client, number).astype(taken.dtype)
-    own = jnp.full(taken.shape, hyper.local_steps, "int32") if steps is None else steps
-    version = jnp.broadcast_to(version, taken.shape)
-    return Flights(client, number, own, version, now.later(wait), now.later(taken), lot)
+    if getattr(getattr(hyper, "clock", None), "ties", "client") == "random":
+        tie_breaker = tie_breakers(devices.key)(client, number)
+    steps = jnp.full(taken.shape, hyper.local_steps, "int32")
+    version, order = jnp.broadcast_to(version, taken.shape), tie_breaker.astype(taken.dtype)
+    return Flights(client, number, steps, version, now.later(wait), now.later(taken), order)
 
 
 class Tasks(NamedTuple):
-    """What live tasks carry, and what those who choose clients may read.
+    """State of live tasks; selectors read it.
 
     Attributes:
       now: When the server acted last, or when the client that is to be replaced finished.
@@ -210,7 +182,7 @@ class Replacing(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers."""
+        """Memory of the choice."""
         return self.tasks.memory
 
     def idle(self) -> Array:
@@ -224,7 +196,7 @@ class Replacing(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """What a tick has shown, as it is passed to `learn`.
+    """The results of a tick, as they are passed to `learn`.
 
     Attributes:
       tasks: The tasks after it.
@@ -242,7 +214,7 @@ class Landed(NamedTuple):
 
     @property
     def memory(self) -> Any:
-        """What the choice remembers from before."""
+        """Memory of the choice from before."""
         return self.tasks.memory
 
 
@@ -280,7 +252,7 @@ def _draw_idle(key: Key, event: Array, number: Array, num_idle: int) -> Array:
     return jax.random.randint(jax.random.fold_in(event_key, number), (), 0, num_idle + 1, "int32")
 
 
-def _equally(hyper: Any, clients: Array, staleness: Array) -> Array:
+def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
     return jnp.full(clients.shape, 1 / len(clients))
 
 
@@ -292,8 +264,8 @@ def live_tasks(
     num_used: Count,
     choose: Callable[[Key, Replacing], Array] = uniformly,
     weigh: Callable[[Any, Array, Array], Array] = _equally,
-    first: Callable[[Any, Any], Any] = remember_nothing,
-    learn: Callable[[Key, Landed], Any] = keep_memory,
+    first: Callable[[Any, Drawn], Any] = lambda hyper, drawn: (),
+    learn: Callable[[Key, Landed], Any] = lambda key, landed: landed.memory,
 ) -> Clock:
     """Make a clock with a number of tasks in flight, of which the server waits for some.
 
@@ -330,10 +302,8 @@ def live_tasks(
         turns = (place < num_tasks).astype("int32")
         who, none = order[:num_tasks], jnp.zeros(num_tasks, "int32")
         flights = begin_work(devices, who, none, Instant.at(0.0), none)
-        nothing = jnp.zeros(num_used, drawn.speeds.rate.dtype)
-        zero = jnp.int32(0)
-        memory = first(hyper, drawn)
-        start = Instant.at(0.0)
+        nothing, memory = jnp.zeros(num_used, drawn.speeds.rate.dtype), first(hyper, drawn)
+        start, zero = Instant.at(0.0), jnp.int32(0)
         return Tasks(start, zero, zero, order, place, turns, flights, memory, nothing, drawn)
 
     # Where no work is lost, who is drawn at a tick is known before.
@@ -344,7 +314,7 @@ def live_tasks(
         return draw(number * num_used + jnp.arange(num_used, dtype="int32"))
 
     def next_tick(
-        key: Key, carried: Tasks, state: Any, drawn: Array | None = None
+        key: Key, carried: Tasks, state: object, drawn: Array | None = None
     ) -> tuple[Tasks, Received]:
         devices = devices_of(key, hyper, carried.drawn)
         slots = Flights.none(num_used, carried.taken)
@@ -368,9 +338,9 @@ def live_tasks(
                 order=put(put(tasks.order, at, done.client), place, other),
                 place=put(put(tasks.place, done.client, at), other, place),
                 turns=put(tasks.turns, other, number + 1),
-                flights=tasks.flights.put(place, new),
+                flights=put(tasks.flights, place, new),
             )
-            slots = slots.put(jnp.where(lost, num_used, filled), done)
+            slots = put(slots, jnp.where(lost, num_used, filled), done)
             return tasks, slots, filled + ~lost, is_right & is_client & is_idle
 
         given, is_right = (carried, slots, jnp.int32(0), jnp.bool_(True)), jnp.bool_(True)
@@ -394,14 +364,12 @@ def live_tasks(
         clients = jnp.where(is_right, slots.client, num_clients)
         return tasks, Received(tasks.now, clients, slots.steps, slots.version, weight)
 
-    def after(key: Key, carried: Tasks, event: Event, state: Any, seen: Any) -> Tasks:
+    def after(key: Key, carried: Tasks, event: Event, state: object, seen: object) -> Tasks:
         landed = Landed(carried, event, carried.taken, state, seen)
         return carried._replace(memory=learn(key, landed))
 
-    def in_use(carried: Tasks) -> Array:
-        return carried.flights.versions()
-
-    return Clock(init, next_tick, after, in_use, ahead if has_ahead else None)
+    early = ahead if has_ahead else None
+    return Clock(init, next_tick, after, lambda tasks: tasks.flights.versions(), early)
 
 
 def _after(new: Flights, done: Flights) -> Flights:
@@ -412,7 +380,8 @@ def _after(new: Flights, done: Flights) -> Flights:
       done: The work that it follows, leaves `[...]`.
     """
     is_same = (new.ends.value == done.ends.value) & (new.ends.rest == done.ends.rest)
-    return new._replace(lot=jnp.where(is_same, jnp.maximum(new.lot, done.lot), new.lot))
+    later = jnp.where(is_same, jnp.maximum(new.tie_breaker, done.tie_breaker), new.tie_breaker)
+    return new._replace(tie_breaker=later)
 
 
 class _Found(NamedTuple):
@@ -530,11 +499,11 @@ def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
     """
     missing = max(number - len(flights.client), 0)
     if missing:
-        none = Flights.none(missing, flights.lot)
+        none = Flights.none(missing, flights.tie_breaker)
         flights = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), flights, none)
     place = jnp.arange(len(flights.client), dtype="int32")
     others, structure = jax.tree.flatten((flights, place))
-    keys = *flights.ends, flights.lot
+    keys = *flights.ends, flights.tie_breaker
     found = jax.lax.sort((*keys, *others), num_keys=len(keys), is_stable=True)[len(keys) :]
     return jax.tree.unflatten(structure, found)
 
@@ -542,7 +511,7 @@ def _in_order(flights: Flights, number: int) -> tuple[Flights, Array]:
 def _are_before(work: Flights, place: Array, other: Flights, at: Array) -> Array:
     """Tell which work `[S]` ends before which other: `bool[S, S]`, a row for each other one."""
     is_before, is_same = jnp.bool_(False), jnp.bool_(True)
-    keys = (*work.ends, work.lot, place), (*other.ends, other.lot, at)
+    keys = (*work.ends, work.tie_breaker, place), (*other.ends, other.tie_breaker, at)
     for one, another in zip(*keys, strict=True):
         is_before |= is_same & (one[None] < another[:, None])
         is_same &= one[None] == another[:, None]

@@ -28,7 +28,7 @@ from fedjax_sim.types import Algorithm
 
 @struct
 class Cohort(Checked):
-    """Settings of who is asked in a round, and of what the reports weigh.
+    """Settings of the choice of clients in a round, and of the weights of reports.
 
     They are a group of the settings of FedAvg, for example.
 
@@ -95,8 +95,8 @@ class CohortRounds(Clients):
             raise ConfigError("clock.num_asked", self.clock.num_asked, allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
-        found = super().decided() | self.decided_by_trace("clock.round_time")
+        """Settings without effect by name, with words for their replacements."""
+        found = super().decided() | self.delays.decided_by_trace("clock.round_time")
         # The privacy of single examples bounds updates by local_steps in any case.
         is_bound = getattr(getattr(self, "privacy", None), "name", "") == "examples"
         if np.all(np.asarray(self.local_epochs) > 0) and not is_bound:
@@ -116,13 +116,10 @@ class CohortRounds(Clients):
           ConfigError: If rounds last for epochs and there is no problem, or if the settings do not
             fit the problem.
         """
-        hyper = cast(Any, super().completed(problem))
+        hyper, cohort = cast(Any, super().completed(problem)), self.cohort
         has_epochs = bool(self.local_epochs > 0)
-        if (
-            self.cohort.weighting == "equal"
-            and self.cohort.selection != "by_examples"
-            and not has_epochs
-        ):
+        needs_examples = cohort.weighting != "equal" or cohort.selection == "by_examples"
+        if not needs_examples and not has_epochs:
             return hyper
         if problem is None and has_epochs:
             allowed = "0 for a schedule without a problem, which says how many examples there are"
@@ -206,15 +203,13 @@ def schedule_cohort_rounds(
         total = jnp.maximum(share.sum(axis=1, keepdims=True), jnp.finfo(share.dtype).tiny)
         return share / (hyper.num_selected if is_poisson else total)
 
-    return synchronous.assemble_rounds(
-        key,
-        hyper,
-        clients,
-        share,
-        weigh,
-        num_used=clients.shape[1] if is_poisson else hyper.num_selected,
-        steps=_steps_of(clients, hyper) if hyper.has_epochs else None,
-    )
+    num_used, steps = clients.shape[1] if is_poisson else hyper.num_selected, None
+    if hyper.has_epochs:
+        # A quotient that is a whole number must not become the next one by rounding.
+        quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
+        steps = jnp.ceil(quotient - 1e-9).astype(int)[clients]
+    rounds = synchronous.assemble_rounds
+    return rounds(key, hyper, clients, share, weigh, num_used=num_used, steps=steps)
 
 
 def _draw_asked(key: types.Key, hyper: CohortRounds, num: int, num_ticks: int) -> Draws:
@@ -232,10 +227,3 @@ def _draw_asked(key: types.Key, hyper: CohortRounds, num: int, num_ticks: int) -
         return cohorts.draw_with_replacement(key, share, num, num_ticks)
     clients = cohorts.draw_by_share(key, share, num, num_ticks)
     return Draws(clients, jnp.ones_like(clients))
-
-
-def _steps_of(clients: types.Array, hyper: Any) -> types.Array:
-    """Compute the local steps of each slot's client: `i[T, A]`."""
-    # A quotient that is a whole number must not become the next one by rounding.
-    quotient = hyper.local_epochs * hyper.examples / hyper.batch_size
-    return jnp.ceil(quotient - 1e-9).astype(int)[clients]

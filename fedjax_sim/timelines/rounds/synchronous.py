@@ -1,4 +1,4 @@
-"""How synchronous rounds go: how long one lasts, whose reports are used, and what these weigh.
+"""Synchronous rounds: their length, the reports that are used, and the weights of these.
 
 The server waits for the slowest of the clients that it asked, or for the first reports that are in,
 or until a deadline. The clocks of this folder differ in whom they ask and in the weights.
@@ -128,8 +128,8 @@ def assemble_rounds(
     work_time = draw_work_times(key, clients, hyper, steps)
     if steps is None:
         steps = jnp.full(clients.shape, hyper.local_steps)
-    devices, has_work, tick = draw_devices(key, hyper), share > 0, jnp.arange(len(clients))[:, None]
-    is_asked = clients != EMPTY
+    devices, tick = draw_devices(key, hyper), jnp.arange(len(clients))[:, None]
+    is_asked, has_work = clients != EMPTY, share > 0
     is_lost_here = is_lost(devices, jnp.maximum(clients, 0), tick) & has_work
     limit = jnp.where(hyper.clock.deadline > 0, hyper.clock.deadline, jnp.inf)
 
@@ -144,19 +144,12 @@ def assemble_rounds(
     time, arrival = jnp.cumsum(length(taken, *facts)), arrivals_in(taken, *facts)
     if arrival.shape[1] > num_used:
         first = jnp.argsort(arrival, axis=1, stable=True)[:, :num_used]
-        clients, share, steps, arrival = (
-            jnp.take_along_axis(leaf, first, axis=1) for leaf in (clients, share, steps, arrival)
-        )
+        leaves = clients, share, steps, arrival
+        clients, share, steps, arrival = (jnp.take_along_axis(x, first, axis=1) for x in leaves)
     is_in = are_in_time(arrival, limit)
     version = jnp.broadcast_to(tick, clients.shape)
-    return Timeline(
-        time=time,
-        clients=jnp.where(is_in, clients, EMPTY),
-        steps=jnp.where(is_in & (share > 0), steps, 0),
-        version=version,
-        weight=weigh(jnp.where(is_in, share, 0)),
-        holds=version,
-    )
+    steps, weight = jnp.where(is_in & (share > 0), steps, 0), weigh(jnp.where(is_in, share, 0))
+    return Timeline(time, jnp.where(is_in, clients, EMPTY), steps, version, weight, holds=version)
 
 
 def arrivals_in(taken: Array, is_asked: Array, is_lost_here: Array) -> Array:
@@ -234,7 +227,7 @@ def draw_work_times(key: Key, clients: Array, hyper: Any, steps: Array | None = 
 def draw_standard_times(
     key: Key, tick: Array, num_slots: int, hyper: Any, most_steps: int | None = None
 ) -> Array:
-    """Draw what the times of a tick's work are made of, whoever works.
+    """Draw the unit-scale times of a tick's work.
 
     Args:
       tick: `i32[]`, its number.
@@ -262,7 +255,7 @@ def _draw_standard_of_step(key: Key, q: Array, tick: Array, num_slots: int, hype
 
 
 def work_times(standard: Array, speeds: Speeds, hyper: Any, steps: Array | None = None) -> Array:
-    """Make times of work of what `draw_standard_times` drew.
+    """Scale the results of `draw_standard_times` to times of work.
 
     Args:
       standard: `f[..., S, num]`.

@@ -68,8 +68,8 @@ class WeightedRounds(Clients):
             raise ConfigError("clock.round_time", "sum", allowed)
 
     def decided(self) -> dict[str, str]:
-        """Name the settings that have no effect, and what takes their place."""
-        return super().decided() | self.decided_by_trace("clock.round_time")
+        """Settings without effect by name, with words for their replacements."""
+        return super().decided() | self.delays.decided_by_trace("clock.round_time")
 
     def weighted(self, counts: np.ndarray) -> Any:
         """Replace the client weights by weights of sum 1. Runs on the host.
@@ -106,9 +106,8 @@ class WeightedRounds(Clients):
           `f[N]`, of sum 1.
         """
         given = self.client_weights if self.client_weights is not None else counts
-        weight = jnp.broadcast_to(
-            jnp.asarray(1.0 if given is None else given, float), (self.num_clients,)
-        )
+        given = jnp.asarray(1.0 if given is None else given, float)
+        weight = jnp.broadcast_to(given, (self.num_clients,))
         return weight / weight.sum()
 
 

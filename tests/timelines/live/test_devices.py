@@ -68,20 +68,6 @@ def test_laws_of_running_times(law: str, time_of: str) -> None:
     assert stats.ks_2samp(found, 1.15 * planned).pvalue < 1e-4
 
 
-def test_as_many_steps_as_are_asked() -> None:
-    """Steps that differ from client to client take the times of their first ones."""
-    hyper = settings(rate_spread=0.0)
-    clients, numbers = everyone()
-    steps = (clients + numbers) % 5
-    found = running_time(live_devices(hyper), clients, numbers, steps, most=4)
-    assert (found[steps == 0] == 0).all()
-    for k in range(1, 5):
-        assert stats.kstest(np.asarray(found[steps == k]), stats.gamma(k).cdf).pvalue > 1e-2
-    three = running_time(live_devices(hyper), clients, numbers, jnp.full_like(steps, 3), most=3)
-    whole = running_time(live_devices(hyper), clients, numbers)
-    np.testing.assert_allclose(three, whole, rtol=1e-6)
-
-
 def windows() -> dict[str, Any]:
     """Return a table of three windows a day for some clients, and one for others."""
     own = [[(1.0, 3.0), (5.0, 9.0), (20.0, 22.5)] if i % 2 else [(8.0, 23.0)] for i in range(N)]

@@ -15,18 +15,14 @@ from fedjax_sim.timelines.live import (
     Asked,
     Choosing,
     Clock,
-    Flights,
     Live,
-    Received,
     Replacing,
     Sizes,
-    begin_work,
     live_rounds,
     live_tasks,
     with_clock,
 )
-from fedjax_sim.timelines.live.devices import devices_of, draw_clients
-from fedjax_sim.types import EMPTY, Instant, Key, System
+from fedjax_sim.types import EMPTY, Key, System
 
 
 @pytest.fixture
@@ -133,35 +129,6 @@ def test_times_that_are_exactly_those_of_deadlines_and_budgets(
     assert run.curves.ended == "budget"
     assert run.timelines[0].clients.tolist() == [[0, 1, 2, 3]] * 10
     np.testing.assert_allclose(run.curves.time[-1], 10 * length, rtol=1e-6)
-
-
-@pytest.mark.parametrize("most", [None, 5, 9])
-def test_work_of_more_steps_than_were_announced(most: int | None, simulate: Callable) -> None:
-    """One client at a time works nine steps."""
-
-    def clock(problem: Any, hyper: Any) -> Clock:
-        def work(key: Key, now: Instant, number: jax.Array) -> Flights:
-            devices = devices_of(key, hyper, draw_clients(key, hyper))
-            one = jnp.zeros(1, "int32")
-            return begin_work(
-                devices, one, one + number, now, one + number, steps=one + 9, most=most
-            )
-
-        def next_tick(key: Key, done: Flights, state: Any) -> tuple[Flights, Received]:
-            now, tick = done.ends.take(0), done.number[0] + 1
-            received = Received(now, done.client, done.steps, done.version, jnp.ones(1))
-            return work(key, now, tick), received
-
-        return Clock(
-            lambda key: work(key, Instant.at(0.0), jnp.int32(0)),
-            next_tick,
-            in_use=lambda done: done.version,
-        )
-
-    own = with_clock(fedbuff.system, Live(lambda hyper: Sizes(1, 9, 1), clock), name="one_by_one")
-    run = simulate(own)
-    assert run.curves.ended == ("ticks" if most == 9 else "steps")
-    assert run.curves.time[-1] == (pytest.approx(6 * 9, rel=1e-5) if most == 9 else 0)
 
 
 @pytest.mark.parametrize("drop_rate", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
