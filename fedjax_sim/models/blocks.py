@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
-
-from fedjax_sim.types import Array
+from jax import Array, lax
 
 
 def largest_block(num: int, bytes_each: int, most_bytes: int) -> int:

@@ -40,13 +40,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fedjax_sim import linear, targets
 from fedjax_sim.models.blocks import backward_in_blocks, largest_block, map_blocks
 from fedjax_sim.models.winograd import convolve as convolve_3x3
 from fedjax_sim.models.winograd import saves_products
-from fedjax_sim.types import Array
 
 Convolution = Callable[..., Array]
 """A function with the arguments and the result of `lax.conv_general_dilated`."""

@@ -12,10 +12,9 @@ Letters: `D` inputs and `F` outputs of a dense layer.
 
 from typing import Any
 
-from jax import lax
+from jax import Array, lax
 
 from fedjax_sim.targets import is_for_cpu
-from fedjax_sim.types import Array
 
 NARROW = 32
 """Number of outputs up to which the transposed product is used.

@@ -24,11 +24,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from fedjax_sim.linear import bilinear_jvp
 from fedjax_sim.models import blocks
-from fedjax_sim.types import Array
 
 TILE, STEP = 6, 4
 """Size of a tile, and the distance between neighbouring tiles: a tile has STEP outputs a side."""
