@@ -26,11 +26,11 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.module import InterceptorContext
 
 from fedjax_sim.compression import luq
 from fedjax_sim.models import low_bit
@@ -116,13 +116,16 @@ class LowBit:
         """
         streams = dict(rngs or {})
         key = streams.pop("quantize", None)
-        call: Callable[..., Any] = partial(outputs_of, self.model, train=train, rngs=streams)
+        call: Callable[..., Array] = partial(outputs_of, self.model, train=train, rngs=streams)
         if not (train or self.evaluate_quantized):
             return call(params, x)
         call_numbers = itertools.count()
 
         def layer(
-            compute: Callable[..., Array], args: tuple, kwargs: dict[str, Any], context: Any
+            compute: Callable[..., Array],
+            args: tuple[Array, ...],
+            kwargs: dict[str, Array],
+            context: InterceptorContext,
         ) -> Array:
             module = context.module
             if (
@@ -131,7 +134,7 @@ class LowBit:
                 or "/".join(module.path) in self.full_precision
             ):
                 return compute(*args, **kwargs)
-            (inputs,) = (*args, *kwargs.values())
+            [inputs] = [*args, *kwargs.values()]
             outputs = compute(self._round(inputs, self.activations, signed=jnp.min(inputs) < 0))
             if not train or self.gradients is None:
                 return outputs
@@ -144,13 +147,13 @@ class LowBit:
             key_of_layer = jax.random.fold_in(key, next(call_numbers))
             return low_bit.quantized_gradient(outputs, key_of_layer, quantize)
 
-        def rounded(path: tuple[Any, ...], leaf: Array) -> Array:
+        def rounded(path: tuple[jax.tree_util.DictKey, ...], leaf: Array) -> Array:
             return self._round(leaf, self.weights, signed=True) if self.rounds(path) else leaf
 
         with nn.intercept_methods(layer):
             return call(jax.tree.map_with_path(rounded, params), x)
 
-    def rounds(self, path: tuple[Any, ...]) -> bool:
+    def rounds(self, path: tuple[jax.tree_util.DictKey, ...]) -> bool:
         """Tell whether training rounds a parameter, which is so if it is a layer's kernel.
 
         Args:
