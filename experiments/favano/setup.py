@@ -26,7 +26,7 @@ from experiments.favano.claims import SMOKE, verdict
 from experiments.harness import Arguments, Sample, Sizes, Study, Verdict, rule, statistics
 from experiments.harness.images import load
 from fedjax_sim import models, partition, problems
-from fedjax_sim.models.low_bit import LowBit
+from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.problems.augmentation import Augmentation
 from fedjax_sim.reporting import plots
 from fedjax_sim.reporting.plots.style import label_of_axis

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from fedjax_sim import checking, lifecycle
 from fedjax_sim.datasets import bundled, synthetic
 from fedjax_sim.datasets.arrays import ARRAYS, Dataset, from_npz
-from fedjax_sim.datasets.fetched import CLIENT_TEXTS, SOURCES, TEXTS, fetch, fetch_text
+from fedjax_sim.datasets.fetched import SOURCES, TEXTS, fetch, fetch_text
 from fedjax_sim.datasets.text import Text, from_file
 from fedjax_sim.settings import ConfigError
 
@@ -27,7 +27,7 @@ def names() -> dict[str, str]:
         "bundled",
         "breast_cancer": "scikit-learn's breast cancer, 426 + 143 examples of 30 standardised "
         "features, 2 classes, bundled",
-        **{name: source.summary for name, source in (SOURCES | TEXTS | CLIENT_TEXTS).items()},
+        **{name: source.summary for name, source in (SOURCES | TEXTS).items()},
         "synthetic_A_B": "FedProx's Synthetic(A, B), 60 features, 10 classes, 30 clients, such as "
         "synthetic_0.5_0.5, or synthetic_iid, computed",
         "npz:PATH": "your own .npz file with the arrays " + ", ".join(ARRAYS),
@@ -52,7 +52,7 @@ def what_to_fetch() -> list[dict[str, str]]:
             "from": urlsplit(source.url).netloc,
             "raw files": ", ".join(source.raw_files),
         }
-        for name, source in (SOURCES | TEXTS | CLIENT_TEXTS).items()
+        for name, source in (SOURCES | TEXTS).items()
     ]
 
 
@@ -68,7 +68,7 @@ def is_text(name: str) -> bool:
     Returns:
       Whether it is the name of a fetched text, starts with `text:` or ends in `.txt`.
     """
-    return name in TEXTS | CLIENT_TEXTS or name.startswith("text:") or name.endswith(".txt")
+    return name in TEXTS or name.startswith("text:") or name.endswith(".txt")
 
 
 @checking.checked
@@ -146,10 +146,10 @@ def load_text(
       ConfigError: If the name is not that of a text; if a file is missing, damaged or not UTF-8; if
         a download fails; if the cache cannot be written to; or if `from_text` refuses the text.
     """
-    if name in TEXTS | CLIENT_TEXTS:
+    if name in TEXTS:
         return fetch_text(name, *_resolve_folders(data_dir, cache_dir))
     if not is_text(name):
-        allowed = "one of " + ", ".join(TEXTS | CLIENT_TEXTS) + ", or a .txt file"
+        allowed = "one of " + ", ".join(TEXTS) + ", or a .txt file"
         raise ConfigError("dataset", name, allowed)
     return from_file(_expanded(name.removeprefix("text:")))
 

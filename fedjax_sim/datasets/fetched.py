@@ -1,18 +1,17 @@
 """Data sets that are fetched: downloaded or read from a folder of raw files, then cached.
 
 tensorflow-datasets prepares a set in its standard format, without TensorFlow. The decoded arrays
-are then written next to it into one .npz file, which all later calls read. Texts by clients go
-straight into an .npz file. Raw files, downloaded or given, are read only if they have the digests
-noted here. The .npz file ends with its own digest, which is checked.
+are then written next to it into one .npz file, which all later calls read. Texts go straight into
+an .npz file, and are only downloaded by it. Raw files, downloaded or given, are read only if they
+have the digests noted here. The .npz file ends with its own digest, which is checked.
 """
 
 import contextlib
 import hashlib
-import itertools
 import shutil
 import sys
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,8 +41,8 @@ class Source(NamedTuple):
       url: Address of the raw files, without their names.
       raw_files: Names of the raw files.
       sha256: SHA-256 of each raw file, in hexadecimal digits.
-      read: Reader that takes the paths of the raw files, in that order. It returns `Raw`. For a
-        play it returns a string, and for a text by clients arrays.
+      read: Reader that takes the paths of the raw files, in that order. It returns `Raw`, or the
+        arrays of a text: those of a text by clients, or the bytes of a play as `text`.
       image_shape: Shape `(H, W, C)` of an image if tensorflow-datasets does not know the set; None
         if it does.
       has_clients: Whether each training example belongs to a client.
@@ -55,7 +54,7 @@ class Source(NamedTuple):
     url: str
     raw_files: tuple[str, ...]
     sha256: tuple[str, ...]
-    read: Callable[..., Raw | str | dict[str, np.ndarray]]
+    read: Callable[..., Raw] | Callable[..., dict[str, np.ndarray]]
     image_shape: tuple[int, int, int] | None = None
     has_clients: bool = False
 
@@ -153,12 +152,8 @@ TEXTS: dict[str, Source] = {
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",
         ("input.txt",),
         ("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",),
-        lambda path: path.read_text(encoding="utf-8"),
-    )
-}
-"""Plays that are fetched, by name."""
-
-CLIENT_TEXTS: dict[str, Source] = {
+        lambda path: {"text": np.frombuffer(path.read_bytes(), np.uint8)},
+    ),
     "shakespeare": Source(
         "LEAF's Shakespeare, 16068 + 2356 speeches by 715 roles, next-character prediction, "
         "fetched or from the raw file",
@@ -171,7 +166,7 @@ CLIENT_TEXTS: dict[str, Source] = {
         has_clients=True,
     ),
 }
-"""Texts by clients that are fetched, by name."""
+"""Texts that are fetched, by name: plays, and texts by clients."""
 
 _BLOCK = 1000
 """Number of examples decoded at a time, so that a large set is not held in memory twice."""
@@ -192,14 +187,15 @@ def fetch(name: str, data_dir: Path | None, cache: Path) -> Dataset:
       ConfigError: If raw files are missing, damaged or not the registered ones, if a download
         fails, or if the cache cannot be written to.
     """
-    return from_npz(_find_or_prepare(SOURCES, name, data_dir, cache), name)
+    path = _find_or_prepare(_prepare_images, name, SOURCES[name], data_dir, cache)
+    return from_npz(path, name)
 
 
 def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
     """Read a text from the cache, after preparing it there if necessary.
 
     Args:
-      name: A name in `TEXTS` or `CLIENT_TEXTS`.
+      name: A name in `TEXTS`.
       data_dir: Folder with the raw files, or None to download them.
       cache: Folder of the cache.
 
@@ -209,36 +205,36 @@ def fetch_text(name: str, data_dir: Path | None, cache: Path) -> Text:
     Raises:
       ConfigError: As `fetch`.
     """
-    if name in CLIENT_TEXTS:
-        return text_from_npz(_find_or_prepare(CLIENT_TEXTS, name, data_dir, cache), name)
-    with np.load(_find_or_prepare(TEXTS, name, data_dir, cache), allow_pickle=False) as file:
+    path = _find_or_prepare(_prepare_text, name, TEXTS[name], data_dir, cache)
+    if TEXTS[name].has_clients:
+        return text_from_npz(path, name)
+    with np.load(path, allow_pickle=False) as file:
         return from_text(file["text"].tobytes().decode(), name=name)
 
 
 def _find_or_prepare(
-    sources: Mapping[str, Source], name: str, data_dir: Path | None, cache: Path
+    prepare: Callable[..., dict[str, np.ndarray]],
+    name: str,
+    source: Source,
+    data_dir: Path | None,
+    cache: Path,
 ) -> Path:
     """Return the cache's file of a set, after writing it if it does not exist.
 
     Raises:
       ConfigError: As `fetch`, or if the file is damaged.
     """
-    missing = [
-        file for file in sources[name].raw_files if data_dir and not (data_dir / file).is_file()
-    ]
+    missing = [file for file in source.raw_files if data_dir and not (data_dir / file).is_file()]
     if missing:
         allowed = f"a folder with the raw files of {name} ({missing[0]} is missing)"
         raise ConfigError("data_dir", str(data_dir), allowed)
     decoded = cache / f"{name}.npz"
-    prepare = _prepare_images
-    if name in TEXTS or name in CLIENT_TEXTS:
-        prepare = _prepare_text if name in TEXTS else _prepare_sequences
     try:
         if decoded.exists():
             check_seal(decoded)
             return decoded
         cache.mkdir(parents=True, exist_ok=True)
-        write_arrays(decoded, prepare(name, data_dir, cache))
+        write_arrays(decoded, prepare(name, source, data_dir, cache))
     except ConfigError:
         raise
     except InputError:
@@ -250,9 +246,10 @@ def _find_or_prepare(
     return decoded
 
 
-def _prepare_images(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
+def _prepare_images(
+    name: str, source: Source, data_dir: Path | None, cache: Path
+) -> dict[str, np.ndarray]:
     """Prepare a set of images and return the decoded arrays."""
-    source = SOURCES[name]
     builder_class = _make_builder_class(name, source, data_dir)
     builder = _run_builder(builder_class, name, source, data_dir, cache)
     features = builder.info.features
@@ -271,42 +268,18 @@ def _prepare_images(name: str, data_dir: Path | None, cache: Path) -> dict[str, 
     return arrays
 
 
-def _prepare_text(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
-    """Prepare a text and join the splits that tensorflow-datasets cuts it into."""
+def _prepare_text(
+    name: str, source: Source, data_dir: Path | None, cache: Path
+) -> dict[str, np.ndarray]:
+    """Download a text, if its raw files are not given, and return its arrays."""
     import tensorflow_datasets as tfds
 
-    source = TEXTS[name]
-    base: Any = tfds.builder_cls(name)
-
-    class Builder(base, skip_registration=True):  # type: ignore[call-arg]
-        def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            """Cut the text as the stock builder does, without TensorFlow."""
-            text: Any = source.read(*_find_raw_files(name, source, data_dir, dl_manager))
-            cuts = [0, int(len(text) * 0.9)]
-            cuts += [cuts[1] + int((len(text) - cuts[1]) * 0.5), len(text)]
-            parts = zip(("train", "validation", "test"), itertools.pairwise(cuts), strict=True)
-            return {
-                split: self._generate_examples(split, text[begin:end])
-                for split, (begin, end) in parts
-            }
-
-    splits = _run_builder(Builder, name, source, data_dir, cache).as_data_source()
-    whole = b"".join(splits[split][0]["text"] for split in ("train", "validation", "test"))
-    return {"text": np.frombuffer(whole, np.uint8)}
-
-
-def _prepare_sequences(name: str, data_dir: Path | None, cache: Path) -> dict[str, np.ndarray]:
-    """Prepare a text by clients and return its arrays.
-
-    They are not written in the format of tensorflow-datasets; it only downloads.
-    """
-    import tensorflow_datasets as tfds
-
-    source: Any = CLIENT_TEXTS[name]
     with _report_failure(name, source, data_dir, cache):
         folder = cache / "tensorflow_datasets" / "downloads" / name
         manager = None if data_dir else tfds.download.DownloadManager(download_dir=folder)
-        return source.read(*_find_raw_files(name, source, data_dir, manager))
+        arrays = source.read(*_find_raw_files(name, source, data_dir, manager))
+    assert isinstance(arrays, dict)
+    return arrays
 
 
 def _find_raw_files(

@@ -12,12 +12,13 @@ Parameters are named by their path in the model's pytree, joined by dots, with "
 Dimension letters: `L` lanes, `V` evaluations of a lane, `m` examples, `K` classes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from fedjax_sim.checking import Count, Seed, Whole, checked
 from fedjax_sim.diagnostics.posterior import check_kept
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 ONLY = "w"
 """Name of the parameters of a model that is one array."""
 SAMPLE = ("chain", "draw")
+
+Dims = dict[str, np.ndarray]
+"""Coordinates of the leading dimensions of samples, by name."""
+Labelled = dict[str, tuple[np.ndarray, tuple[str, ...]]]
+"""Arrays by name, with the names of their further dimensions."""
 
 
 @checked
@@ -147,7 +153,7 @@ def predictive(
     posterior = tree["posterior"].to_dataset()
     models, dims = _models(posterior, problem)
     key = jax.random.key(seed)
-    found: dict[str, Any] = {}
+    found: Labelled = {}
     if problem.probabilities is not None:
 
         def probabilities(model: Params, problem: Any, inputs: Any) -> Array:
@@ -155,7 +161,7 @@ def predictive(
 
         classes = _over_samples(probabilities, models, dims, problem, inputs)
         found["probability"] = (classes, ("example", "class"))
-        drawn = jax.random.categorical(key, jnp.log(classes))
+        drawn = np.asarray(jax.random.categorical(key, jnp.log(classes)))
     else:
         num = len(jax.tree.leaves(inputs)[0])
 
@@ -166,7 +172,7 @@ def predictive(
 
         numbers = jnp.arange(int(np.prod(_sizes(dims))), dtype="int32")
         drawn = _over_samples(simulate, (models, numbers), dims, problem, inputs)
-    y, is_number = np.asarray(drawn), xr.apply_ufunc(np.isfinite, posterior)
+    y, is_number = drawn, xr.apply_ufunc(np.isfinite, posterior)
     exists = is_number.all([dim for dim in posterior.dims if dim not in dims]).to_array()
     exists = exists.all("variable").transpose(*dims).values
     if not exists.all():  # Whole numbers have no nan.
@@ -182,7 +188,9 @@ def predictive(
     return xr.DataTree.from_dict(groups)
 
 
-def named_leaves(model: Params, taken: Iterable[Any], alone: str = ONLY) -> dict[str, Any]:
+def named_leaves(
+    model: Params, taken: Iterable[Hashable], alone: str = ONLY
+) -> dict[str, np.ndarray | Array]:
     """Name the leaves of a pytree by their paths, joined by dots, with "|" in place of "/".
 
     netCDF would make groups of names with slashes. A name that is taken gets a number.
@@ -192,7 +200,7 @@ def named_leaves(model: Params, taken: Iterable[Any], alone: str = ONLY) -> dict
       taken: Names that something else has, such as the dimensions of lanes.
       alone: Name of one array alone.
     """
-    named: dict[str, Any] = {}
+    named: dict[str, np.ndarray | Array] = {}
     others = set(map(str, taken))
     for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]:
         name = jax.tree_util.keystr(path, simple=True, separator=".").replace("/", "|") or alone
@@ -200,7 +208,7 @@ def named_leaves(model: Params, taken: Iterable[Any], alone: str = ONLY) -> dict
     return named
 
 
-def _models(posterior: "xr.Dataset", problem: Any) -> tuple[Params, dict[str, Any]]:
+def _models(posterior: "xr.Dataset", problem: Any) -> tuple[Params, Dims]:
     """Put the samples back into models, leaves `[R, ...]`, and return their dimensions.
 
     Dimensions are coordinates by name, in order; R samples are those of all of them, flattened.
@@ -227,22 +235,22 @@ def _check_kind(problem: Any) -> None:
         raise ConfigError("problem", type(problem).__name__, allowed)
 
 
-def _over_samples(compute: Any, models: Any, dims: dict[str, Any], *shared: Any) -> Any:
+def _over_samples(
+    compute: Callable[..., Array], models: Params, dims: Dims, *shared: Any
+) -> np.ndarray:
     """Compute something of every model `[R, ...]`, one after another: `[*dims, ...]`.
 
     `shared` are further arguments, pytrees which the program would otherwise hold as constants.
     """
 
-    def over(models: Any, *shared: Any) -> Array:
+    def over(models: Params, *shared: Any) -> Array:
         return jax.lax.map(lambda model: compute(model, *shared), models)
 
     found = np.asarray(jax.jit(over)(models, *shared))
     return found.reshape(*_sizes(dims), *found.shape[1:])
 
 
-def _likelihoods(
-    problem: Any, models: Any, dims: dict[str, Any], examples: Any = None
-) -> "xr.Dataset":
+def _likelihoods(problem: Any, models: Params, dims: Dims, examples: Any = None) -> "xr.Dataset":
     """Compute log-likelihoods of examples; ArviZ's Pareto smoothing needs 64 bits."""
 
     def of_model(model: Params, problem: Any, examples: Any) -> Array:
@@ -252,16 +260,16 @@ def _likelihoods(
     return _dataset({"y": (found, ("example",))}, dims)
 
 
-def _sizes(dims: dict[str, Any]) -> list[int]:
+def _sizes(dims: Dims) -> list[int]:
     return [len(values) for values in dims.values()]
 
 
-def _further(value: Any, known: int) -> list[str]:
+def _further(value: npt.ArrayLike, known: int) -> list[str]:
     """Name the dimensions of an array from a number of known ones on."""
     return [f"y_dim_{i}" for i in range(np.ndim(value) - known)]
 
 
-def _dataset(found: dict[str, Any], dims: dict[str, Any]) -> "xr.Dataset":
+def _dataset(found: Labelled, dims: Dims) -> "xr.Dataset":
     """Label arrays of leading dimensions `dims`, given with the names of the further ones."""
     import xarray as xr
 

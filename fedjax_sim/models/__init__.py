@@ -5,9 +5,9 @@ linen modules have these. Where to look:
 
 - `catalogue`: the networks that the command line knows by name.
 - `mlp`: dense networks; `products` is their matrix product.
-- `cnn` and `resnet`: convolutional networks; `convolution` has their convolutions and pooling.
-- `recurrent` and `transformer`: networks for text.
-- `low_bit`: a wrapper that trains any of them with few bits.
+- `cnn`: convolutional and residual networks; `convolution` has their convolutions and pooling.
+- `text`: networks for text.
+- `quantized`: a wrapper that trains any of them with few bits; `low_bit` has the rounding.
 - `adapters`: networks of flax nnx, equinox and haiku.
 - `calls`: how a model is called in training.
 """
@@ -19,12 +19,12 @@ from fedjax_sim.models.catalogue import MODELS as MODELS
 from fedjax_sim.models.catalogue import Entry as Entry
 from fedjax_sim.models.cnn import DoubleConvNet as DoubleConvNet
 from fedjax_sim.models.cnn import LeNet as LeNet
+from fedjax_sim.models.cnn import ResNet as ResNet
 from fedjax_sim.models.cnn import SmallCNN as SmallCNN
+from fedjax_sim.models.cnn import resnet18 as resnet18
+from fedjax_sim.models.cnn import resnet20 as resnet20
 from fedjax_sim.models.convolution import CONVOLUTIONS as CONVOLUTIONS
 from fedjax_sim.models.mlp import MLP as MLP
 from fedjax_sim.models.mlp import LogisticRegression as LogisticRegression
-from fedjax_sim.models.recurrent import CharacterRNN as CharacterRNN
-from fedjax_sim.models.resnet import ResNet as ResNet
-from fedjax_sim.models.resnet import resnet18 as resnet18
-from fedjax_sim.models.resnet import resnet20 as resnet20
-from fedjax_sim.models.transformer import CharacterTransformer as CharacterTransformer
+from fedjax_sim.models.text import CharacterRNN as CharacterRNN
+from fedjax_sim.models.text import CharacterTransformer as CharacterTransformer

@@ -4,12 +4,10 @@ Letters: `B` images, `b` images in a block, a divisor of `B`.
 """
 
 from collections.abc import Callable
-from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import lax
-
-from fedjax_sim.types import Array
+from jax import Array, lax
 
 
 def largest_block(num: int, bytes_each: int, most_bytes: int) -> int:
@@ -27,7 +25,11 @@ def map_blocks(fun: Callable[[Array], Array], x: Array, few: int) -> Array:
 
 
 def backward_in_blocks(
-    fun: Callable[[Array, Array], tuple[Array, Array]], x: Array, slope: Array, few: int, like: Any
+    fun: Callable[[Array, Array], tuple[Array, Array]],
+    x: Array,
+    slope: Array,
+    few: int,
+    like: Array | jax.ShapeDtypeStruct,
 ) -> tuple[Array, Array]:
     """Compute the cotangents of images, and of a kernel that all images share, in blocks.
 

@@ -6,6 +6,7 @@ or an attribute of a flax module.
 
 import dataclasses
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from flax import linen as nn
@@ -57,7 +58,7 @@ SWITCHES = {
 """Names of the switch, with its value in training."""
 
 
-def switches_of(call: Any, *, train: bool) -> dict[str, bool]:
+def switches_of(call: Callable[..., Any], *, train: bool) -> dict[str, bool]:
     """Return the switches among the arguments of a call, with their values.
 
     Args:
@@ -68,7 +69,7 @@ def switches_of(call: Any, *, train: bool) -> dict[str, bool]:
     return {name: train is value for name, value in SWITCHES.items() if name in names}
 
 
-def check_switches(call: Any) -> None:
+def check_switches(call: Callable[..., Any]) -> None:
     """Refuse an unknown switch, with which dropout could be off in local steps without a word.
 
     Args:
@@ -108,7 +109,12 @@ def draw_params(model: Model, key: Key, x: Any) -> Params:
 
 
 def outputs_of(
-    model: Model, params: Params, x: Any, *, train: bool = False, rngs: Any = None
+    model: Model,
+    params: Params,
+    x: Any,
+    *,
+    train: bool = False,
+    rngs: Mapping[str, Key] | None = None,
 ) -> Any:
     """Compute a network's outputs.
 
@@ -129,12 +135,12 @@ def outputs_of(
     return in_32_bits(_switched(model, train=train).apply(params, x, **options))
 
 
-def _arguments_of(model: Any, *, train: bool) -> dict[str, bool]:
+def _arguments_of(model: Model, *, train: bool) -> dict[str, bool]:
     """Return the switches among the arguments of a network's calls, with their values."""
     return switches_of(model.__call__ if isinstance(model, nn.Module) else model.apply, train=train)
 
 
-def _attributes_of(model: Any, *, train: bool) -> dict[str, bool]:
+def _attributes_of(model: Model, *, train: bool) -> dict[str, bool]:
     """Return the switches among the attributes of a flax module, with their values."""
     if not isinstance(model, nn.Module):
         return {}
@@ -147,7 +153,7 @@ def _attributes_of(model: Any, *, train: bool) -> dict[str, bool]:
     }
 
 
-def _switched(model: Any, *, train: bool) -> Any:
+def _switched(model: Model, *, train: bool) -> Model:
     """Set the switches among a network's attributes."""
-    attributes = _attributes_of(model, train=train)
-    return model.clone(**attributes) if attributes else model
+    attributes: dict[str, Any] = _attributes_of(model, train=train)
+    return model.clone(**attributes) if isinstance(model, nn.Module) and attributes else model

@@ -6,11 +6,10 @@ from typing import NamedTuple
 from flax import linen as nn
 
 from fedjax_sim.checking import checked
-from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN
+from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20
 from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import MLP, LogisticRegression
-from fedjax_sim.models.recurrent import CharacterRNN
-from fedjax_sim.models.resnet import resnet18, resnet20
+from fedjax_sim.models.text import CharacterRNN
 from fedjax_sim.settings import Named
 
 

@@ -34,19 +34,18 @@ Letters: `B` images; `*space` the axes of space, such as `H, W`; `C` input and `
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from fedjax_sim import linear, targets
 from fedjax_sim.models.blocks import backward_in_blocks, largest_block, map_blocks
 from fedjax_sim.models.winograd import convolve as convolve_3x3
 from fedjax_sim.models.winograd import saves_products
-from fedjax_sim.types import Array
 
 Convolution = Callable[..., Array]
 """A function with the arguments and the result of `lax.conv_general_dilated`."""
@@ -54,6 +53,10 @@ Padding = str | Sequence[tuple[int, int]]
 """Padding as the library takes it: "SAME", "VALID", or zeros before and after along each axis."""
 Pads = tuple[tuple[int, int], ...]
 """Zeros before and after along each axis of space."""
+Pair = tuple[Array, Array]
+"""Images and a kernel, or their tangents or cotangents."""
+Sizes = tuple[int, ...]
+"""A number for each axis of space."""
 
 NARROW = 16
 """Number of output channels below which blocks of neighbouring outputs are computed together.
@@ -148,9 +151,8 @@ def patches(
     _check_fit(lhs, rhs, pads, out)
     if 0 in (lhs.size, rhs.size):
         return lax.conv_general_dilated(lhs, rhs, strides, pads, **options)
-    precision = options.get("precision")
+    geometry = _Geometry(rhs.shape[:-2], dilation, strides, pads, out, options.get("precision"))
     if groups > 1 and rhs.shape[-2] == 1:
-        geometry = _Geometry(rhs.shape[:-2], dilation, strides, pads, out)
         copies = rhs.shape[-1] // groups
         x = jnp.repeat(lhs, copies, axis=-1) if copies > 1 else lhs
         return _convolve_channels(x, rhs[..., 0, :], geometry)
@@ -164,9 +166,8 @@ def patches(
         y = jax.vmap(of_group, in_axes=-2, out_axes=-2)(x, kernel)
         return y.reshape(*y.shape[:-2], -1)
     if rhs.shape[-1] >= NARROW or math.prod(dilation) > 1:
-        geometry = _Geometry(rhs.shape[:-2], dilation, strides, pads, out)
-        return _convolve(lhs, rhs, geometry, precision)
-    return _convolve_in_blocks(lhs, rhs, strides, pads, out, precision)
+        return _convolve(lhs, rhs, geometry)
+    return _convolve_in_blocks(lhs, rhs, geometry)
 
 
 def winograd(
@@ -260,14 +261,15 @@ def pooled(convolve: Convolution) -> Convolution:
         is_product = _is_plain(lhs, rhs, **options) and _is_whole(**options)
         if by_patches and is_narrow_image and is_product:
             dilation, strides, pads, out = _sizes(lhs, rhs, window_strides, padding, options)
-            wide, geometry = _widen(rhs, strides, pads, tuple(n // 2 for n in out))
+            blocks, precision = tuple(n // 2 for n in out), options.get("precision")
+            plain = _Geometry(rhs.shape[:-2], dilation, strides, pads, blocks, precision)
+            wide, geometry = _widen(rhs, plain)
             if (
                 dilation == (1, 1)
                 and min(out) > 1
                 and _images_at_once(lhs, wide, geometry) == lhs.shape[0]
             ):
-                precision = options.get("precision")
-                largest, _ = _block_maxima_and_places(lhs, wide, geometry, precision)
+                largest, _ = _block_maxima_and_places(lhs, wide, geometry)
                 return largest.reshape(lhs.shape[0], *geometry.out, -1)
         return max_pool(convolve(lhs, rhs, window_strides, padding, **options))
 
@@ -300,7 +302,7 @@ def _pool(x: Array, window: int, stride: int, axis: int) -> Array:
 
 
 class _Geometry(NamedTuple):
-    """Where windows lie on the padded input. Static and hashable, one entry per axis of space.
+    """Where windows lie on the padded input, one entry per axis of space. Static and hashable.
 
     Attributes:
       window: Size of the window.
@@ -308,13 +310,15 @@ class _Geometry(NamedTuple):
       strides: Distance between neighbouring windows.
       pads: Zeros before and after the input.
       out: Number of windows: the size of the output.
+      precision: Of the products, as for `lax.dot_general`.
     """
 
-    window: tuple[int, ...]
-    dilation: tuple[int, ...]
-    strides: tuple[int, ...]
+    window: Sizes
+    dilation: Sizes
+    strides: Sizes
     pads: Pads
-    out: tuple[int, ...]
+    out: Sizes
+    precision: lax.PrecisionLike = None
 
 
 def _is_plain(lhs: Array, rhs: Array, **options: Any) -> bool:
@@ -337,8 +341,12 @@ def _is_whole(**options: Any) -> bool:
 
 
 def _sizes(
-    lhs: Array, rhs: Array, window_strides: Sequence[int], padding: Padding, options: Any
-) -> tuple[Any, Any, Pads, Any]:
+    lhs: Array,
+    rhs: Array,
+    window_strides: Sequence[int],
+    padding: Padding,
+    options: Mapping[str, Any],
+) -> tuple[Sizes, Sizes, Pads, Sizes]:
     """Return dilation, strides, padding and size of the output, one entry per axis of space."""
     num_axes = lhs.ndim - 2
     dilation = tuple(options.get("rhs_dilation") or (1,) * num_axes)
@@ -380,54 +388,46 @@ def _is_for_winograd(lhs: Array, rhs: Array, window_strides: Sequence[int], **op
     )
 
 
-def _widen(
-    kernel: Array, strides: Sequence[int], pads: Pads, blocks: tuple[int, ...]
-) -> tuple[Array, _Geometry]:
+def _widen(kernel: Array, geometry: _Geometry) -> tuple[Array, _Geometry]:
     """Return a kernel that computes blocks of two neighbouring outputs along each axis of space.
 
     Its window is one stride longer along each axis. Its channels are those of the outputs of a
-    block, ordered with the last axis of space fastest. Its geometry, which is returned too, has
-    these pads, and as many outputs along each axis as there are blocks.
+    block, ordered with the last axis of space fastest. Its geometry is returned too.
+
+    geometry: That of the kernel, with the number of blocks along each axis as outputs.
     """
-    copies = []
+    copies, strides = [], geometry.strides
     for shift in itertools.product((0, 1), repeat=len(strides)):
         around = [(s * i, s - s * i) for s, i in zip(strides, shift, strict=True)]
         copies.append(jnp.pad(kernel, (*around, (0, 0), (0, 0))))
     window = tuple(n + s for n, s in zip(kernel.shape, strides, strict=False))
     wide = jnp.stack(copies, axis=-2).reshape(*window, kernel.shape[-2], -1)
-    double_strides = tuple(2 * s for s in strides)
-    return wide, _Geometry(window, (1,) * len(strides), double_strides, pads, blocks)
+    return wide, geometry._replace(window=window, strides=tuple(2 * s for s in strides))
 
 
-def _convolve_in_blocks(
-    x: Array, kernel: Array, strides: Sequence[int], pads: Pads, out: Sequence[int], precision: Any
-) -> Array:
+def _convolve_in_blocks(x: Array, kernel: Array, geometry: _Geometry) -> Array:
     """Convolve with the outputs of a block as channels, then put them in the order of the image."""
-    num_axes, features = len(strides), kernel.shape[-1]
+    num_axes, features, out = len(geometry.out), kernel.shape[-1], geometry.out
     blocks = tuple(-(-n // 2) for n in out)
     # An odd number of outputs needs one more stride of zeros to fill the last block.
-    padded = tuple(
-        (low, high + s * (n % 2)) for (low, high), s, n in zip(pads, strides, out, strict=True)
-    )
-    wide, geometry = _widen(kernel, strides, padded, blocks)
-    y = _convolve(x, wide, geometry, precision)
+    axes = zip(geometry.pads, geometry.strides, out, strict=True)
+    padded = tuple((low, high + s * (n % 2)) for (low, high), s, n in axes)
+    y = _convolve(x, *_widen(kernel, geometry._replace(pads=padded, out=blocks)))
     y = y.reshape(x.shape[0], *blocks, *(2,) * num_axes, features)
     order = [axis for i in range(num_axes) for axis in (1 + i, 1 + num_axes + i)]
     y = y.transpose(0, *order, y.ndim - 1).reshape(x.shape[0], *(2 * n for n in blocks), features)
     return y[(slice(None), *(slice(n) for n in out), slice(None))]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _block_maxima_and_places(
-    x: Array, wide: Array, geometry: _Geometry, precision: Any
-) -> tuple[Array, Array]:
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _block_maxima_and_places(x: Array, wide: Array, geometry: _Geometry) -> Pair:
     """Convolve by blocks of 2x2 outputs; return the maximum of each, and its place in the block.
 
     wide: A kernel made by `_widen`, with 4 F channels.
 
     Both are `[windows, F]`.
     """
-    y = _outputs_of_blocks(x, wide, geometry, precision)
+    y = _outputs_of_blocks(x, wide, geometry)
     largest, place = y[:, 0], jnp.zeros(y[:, 0].shape, y.dtype)
     for i in range(1, 4):
         stays = (largest >= y[:, i]) | jnp.isnan(largest)
@@ -436,13 +436,11 @@ def _block_maxima_and_places(
 
 
 @_block_maxima_and_places.defjvp
-def _block_maxima_jvp(
-    geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    largest, place = _block_maxima_and_places(*inputs, geometry, precision)
+def _block_maxima_jvp(geometry: _Geometry, inputs: Pair, tangents: Pair) -> tuple[Pair, Pair]:
+    largest, place = _block_maxima_and_places(*inputs, geometry)
     tangent = linear.linear_with_transpose(
-        partial(_block_maxima_forward, geometry, precision),
-        partial(_block_maxima_backward, geometry, precision),
+        partial(_block_maxima_forward, geometry),
+        partial(_block_maxima_backward, geometry),
         (*inputs, place),
         tangents,
         like=largest,
@@ -450,32 +448,29 @@ def _block_maxima_jvp(
     return (largest, place), (tangent, jnp.zeros_like(place))
 
 
-def _outputs_of_blocks(x: Array, wide: Array, geometry: _Geometry, precision: Any) -> Array:
+def _outputs_of_blocks(x: Array, wide: Array, geometry: _Geometry) -> Array:
     """Convolve by blocks; outputs are not in the order of the image: `[windows, 4, F]`."""
     kernel = wide.reshape(-1, wide.shape[-1])
-    y = jnp.matmul(_make_patches(x, geometry), kernel, precision=precision)
+    y = jnp.matmul(_make_patches(x, geometry), kernel, precision=geometry.precision)
     return y.reshape(-1, 4, wide.shape[-1] // 4)
 
 
 def _block_maxima_forward(
-    geometry: _Geometry,
-    precision: Any,
-    saved: tuple[Array, Array, Array],
-    tangents: tuple[Array, Array],
+    geometry: _Geometry, saved: tuple[Array, Array, Array], tangents: Pair
 ) -> Array:
     """Take the tangents of a block's outputs where the maximum is."""
     x, wide, place = saved
     of_x, of_wide = tangents
-    y = _outputs_of_blocks(of_x, wide, geometry, precision)
-    y += _outputs_of_blocks(x, of_wide, geometry, precision)
+    y = _outputs_of_blocks(of_x, wide, geometry)
+    y += _outputs_of_blocks(x, of_wide, geometry)
     output = jnp.arange(4, dtype=place.dtype)[None, :, None]
     return jnp.sum(jnp.where(place[:, None] == output, y, 0), axis=1)
 
 
 def _block_maxima_backward(
-    geometry: _Geometry, precision: Any, saved: tuple[Array, Array, Array], slope: Array
-) -> tuple[Array, Array]:
-    x, wide, place = saved
+    geometry: _Geometry, saved: tuple[Array, Array, Array], slope: Array
+) -> Pair:
+    (x, wide, place), precision = saved, geometry.precision
     features, kernel = wide.shape[-1] // 4, wide.reshape(-1, wide.shape[-1])
     # Channels go first, as the kernel's gradient needs them. The transposition is done by products
     # with the identity: the compiler would merge a plain transposition with the operations around
@@ -495,38 +490,33 @@ def _block_maxima_backward(
     return of_x, of_kernel.T.reshape(wide.shape)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
-def _convolve(x: Array, kernel: Array, geometry: _Geometry, precision: Any) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _convolve(x: Array, kernel: Array, geometry: _Geometry) -> Array:
     """Multiply patches with the kernel, for a few images at a time: `[B, *geometry.out, F]`.
 
     Patches are made again for derivatives.
     """
 
     def product(x: Array) -> Array:
-        return jnp.matmul(
-            _make_patches(x, geometry), kernel.reshape(-1, kernel.shape[-1]), precision=precision
-        )
+        flat = kernel.reshape(-1, kernel.shape[-1])
+        return jnp.matmul(_make_patches(x, geometry), flat, precision=geometry.precision)
 
     return map_blocks(product, x, _images_at_once(x, kernel, geometry))
 
 
 @_convolve.defjvp
-def _convolve_jvp(
-    geometry: _Geometry, precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    convolve = partial(_convolve, geometry=geometry, precision=precision)
-    return linear.bilinear_jvp(convolve, partial(_backward, geometry, precision), inputs, tangents)
+def _convolve_jvp(geometry: _Geometry, inputs: Pair, tangents: Pair) -> Pair:
+    convolve = partial(_convolve, geometry=geometry)
+    return linear.bilinear_jvp(convolve, partial(_backward, geometry), inputs, tangents)
 
 
-def _backward(
-    geometry: _Geometry, precision: Any, saved: tuple[Array, Array], slope: Array
-) -> tuple[Array, Array]:
-    x, kernel = saved
+def _backward(geometry: _Geometry, saved: Pair, slope: Array) -> Pair:
+    (x, kernel), precision = saved, geometry.precision
     all_but_last = tuple(range(slope.ndim - 1))
     contracted = ((all_but_last, all_but_last), ((), ()))
     flat = kernel.reshape(-1, kernel.shape[-1])
 
-    def of_both(x: Array, slope: Array) -> tuple[Array, Array]:
+    def of_both(x: Array, slope: Array) -> Pair:
         # The kernel's gradient is computed transposed, in a form that the compiler does not turn
         # back. With few channels this is several times as fast.
         rows = _make_patches(x, geometry)
@@ -547,10 +537,8 @@ def _convolve_channels(x: Array, kernel: Array, geometry: _Geometry) -> Array:
 
 
 @_convolve_channels.defjvp
-def _convolve_channels_jvp(
-    geometry: _Geometry, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
-    def backward(saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+def _convolve_channels_jvp(geometry: _Geometry, inputs: Pair, tangents: Pair) -> Pair:
+    def backward(saved: Pair, slope: Array) -> Pair:
         return jax.vjp(partial(_sum_of_shifts, geometry), *saved)[1](slope)
 
     convolve = partial(_convolve_channels, geometry=geometry)

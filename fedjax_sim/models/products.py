@@ -12,10 +12,9 @@ Letters: `D` inputs and `F` outputs of a dense layer.
 
 from typing import Any
 
-from jax import lax
+from jax import Array, lax
 
 from fedjax_sim.targets import is_for_cpu
-from fedjax_sim.types import Array
 
 NARROW = 32
 """Number of outputs up to which the transposed product is used.
@@ -27,7 +26,11 @@ step takes half as much time again.
 
 
 def auto(
-    lhs: Array, rhs: Array, dimension_numbers: Any, precision: Any = None, **options: Any
+    lhs: Array,
+    rhs: Array,
+    dimension_numbers: lax.DotDimensionNumbers,
+    precision: lax.PrecisionLike = None,
+    **options: Any,
 ) -> Array:
     """Multiply as `lax.dot_general` does, by the way that is fast on the machine at hand.
 
@@ -44,14 +47,10 @@ def auto(
     Returns:
       The product, `[..., F]` for a dense layer.
     """
-    axes = _as_tuples(dimension_numbers)
+    # Nested sequences of any kind, as tuples.
+    axes = tuple(tuple(map(tuple, pair)) for pair in dimension_numbers)
     is_dense = rhs.ndim == 2 and axes == (((lhs.ndim - 1,), (0,)), ((), ()))
     if is_dense and rhs.shape[1] <= NARROW and is_for_cpu():
         rhs = lax.optimization_barrier(rhs.T)
         dimension_numbers = (((lhs.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(lhs, rhs, dimension_numbers, precision=precision, **options)
-
-
-def _as_tuples(dimension_numbers: Any) -> Any:
-    """Turn the nested sequences of dimension numbers into tuples, so that they can be compared."""
-    return tuple(tuple(tuple(axes) for axes in pair) for pair in dimension_numbers)

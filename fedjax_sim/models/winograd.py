@@ -19,16 +19,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from fedjax_sim.linear import bilinear_jvp
 from fedjax_sim.models import blocks
-from fedjax_sim.types import Array
+
+Pair = tuple[Array, Array]
+"""Images and a kernel, or their tangents or cotangents."""
 
 TILE, STEP = 6, 4
 """Size of a tile, and the distance between neighbouring tiles: a tile has STEP outputs a side."""
@@ -65,7 +66,7 @@ def saves_products(out: Sequence[int]) -> bool:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
-def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
+def convolve(x: Array, kernel: Array, precision: lax.PrecisionLike = None) -> Array:
     """Convolve with a 3x3 window and stride 1, without padding.
 
     Derivatives in forward and in reverse mode are computed by tiles too.
@@ -89,14 +90,12 @@ def convolve(x: Array, kernel: Array, precision: Any = None) -> Array:
 
 
 @convolve.defjvp
-def _convolve_jvp(
-    precision: Any, inputs: tuple[Array, Array], tangents: tuple[Array, Array]
-) -> tuple[Array, Array]:
+def _convolve_jvp(precision: lax.PrecisionLike, inputs: Pair, tangents: Pair) -> Pair:
     fun, backward = partial(convolve, precision=precision), partial(_backward, precision)
     return bilinear_jvp(fun, backward, inputs, tangents)
 
 
-def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+def _backward(precision: lax.PrecisionLike, saved: Pair, slope: Array) -> Pair:
     """Run the forward pass from its end to its beginning, every step transposed.
 
     The tiles of x, more than twice as large as x, are not kept for this but made again.
@@ -104,7 +103,7 @@ def _backward(precision: Any, saved: tuple[Array, Array], slope: Array) -> tuple
     x, kernel = saved
     places, rows = _places_of(kernel), (1, 2, 3)
 
-    def of_both(x: Array, slope: Array) -> tuple[Array, Array]:
+    def of_both(x: Array, slope: Array) -> Pair:
         of_products = _transform(_OF_OUTPUTS.T, _take_up(_fill(slope, overlap=0)))
         of_tiles = _multiply(of_products, places, (4, 2), precision)
         of_places = lax.dot_general(
@@ -145,7 +144,7 @@ def _transform(matrix: np.ndarray, x: Array) -> Array:
     return product.reshape(-1, *x.shape[1:])
 
 
-def _multiply(a: Array, b: Array, axes: tuple[int, int], precision: Any) -> Array:
+def _multiply(a: Array, b: Array, axes: tuple[int, int], precision: lax.PrecisionLike) -> Array:
     """Multiply matrices of channels at each of the 36 places: `[36, B, h, w, channels]`."""
     return lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((0,), (0,))), precision=precision)
 

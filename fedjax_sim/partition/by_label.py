@@ -7,18 +7,8 @@ in `fedjax_sim.timelines`. Letters: `n` training examples, `N` clients, `C` clas
 import numpy as np
 
 from fedjax_sim.checking import Above0, Count, Seed, Share, Whole, checked
-from fedjax_sim.partition.parts import (
-    ROUNDING,
-    Partition,
-    check_labels,
-    check_most,
-    cut_classes_until_enough,
-    draw_shares,
-    gather_by_owner,
-    make_generator,
-    pack_equal_rows,
-    sort_by_label,
-)
+from fedjax_sim.partition import parts
+from fedjax_sim.partition.parts import Partition
 from fedjax_sim.settings import ConfigError
 
 CIFAR100_SUPERCLASSES = (
@@ -58,9 +48,9 @@ def classes_per_client(
     Raises:
       ConfigError: If an argument is not allowed, or if a slot would have no example.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
     present, class_of = np.unique(labels, return_inverse=True)
-    check_most("classes", classes, len(present))
+    parts.check_most("classes", classes, len(present))
     slots_of_all, num_with_one_more = divmod(classes * num_clients, len(present))
     num_slots = np.full(len(present), slots_of_all)
     num_slots[rng.choice(len(present), num_with_one_more, replace=False)] += 1
@@ -77,7 +67,7 @@ def classes_per_client(
     for c in range(len(present)):
         examples = rng.permutation(np.flatnonzero(class_of == c))
         index[slots == c] = examples[: num_slots[c] * size].reshape(-1, size)
-    return pack_equal_rows(index.reshape(num_clients, -1))
+    return parts.pack_equal_rows(index.reshape(num_clients, -1))
 
 
 @checked
@@ -119,11 +109,11 @@ def label_groups(
       ConfigError: If an argument is not allowed, or if a label has fewer examples than its group
         has clients.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
     present = np.unique(labels)
     if num_clients < 2:
         raise ConfigError("num_clients", num_clients, "at least 2, one in each group")
-    check_most("slow_labels", slow_labels, len(present) - 1)
+    parts.check_most("slow_labels", slow_labels, len(present) - 1)
     num_slow = int(np.ceil(slow_fraction * num_clients - 1e-6))
     if not 1 <= num_slow < num_clients:
         raise ConfigError("slow_fraction", slow_fraction, "such that each group has a client")
@@ -132,7 +122,7 @@ def label_groups(
         (present[slow_labels:], num_clients - num_slow),
         (present[:slow_labels], num_slow),
     ):
-        parts = []
+        blocks = []
         for label in group_labels:
             examples = rng.permutation(np.flatnonzero(labels == label))
             size = len(examples) // group_size
@@ -142,11 +132,11 @@ def label_groups(
                     num_clients,
                     f"small enough for each client of a group to have an example of label {label}",
                 )
-            parts.append(examples[: group_size * size].reshape(group_size, size))
-        rows += [rng.permutation(row) for row in np.concatenate(parts, axis=1)]
-    kept = [row[int(held_out * len(row) + ROUNDING) :] for row in rows]
+            blocks.append(examples[: group_size * size].reshape(group_size, size))
+        rows += [rng.permutation(row) for row in np.concatenate(blocks, axis=1)]
+    kept = [row[int(held_out * len(row) + parts.ROUNDING) :] for row in rows]
     owner = np.repeat(np.arange(num_clients), [len(row) for row in kept])
-    return gather_by_owner(np.concatenate(kept), owner, num_clients)
+    return parts.gather_by_owner(np.concatenate(kept), owner, num_clients)
 
 
 @checked
@@ -186,20 +176,20 @@ def dirichlet_groups(
       ConfigError: If an argument is not allowed, or if no draw out of `DIRICHLET_TRIES` gives every
         group enough examples.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
-    check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    parts.check_most("num_clients", num_clients, len(labels))
     _check_groups(group_sizes, num_clients)
-    check_most("min_examples", min_examples, len(labels) // num_clients)
+    parts.check_most("min_examples", min_examples, len(labels) // num_clients)
     sizes, least = np.unique(labels, return_counts=True)[1], min_examples * np.asarray(group_sizes)
-    per_class = cut_classes_until_enough(rng, len(group_sizes), alpha, sizes, least=least)
-    by_class = sort_by_label(labels, rng.permutation(len(labels)))
+    per_class = parts.cut_classes_until_enough(rng, len(group_sizes), alpha, sizes, least=least)
+    by_class = parts.sort_by_label(labels, rng.permutation(len(labels)))
     group_of = np.concatenate([np.repeat(np.arange(len(group_sizes)), row) for row in per_class])
     examples, owner = [], []
     first_clients = np.cumsum(group_sizes) - group_sizes
     for group, (first, size) in enumerate(zip(first_clients, group_sizes, strict=True)):
         examples.append(rng.permutation(by_class[group_of == group]))
         owner.append(first + np.arange(len(examples[-1])) % size)
-    return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
+    return parts.gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
 @checked
@@ -235,11 +225,11 @@ def disjoint_groups(
       ConfigError: If an argument is not allowed, or if a client of a group would have no example of
         a class.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
-    check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    parts.check_most("num_clients", num_clients, len(labels))
     _check_groups(group_sizes, num_clients)
     present = rng.permutation(np.unique(labels))
-    check_most("classes", classes, len(present) // len(group_sizes))
+    parts.check_most("classes", classes, len(present) // len(group_sizes))
     examples, owner = [], []
     first_clients = np.cumsum(group_sizes) - group_sizes
     labels_of = np.array_split(present, len(group_sizes))
@@ -250,7 +240,7 @@ def disjoint_groups(
         )
         examples.append(of_group[index].ravel())
         owner.append(first + np.repeat(np.arange(size), counts))
-    return gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
+    return parts.gather_by_owner(np.concatenate(examples), np.concatenate(owner), num_clients)
 
 
 @checked
@@ -290,8 +280,8 @@ def pachinko(
     Raises:
       ConfigError: If an argument is not allowed, or if a label has no superclass.
     """
-    labels, rng = check_labels(labels), make_generator(seed)
-    check_most("num_clients", num_clients, len(labels))
+    labels, rng = parts.check_labels(labels), parts.make_generator(seed)
+    parts.check_most("num_clients", num_clients, len(labels))
     num_classes = int(labels.max()) + 1
     if superclasses is CIFAR100_SUPERCLASSES and num_classes != len(superclasses):
         allowed = f"given for data with {num_classes} classes; the default is that of CIFAR-100"
@@ -305,14 +295,14 @@ def pachinko(
     index = np.empty((num_clients, size), np.int32)
     left = np.array([len(each) for each in examples])
     for client in range(num_clients):
-        shares = draw_shares(rng, len(children), alpha)
-        within = [draw_shares(rng, len(each), beta) for each in children]
+        shares = parts.draw_shares(rng, len(children), alpha)
+        within = [parts.draw_shares(rng, len(each), beta) for each in children]
         for place in range(size):
             group = _draw(rng, shares, np.bincount(coarse, weights=left) > 0)
             c = children[group][_draw(rng, within[group], left[children[group]] > 0)]
             index[client, place] = examples[c].pop()
             left[c] -= 1
-    return pack_equal_rows(index)
+    return parts.pack_equal_rows(index)
 
 
 def _draw(rng: np.random.Generator, shares: np.ndarray, is_left: np.ndarray) -> int:

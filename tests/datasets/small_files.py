@@ -144,7 +144,7 @@ def register(monkeypatch, folder):
         digests = (hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
         return source._replace(sha256=tuple(digests))
 
-    for table in ("SOURCES", "TEXTS", "CLIENT_TEXTS"):
+    for table in ("SOURCES", "TEXTS"):
         known = getattr(fetched, table)
         sources = {name: noted(source) for name, source in known.items()}
         monkeypatch.setattr(fetched, table, sources)

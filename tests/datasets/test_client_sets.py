@@ -133,8 +133,8 @@ def test_damaged_cache_of_a_text_is_named(tmp_path) -> None:
 def test_a_text_is_downloaded_and_checked_before_it_is_read(served, tmp_path, monkeypatch) -> None:
     write_shakespeare(served)
     url = fetched.SOURCES["cifar10"].url
-    source = fetched.CLIENT_TEXTS["shakespeare"]._replace(url=url)
-    monkeypatch.setitem(fetched.CLIENT_TEXTS, "shakespeare", source)
+    source = fetched.TEXTS["shakespeare"]._replace(url=url)
+    monkeypatch.setitem(fetched.TEXTS, "shakespeare", source)
     with pytest.raises(ConfigError, match=r"shakespeare\.tar\.bz2 was downloaded with another"):
         datasets.load_text("shakespeare", cache_dir=tmp_path / "cache")
     register(monkeypatch, served)

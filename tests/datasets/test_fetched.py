@@ -24,7 +24,7 @@ from tests.datasets.small_files import (
 )
 from tests.kept_files import NUM_FLIPS, count_refusals, without_seal
 
-EVERY_SOURCE = fetched.SOURCES | fetched.TEXTS | fetched.CLIENT_TEXTS
+EVERY_SOURCE = fetched.SOURCES | fetched.TEXTS
 RAW_DATA = os.environ.get("FEDJAX_SIM_RAW_DATA")
 
 
@@ -208,7 +208,7 @@ def test_missing_raw_file_or_folder_is_named(raw, tmp_path):
         datasets.load("mnist", data_dir=tmp_path / "nowhere", cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize("name", fetched.SOURCES | fetched.CLIENT_TEXTS)
+@pytest.mark.parametrize("name", fetched.SOURCES | fetched.TEXTS)
 def test_failed_download_says_what_to_do(tmp_path, monkeypatch, name):
     def no_network(*_, **__):
         raise OSError("no route to host")

@@ -3,10 +3,11 @@
 import jax
 import numpy as np
 
+from fedjax_sim import compression
 from fedjax_sim.models import low_bit
 
 # Compiled, because one operation after the other would take seconds.
-luq = jax.jit(low_bit.luq, static_argnames=("bits", "top"))
+luq = jax.jit(compression.luq, static_argnames=("bits", "top"))
 
 uniform, sawb, max_abs = (
     jax.jit(q, static_argnames=("bits", "levels"))

@@ -15,8 +15,10 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
+from fedjax_sim.compression import luq
 from fedjax_sim.models import LeNet, ResNet, convolution, winograd
-from fedjax_sim.models.low_bit import LowBit, quantized_gradient
+from fedjax_sim.models.low_bit import quantized_gradient
+from fedjax_sim.models.quantized import LowBit
 from tests.conftest import slow_but
 from tests.models.test_convolution import LAST, PAIRS
 
@@ -216,7 +218,7 @@ def test_few_bits() -> None:
     """Forward mode is that of the identity, under vmap too, and in a model with few bits."""
     x, dot = normal((3, 9), (3, 9))
     keys = jax.random.split(jax.random.key(1), 3)
-    by = jax.vmap(lambda x, key: quantized_gradient(x, key, 3))
+    by = jax.vmap(lambda x, key: quantized_gradient(x, key, partial(luq, bits=3)))
     np.testing.assert_array_equal(jax.jvp(lambda x: by(x, keys), (x,), (dot,))[1], dot)
 
     images, of_images = normal((2, 16, 16, 3), (2, 16, 16, 3))

@@ -14,7 +14,7 @@ from fedjax_sim import Event, Layout, Plan
 from fedjax_sim.clients.gradient_steps import local_training
 from fedjax_sim.datasets import from_arrays
 from fedjax_sim.models import MLP
-from fedjax_sim.models.low_bit import LowBit
+from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.partition import iid
 from fedjax_sim.problems import make_classification
 from tests.conftest import slow_but

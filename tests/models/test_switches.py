@@ -17,7 +17,7 @@ from flax import nnx, struct
 
 import fedjax_sim
 from fedjax_sim import ConfigError, models, problems
-from fedjax_sim.models.low_bit import LowBit
+from fedjax_sim.models.quantized import LowBit
 from fedjax_sim.systems import fedavg
 from tests.conftest import Regression
 
