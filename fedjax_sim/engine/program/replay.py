@@ -25,8 +25,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fedjax_sim import events, targets, types
 from fedjax_sim.batching import LANE_AXIS, map_families, map_lanes
-from fedjax_sim.engine.machine import memory, processes
-from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
+from fedjax_sim.engine.machine import compiling, memory, processes
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
 from fedjax_sim.engine.planning.schedule import Schedule, Tables, event_at, look_up
@@ -306,28 +306,32 @@ class Replay:
 
     def prepare(self, *, begins: bool = True) -> None:
         """Compile the programs, unless those of an equal form are known."""
-        if find_known(self.form) is None:
+        if not compiling.is_known(self.form):
             self.compile(begins=begins)
             if begins:
-                note_known(self.form)
+                compiling.note_known(self.form)
 
     @property
     def is_known(self) -> bool:
         """Whether the memory of programs of this form is known, so that none need be compiled."""
-        return bool(find_known(self.form))
+        return compiling.known_size(self.form) is not None
 
-    def sizes(self) -> tuple[Size, ...]:
-        """Return the memory of the programs; they are compiled unless it is known."""
-        found = find_known(self.form)
-        if not found:
+    def carried(self) -> int:
+        """Count the bytes of the lanes' states on each device, which nothing is compiled for."""
+        return memory.count_bytes(self.described().carries()) // self.program.placement.lane_devices
+
+    def size(self) -> int:
+        """Count the bytes of the programs on each device, without the data that lanes share.
+
+        The programs are compiled unless their memory is known.
+        """
+        found = compiling.known_size(self.form)
+        if found is None:
             described = self.described()
-            hyper, problem = described.lanes.hyper, described.lanes.problem
-            arguments = memory.count_bytes((hyper.shared, problem.shared))
-            if self.program.placement.mesh.size == 1 and self.is_in_order:
-                # A single device takes the stacked problems as they are.
-                arguments += memory.count_bytes(problem.varying)
-            found = memory.measure_programs(described.compile(), arguments)
-            note_known(self.form, found)
+            shared = described.lanes.hyper.shared, described.lanes.problem.shared
+            found = memory.measure_programs(described.compile()) - memory.count_bytes(shared)
+            found = max(0, found)
+            compiling.note_known(self.form, found)
         return found
 
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:

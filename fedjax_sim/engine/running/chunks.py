@@ -36,7 +36,6 @@ def replay_schedule(
     *,
     checkpoint: Checkpoint | None = None,
     report: Report | None = None,
-    meanwhile: Callable[[], None] | None = None,
 ) -> Curves:
     """Run a schedule in chunks.
 
@@ -44,7 +43,6 @@ def replay_schedule(
       replay: The program with its inputs.
       checkpoint: Opened; resumed from if it holds something, and written to between chunks.
       report: Called after each evaluation.
-      meanwhile: Called once, while the devices work on the first chunk.
 
     Raises:
       Stopped: If a signal asked for it, after the chunks that were sent and a checkpoint.
@@ -61,7 +59,7 @@ def replay_schedule(
         name, ticks = replay.program.system.name, replay.num_evals * per_eval
         say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.place_of)}).")
         seen.restore(saved.curves, 1 + done // per_eval)
-    chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
+    chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
     with stops_wait, contextlib.closing(chunks):
         for begin, done, returned, carries, *_ in chunks:
@@ -120,7 +118,6 @@ def _replayed(
     done: int,
     seen: "_Seen",
     checkpoint: Checkpoint | None,
-    meanwhile: Callable[[], None] | None,
 ) -> Generator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
@@ -134,7 +131,6 @@ def _replayed(
       done: Ticks done.
       seen: What is known; which lanes run is read when a chunk is sent.
       checkpoint: Says which states are to be saved.
-      meanwhile: As in `replay_schedule`.
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
@@ -185,9 +181,6 @@ def _replayed(
                         yield fetch_oldest()
                     raise
                 send(begin, done, returned, sent)
-            if waiting[-1].end > 0 and meanwhile is not None:
-                meanwhile()
-                meanwhile = None
             yield fetch_oldest()
 
 
