@@ -139,7 +139,7 @@ def test_what_cannot_fit_is_not_compiled(
     compile_programs = replay.Replay.compile
 
     def listen(self: Any, **how: Any) -> Any:
-        compiled.append(len(self.place_of))
+        compiled.append(len(self.placed.place_of))
         return compile_programs(self, **how)
 
     def run(size: int) -> fedjax_sim.Run:
@@ -405,7 +405,7 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
         fedjax_sim.sweep(
             system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
         )
-        _, ours, tests = replays.pop().lanes.problem.shared
+        _, ours, tests = replays.pop().placed.lanes.problem.shared
         copies = {
             shard.data.unsafe_buffer_pointer()
             for leaf in (ours, tests)

@@ -49,7 +49,7 @@ def replay_schedule(
     """
     saved = None if checkpoint is None else checkpoint.load(replay.carries())
     replay.prepare(begins=saved is None)
-    seen = _Seen(replay.place_of, replay.num_evals)
+    seen = _Seen(replay.placed.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
     is_live = replay.program.plan.live is not None
     if saved is None:
@@ -57,7 +57,7 @@ def replay_schedule(
     else:
         done, carries, first = saved.done, saved.states, None
         name, ticks = replay.program.system.name, replay.num_evals * per_eval
-        say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.place_of)}).")
+        say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.placed.place_of)}).")
         seen.restore(saved.curves, 1 + done // per_eval)
     chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
@@ -159,8 +159,8 @@ def _replayed(
             if decides or len(waiting) > 1 or asked_to_stop():
                 return False
             kept = () if checkpoint is None else carries
-            taken = memory.count_bytes((waiting[-1].returned, kept)) + replay.bytes_of_tables
-            return memory.fits_ahead(taken)
+            tables = replay.placed.schedule.between(0, replay.program.chunk[0])
+            return memory.fits_ahead(memory.count_bytes((waiting[-1].returned, kept, tables)))
 
         if first is not None:
             send(0, 0, first, time.monotonic())
@@ -204,7 +204,11 @@ class _Pace:
         self._seconds = self.SECONDS / most
         (num, per_eval), self._block = replay.program.chunk, replay.program.block
         self._per_eval, self._whole = per_eval, num * per_eval
-        self._work = np.concatenate([[0], np.cumsum(replay.work)]) if self._block else np.zeros(0)
+        self._work = np.zeros(1, np.int64)
+        if self._block:
+            # Local steps of all schedules up to each tick, and one for the tick.
+            work = 1 + replay.placed.schedule.work.sum(axis=0, dtype=np.int64)
+            self._work = np.concatenate([self._work, np.cumsum(work)])
         self._per_second = 0.0
 
     def end_after(self, done: int) -> int:
