@@ -14,7 +14,6 @@ from fedjax_sim.engine.machine.memory import (
     OutOfMemoryError,
     count_bytes,
     drop_programs_near_the_limit,
-    even_pieces,
     is_out_of_memory,
 )
 from fedjax_sim.lifecycle.free_memory import (
@@ -125,18 +124,6 @@ def test_a_real_allocation_that_fails_is_recognised() -> None:
     with pytest.raises(MemoryError) as of_numpy:
         np.ones(2**57)
     assert is_out_of_memory(of_numpy.value)
-
-
-def test_pieces_are_equal_where_possible() -> None:
-    assert even_pieces(256, 100) == 64
-    assert even_pieces(256, 300) == 256
-    assert even_pieces(12, 5) == 4
-    # 7 has no divisor from 3 to 5: two pieces of four and three.
-    assert even_pieces(7, 5) == 4
-    assert even_pieces(7, 0) == 1
-    for num in range(1, 40):
-        for most in range(1, num + 1):
-            assert 1 <= even_pieces(num, most) <= most
 
 
 def test_bytes_of_views_and_descriptions() -> None:

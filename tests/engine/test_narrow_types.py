@@ -14,7 +14,7 @@ from flax import struct
 import fedjax_sim
 from fedjax_sim import Algorithm, Event, Plan, System, datasets, partition, problems
 from fedjax_sim.batching import map_slots, weighted_sum
-from fedjax_sim.engine.program.client_variance import client_variance
+from fedjax_sim.engine.program.replay import client_variance
 from fedjax_sim.problems.losses import is_right
 from fedjax_sim.results.store import storable
 from fedjax_sim.server.aggregation import mean_with_server

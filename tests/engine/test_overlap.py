@@ -15,7 +15,7 @@ import pytest
 from flax import struct
 
 import fedjax_sim
-from fedjax_sim import ConfigError, Layout
+from fedjax_sim import Layout
 from fedjax_sim.engine.machine import memory, processes
 from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.program.replay import Replay
@@ -156,52 +156,3 @@ def test_an_error_in_a_chunk_that_was_sent_keeps_what_was_saved(
     with pytest.raises(Exception, match="a fault of the problem"):
         run(**options, checkpoints=saved)
     assert [path.stem[:18] for path in tmp_path.rglob("state-*")] == ["state-000000000002"]
-
-
-RUN = ["fetch", "fetch", "end", "fetch"]
-"""What follows when the one chunk of a piece was sent."""
-
-
-def test_the_next_piece_is_drawn_while_one_runs(
-    run: Callable[..., Run], trace: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless checkpoints are written, or there is little memory."""
-    layout = OPTIONS["layout"]._replace(evals_per_chunk=None)
-    pieces, whole = partial(run, layout=layout._replace(max_lanes=2)), run(layout=layout)
-    trace.clear()
-    assert_same_bits(pieces(), whole)
-    first, last = ["draw [0, 1]", "begin", "send 0"], ["begin", "send 0"]
-    assert trace == [*first, "draw [2, 3]", *RUN, *last, *RUN]
-    trace.clear()
-    assert_same_bits(pieces(checkpoints=fedjax_sim.Checkpoints(tmp_path)), whole)
-    assert trace.index("draw [2, 3]") > trace.index("end")
-    trace.clear()
-    monkeypatch.setattr(memory, "AHEAD", 0.0)
-    assert_same_bits(pieces(), whole)
-    assert trace.index("draw [2, 3]") > trace.index("end")
-
-
-def test_the_next_group_is_drawn_while_one_runs(run: Callable[..., Run], trace: list[str]) -> None:
-    """A setting that decides the shape of programs makes groups."""
-    run(settings={"num_selected": [2, 3]}, system=FEDAVG, num_evals=1)
-    drawn = "draw [0, 1, 2, 3]"
-    assert trace == [drawn, "begin", "send 0", drawn, *RUN, "begin", "send 0", *RUN]
-
-
-def test_what_is_refused_ahead_is_refused_in_its_turn(
-    run: Callable[..., Run], trace: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = drawing.request_timelines
-
-    def refuse(system: Any, seeds: Any, *given: Any, **named: Any) -> Any:
-        drawn = request(system, seeds, *given, **named)
-        if [*seeds] == [2, 3]:
-            raise ConfigError("seeds", seeds, "others")
-        return drawn
-
-    monkeypatch.setattr(drawing, "request_timelines", refuse)
-    layout = OPTIONS["layout"]._replace(max_lanes=2)
-    with pytest.raises(ConfigError, match="seeds is"):
-        run(layout=layout, num_evals=1)
-    drawn = "draw [2, 3]"
-    assert trace == ["draw [0, 1]", "begin", "send 0", drawn, *RUN, drawn]

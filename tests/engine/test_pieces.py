@@ -19,7 +19,12 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.machine.memory import Free
-from fedjax_sim.engine.planning.drawing import count_ticks, measure_plan
+from fedjax_sim.engine.planning.drawing import (
+    DRAWN_TOGETHER,
+    Schedules,
+    count_ticks,
+    measure_plan,
+)
 from fedjax_sim.engine.program import replay
 from fedjax_sim.engine.running import chunks, groups, pieces
 from tests.conftest import Regression
@@ -58,15 +63,15 @@ def needed() -> list[int]:
 @pytest.fixture(scope="module")
 def whole(sweep: Sweep, needed: list[int]) -> fedjax_sim.Run:
     """The eight lanes in one piece."""
-    measured = memory.program_needs
+    compare = pieces._Pieces._compare
 
-    def listen(*given: Any) -> memory.Needs:
-        needs = measured(*given)
-        needed.append(needs.total)
-        return needs
+    def listen(*given: Any) -> tuple[int, float]:
+        found = compare(*given)
+        needed.append(found[0])
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "program_needs", listen)
+        patch.setattr(pieces._Pieces, "_compare", listen)
         return sweep()
 
 
@@ -119,8 +124,6 @@ def test_pieces_give_the_results_of_the_whole(
     """
     free = 0.9 * needed[-1] / memory.SHARE
     monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
-    # Schedules, which are reserved too, take more than a program for models of three numbers.
-    monkeypatch.setattr(pieces._Pieces, "_bytes_to_keep", lambda *_: 0)
     assert_equal(sweep(), whole)
     assert lanes_run == [4, 4]
     said = capsys.readouterr().err
@@ -131,12 +134,12 @@ def test_pieces_give_the_results_of_the_whole(
 def test_what_cannot_fit_is_not_compiled(
     small: Callable, lanes_run: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The models of twelve lanes alone would take three times the memory that is free."""
+    """The models that twelve lanes carry take three times the memory that is free."""
     compiled: list[int] = []
     compile_programs = replay.Replay.compile
 
     def listen(self: Any, **how: Any) -> Any:
-        compiled.append(len(self.place_of))
+        compiled.append(len(self.placed.place_of))
         return compile_programs(self, **how)
 
     def run(size: int) -> fedjax_sim.Run:
@@ -154,20 +157,18 @@ def test_what_cannot_fit_is_not_compiled(
     whole = run(5000)
     assert (compiled, lanes_run) == ([12], [12])
     compiling.forget_known()
-    # Four slots and the server's model of each lane.
-    free = 12 * (4 + 1) * 5000 * 4 / 3
+    free = 12 * 5000 * 4 / 3
     monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free / memory.SHARE))
-    monkeypatch.setattr(pieces._Pieces, "_bytes_to_keep", lambda *_: 0)
     np.testing.assert_array_equal(run(5000).models, whole.models)
-    assert max(compiled[1:]) <= 4 and sum(lanes_run[1:]) == 12 and max(lanes_run[1:]) <= 4
+    assert max(compiled[1:]) <= 3 and sum(lanes_run[1:]) == 12 and max(lanes_run[1:]) <= 3
 
 
 @pytest.mark.parametrize(("seeds", "max_lanes"), [(1, None), (4, 4), (4, 1)])
 def test_a_lane_that_cannot_fit_is_refused_before_it_is_compiled(
     small: Callable, monkeypatch: pytest.MonkeyPatch, seeds: int, max_lanes: int | None
 ) -> None:
-    """Its five models take more than there is, whatever number of lanes was asked for."""
-    free = 4 * 5003 * 4
+    """Its state takes more than there is, whatever number of lanes was asked for."""
+    free = 0.9 * 5003 * 4
     monkeypatch.setattr(memory, "free_memory", lambda: Free(np.inf, free))
     monkeypatch.setattr(memory, "free_here", lambda: Free(np.inf, free))
     monkeypatch.setattr(replay.Replay, "compile", lambda self, **how: pytest.fail("compiled"))
@@ -342,27 +343,27 @@ class Large:
         return {"loss": jnp.mean(jnp.square(self.tests[0] @ params - 1))}
 
 
-class MeasuredError(Exception):
-    """Ends a sweep once its memory has been measured."""
-
-
 @pytest.fixture
-def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., memory.Needs]:
-    """Return a function that measures what a sweep of four lanes on some devices needs."""
-    measured, system = memory.program_needs, fedjax_sim.SYSTEMS["fedavg"]
+def measure(small: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Return a function that measures the bytes of a sweep of four lanes on some devices."""
+    compare, system = pieces._Pieces._compare, fedjax_sim.SYSTEMS["fedavg"]
 
-    def listen(*given: Any) -> memory.Needs:
-        raise MeasuredError(measured(*given))
+    def needs(inputs: Any, lane_devices: int = 1, unused: Any = None) -> int:
+        found: list[int] = []
 
-    def needs(inputs: Any, lane_devices: int = 1, unused: Any = None) -> memory.Needs:
+        def listen(*given: Any) -> tuple[int, float]:
+            needed, free = compare(*given)
+            found.append(needed)
+            return needed, free
+
         problem = Large(jnp.full(7, 2, "int32"), inputs, inputs, unused)
         layout = Layout(1, False, lane_devices, 1)
-        with monkeypatch.context() as patch, pytest.raises(MeasuredError) as ended:
-            patch.setattr(memory, "program_needs", listen)
+        with monkeypatch.context() as patch:
+            patch.setattr(pieces._Pieces, "_compare", listen)
             fedjax_sim.sweep(
                 system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
             )
-        return ended.value.args[0]
+        return found[-1]
 
     return needs
 
@@ -372,23 +373,21 @@ INPUTS = np.ones((7, 2, 75_000), "float32")
 
 @pytest.mark.parametrize("lane_devices", [1, 4])
 def test_data_on_the_devices_are_not_counted_again(
-    measure: Callable[..., memory.Needs], lane_devices: int
+    measure: Callable[..., int], lane_devices: int
 ) -> None:
     """Neither for each core of a CPU nor for each entry that is the same array."""
     there = measure(jnp.asarray(INPUTS), lane_devices)
-    assert there.fixed < 0.1 * INPUTS.nbytes
-    copied = measure(INPUTS, lane_devices)
-    assert copied == there._replace(fixed=there.fixed + INPUTS.nbytes)
+    assert measure(INPUTS, lane_devices) == there + INPUTS.nbytes
 
 
 def test_data_that_no_program_reads_hide_no_other_need(
-    measure: Callable[..., memory.Needs],
+    measure: Callable[..., int],
 ) -> None:
     """Lanes take about two models each: what they carry, and a gradient."""
     without = measure(jnp.asarray(INPUTS))
     unused = measure(jnp.asarray(INPUTS), unused=jnp.zeros(10 * INPUTS.size, "float32"))
     assert unused == without
-    assert without.lanes > 4 * INPUTS[0, 0].nbytes
+    assert without > 4 * INPUTS[0, 0].nbytes
 
 
 def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +405,7 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
         fedjax_sim.sweep(
             system, problem, small(system), seeds=4, budget=fedjax_sim.Ticks(1), layout=layout
         )
-        _, ours, tests = replays.pop().lanes.problem.shared
+        _, ours, tests = replays.pop().placed.lanes.problem.shared
         copies = {
             shard.data.unsafe_buffer_pointer()
             for leaf in (ours, tests)
@@ -417,33 +416,26 @@ def test_cores_read_one_copy_of_an_array(small: Callable, monkeypatch: pytest.Mo
         assert (inputs.ctypes.data if isinstance(inputs, np.ndarray) else None) not in copies
 
 
-def test_problems_of_lanes_take_the_memory_of_an_accelerator(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+def test_lanes_whose_schedules_fill_the_host_are_halved_before_they_are_planned(
+    sweep: Sweep,
+    whole: fedjax_sim.Run,
+    lanes_run: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    """A host with little memory is no reason to plan fewer lanes there."""
-    monkeypatch.setattr(pieces, "_bytes_that_differ", lambda problems: 1e9 * len(problems))
-    for backend, free, most in (
-        ("cpu", Free(9e9, 9e9), 2),
-        ("gpu", Free(9e9, 40e9), 8),
-        ("gpu", Free(9e9, 9e9), 2),
-    ):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
-        assert _pieces_of(sweep, monkeypatch)._lanes_to_plan() == most
+    needed = Schedules.measure
 
+    def listen(self: Schedules) -> int:
+        monkeypatch.setattr(
+            memory, "free_memory", lambda: Free(0.4 * needed(self) / memory.SHARE, np.inf)
+        )
+        return needed(self)
 
-def _pieces_of(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what runs the pieces of the eight lanes, before it does."""
-    found: list[Any] = []
-
-    def run(self: Any, *_: Any) -> Any:
-        found.append(self)
-        raise MeasuredError
-
-    with monkeypatch.context() as patch, pytest.raises(MeasuredError):
-        patch.setattr(pieces._Pieces, "run", run)
-        sweep()
-    return found[0]
+    monkeypatch.setattr(Schedules, "measure", listen)
+    assert_equal(sweep(), whole)
+    assert lanes_run == [2, 2, 2, 2]
+    said = capsys.readouterr().err
+    assert said.startswith("fedjax-sim: 8 lanes of fedbuff run 2 at a time, which takes about ")
 
 
 def test_planning_for_hours_is_refused_before_it_begins(sweep: Sweep, small: Callable) -> None:
@@ -469,7 +461,7 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
 
     monkeypatch.setitem(count_ticks.__globals__, "request_timelines", listen)
     size = measure_plan(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
-    free = (size.bytes_fixed + 2.5 * size.bytes_each) / memory.SHARE
+    free = (DRAWN_TOGETHER + 2.5 / 4 * size) / memory.SHARE
     monkeypatch.setitem(count_ticks.__globals__, "free_on_host", lambda: free)
     alone = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     assert drawn == [2, 2]

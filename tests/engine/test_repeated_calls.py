@@ -393,11 +393,11 @@ def test_a_trace_may_change() -> None:
 def test_few_programs_are_known() -> None:
     compiling.forget_known()
     for number in range(3 * compiling.MOST_KNOWN):
-        compiling.note_known(number)
-        compiling.find_known(0)
+        compiling.note_known(number, 7)
+        compiling.known_size(0)
     assert len(compiling._known) == compiling.MOST_KNOWN
-    assert compiling.find_known(0) == ()  # It was looked for all the time.
-    assert compiling.find_known(1) is None
+    assert compiling.known_size(0) == 7  # It was looked for all the time.
+    assert compiling.known_size(1) is None and not compiling.is_known(1)
     compiling.forget_known()
 
 

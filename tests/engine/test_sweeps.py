@@ -504,7 +504,7 @@ def test_devices_of_a_cpu_read_one_copy_of_what_lanes_share(
     lanes = [Lane(place, small(FEDAVG), problem, place) for place in range(4)]
     replay = plan_group(FEDAVG, lanes, options).on_devices()
     given = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(problem)}
-    shared = [leaf for leaf in replay.lanes.problem.shared if leaf is not None]
+    shared = [leaf for leaf in replay.placed.lanes.problem.shared if leaf is not None]
     for leaf in shared:
         assert len(leaf.addressable_shards) == 4
         pointers = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 
@@ -152,47 +152,36 @@ MOST_KNOWN = 128
 """Forms that are kept; the one that was looked for longest ago is dropped first."""
 
 
-class Size(NamedTuple):
-    """Memory of a compiled program on one device.
-
-    Attributes:
-      arrays: Bytes of arguments, results and temporary arrays, without arguments that all lanes
-        share.
-      code: Bytes of the program.
-    """
-
-    arrays: int
-    code: int
-
-
-_known: OrderedDict[Hashable, tuple[Size, ...]] = OrderedDict()
+_known: OrderedDict[Hashable, int | None] = OrderedDict()
 _lock = threading.Lock()
 
 
-def find_known(form: Hashable) -> tuple[Size, ...] | None:
-    """Look up programs.
+def is_known(form: Hashable) -> bool:
+    """Tell whether programs are compiled.
 
     Args:
       form: Static arguments of the programs, and shapes of the others. No arrays.
-
-    Returns:
-      The size of each; () if it was not measured, None if they have not been compiled.
     """
+    return form in _known
+
+
+def known_size(form: Hashable) -> int | None:
+    """Look up the bytes that programs take; None if they are not compiled, or not measured."""
     with _lock:
         if form in _known:
             _known.move_to_end(form)
         return _known.get(form)
 
 
-def note_known(form: Hashable, sizes: tuple[Size, ...] = ()) -> None:
+def note_known(form: Hashable, size: int | None = None) -> None:
     """Note that programs are compiled.
 
     Args:
-      form: As in `find_known`.
-      sizes: The size of each; () if it was not measured.
+      form: As in `is_known`.
+      size: Bytes that they take; None if they were not measured.
     """
     with _lock:
-        _known[form] = sizes
+        _known[form] = size
         _known.move_to_end(form)
         while len(_known) > MOST_KNOWN:
             _known.popitem(last=False)

@@ -1,12 +1,7 @@
-"""How much memory is free, how much a group of lanes takes, and how many lanes fit at a time.
+"""How much memory is free, and how much a compiled program takes.
 
-Three things take memory: the lanes' schedules while they are planned (`drawing.measure_plan`, on
-the host), the arrays of a compiled program (its arguments, results and temporary arrays, on the
-devices), and what is kept until the sweep returns (timelines, models and kept samples, on the
-host). The first and the last follow from shapes, the second from the compiled program. A CPU is its
-own host, so there all of it comes out of one memory.
-
-Dimension letters: those of `fedjax_sim.types`; `H` rows of the store behind `client_variance`.
+Lanes' schedules take memory of the host while they are planned (`drawing.measure_plan`), and
+programs take memory of the devices. A CPU is its own host, so there all comes out of one memory.
 """
 
 from collections.abc import Sequence
@@ -18,7 +13,7 @@ import numpy as np
 
 from fedjax_sim import lifecycle
 from fedjax_sim.engine.machine import processes
-from fedjax_sim.engine.machine.compiling import Size, forget_known
+from fedjax_sim.engine.machine.compiling import forget_known
 from fedjax_sim.lifecycle import free_on_host
 from fedjax_sim.settings import ConfigError
 
@@ -27,7 +22,7 @@ SHARE = 0.8
 
 
 AHEAD = 0.05
-"""Share of the free memory that may be taken to work ahead, of what planning leaves."""
+"""Share of the free memory that may be taken to work ahead."""
 
 
 MAPS, MOST_MAPS = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
@@ -58,22 +53,6 @@ class Free(NamedTuple):
     device: float
 
 
-class Needs(NamedTuple):
-    """Bytes that the programs of L lanes take in the memory of a device.
-
-    Attributes:
-      lanes: What there is for each lane, of all lanes together.
-      fixed: What all lanes share.
-    """
-
-    lanes: int
-    fixed: int
-
-    @property
-    def total(self) -> int:
-        return self.lanes + self.fixed
-
-
 def free_memory() -> Free:
     """Measure the free memory of the host and of each device, in the process that has the least."""
     here = free_here()
@@ -93,15 +72,13 @@ def free_here() -> Free:
     return Free(host, min(on_devices, default=float("inf")))
 
 
-def fits_ahead(on_device: float, on_host: float = 0.0) -> bool:
-    """Tell whether the host may work ahead, which takes so many bytes on a device and on the host.
+def fits_ahead(on_device: float) -> bool:
+    """Tell whether the host may send a chunk ahead, which takes so many bytes on a device.
 
     Several processes never do: all of them would have to find room, and what they gather is fetched
     by programs that would wait for the work that was sent ahead.
     """
-    free = free_here()
-    fits = on_device <= AHEAD * free.device and on_host <= AHEAD * free.host
-    return fits and jax.process_count() == 1
+    return jax.process_count() == 1 and on_device <= AHEAD * free_here().device
 
 
 def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> None:
@@ -126,36 +103,18 @@ def drop_programs_near_the_limit(maps: Path = MAPS, most: Path = MOST_MAPS) -> N
         forget_known()
 
 
-def measure_programs(programs: Sequence[jax.stages.Compiled], arguments: int) -> tuple[Size, ...]:
-    """Return the memory of compiled programs on one device, 0 where that is not known.
+def measure_programs(programs: Sequence[jax.stages.Compiled]) -> int:
+    """Return the bytes that the largest of some programs takes on one device, 0 if none says.
 
-    Args:
-      programs: The programs.
-      arguments: Bytes of those arguments of a program that are there already, or that all lanes
-        share.
+    These are its arguments, results, temporary arrays and code.
     """
-    sizes = []
+    found = [0]
     for program in programs:
-        stats: Any = program.memory_analysis()
-        if stats is None:
-            sizes.append(Size(0, 0))
-            continue
-        arrays = stats.argument_size_in_bytes + stats.output_size_in_bytes
-        arrays += stats.temp_size_in_bytes - stats.alias_size_in_bytes
-        sizes.append(Size(max(0, arrays - arguments), stats.generated_code_size_in_bytes))
-    return tuple(sizes)
-
-
-def program_needs(programs: Sequence[Size], added: int, num_devices: int) -> Needs:
-    """Return the memory that the larger of the programs needs beyond what is taken already.
-
-    Args:
-      programs: The programs, which run one after another.
-      added: Bytes that all lanes share and that are not there yet, see `bytes_to_share`.
-      num_devices: Devices that share the memory.
-    """
-    needs = (Needs(num_devices * size.arrays, added + size.code) for size in programs)
-    return max(needs, key=lambda each: each.total, default=Needs(0, 0))
+        if (stats := program.memory_analysis()) is not None:
+            arrays = stats.argument_size_in_bytes + stats.output_size_in_bytes
+            arrays += stats.temp_size_in_bytes - stats.alias_size_in_bytes
+            found.append(arrays + stats.generated_code_size_in_bytes)
+    return max(found)
 
 
 def bytes_to_share(tree: Any, devices: Sequence[Any]) -> int:
@@ -200,17 +159,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     words = ("RESOURCE_EXHAUSTED", "bad_alloc", "Out of memory", "out of memory")
     is_jax = isinstance(error, jax.errors.JaxRuntimeError)
     return is_jax and any(word in str(error) for word in words)
-
-
-def even_pieces(num_lanes: int, most: int) -> int:
-    """Choose how many of L lanes to run at a time, at most `most`.
-
-    It divides L if possible, because pieces of equal size share one program; otherwise it is such
-    that the last piece is nearly as large as the others.
-    """
-    most = max(1, min(most, num_lanes))
-    divisors = (n for n in range(most, most // 2, -1) if num_lanes % n == 0)
-    return next(divisors, -(-num_lanes // -(-num_lanes // most)))
 
 
 def say(sentence: str) -> None:

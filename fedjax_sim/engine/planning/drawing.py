@@ -41,10 +41,6 @@ BYTES_OF_A_PLANNED_SLOT = 40
 """Memory that a drawn and laid out schedule takes for each slot of each tick."""
 
 
-KEPT_OF_A_SLOT = 24
-"""Bytes of these that stay until the sweep returns: the timeline."""
-
-
 SECONDS_OF_A_SLOT = 2e-6
 """Time that drawing and laying out takes for each slot of each tick; 0.6 for FedAvg, 1.2 for FAVANO
 and 3.8 microseconds for FedBuff were measured with 2,000 clients and 20,000 ticks."""
@@ -125,40 +121,13 @@ def request_timelines(
         raise OutOfMemoryError(field, value, allowed) from None
 
 
-class PlanSize(NamedTuple):
-    """Sizes of the schedules that are planned.
-
-    Attributes:
-      slots: Slots of all ticks of one schedule.
-      num: Number of schedules, D.
-    """
-
-    slots: int
-    num: int
-
-    @property
-    def bytes_each(self) -> int:
-        """Bytes of each schedule, drawn and laid out."""
-        return BYTES_OF_A_PLANNED_SLOT * self.slots
-
-    @property
-    def kept_each(self) -> int:
-        """Bytes of each schedule that stay until the sweep returns."""
-        return KEPT_OF_A_SLOT * self.slots
-
-    @property
-    def bytes_fixed(self) -> int:
-        """Bytes that the calls of the drawing program take, one after another."""
-        return min(DRAWN_TOGETHER, BYTES_OF_A_SLOT * self.slots * self.num)
-
-
 def measure_plan(
     system: System,
     seeds: Sequence[int],
     hypers: Sequence[Any],
     budget: Budget,
-) -> PlanSize:
-    """Measure the schedules without drawing them.
+) -> int:
+    """Count the bytes that schedules take, drawn and laid out, without drawing them.
 
     Args:
       seeds: D seeds.
@@ -170,8 +139,7 @@ def measure_plan(
     """
     ticks = budgets.ticks_to_draw(system, hypers, budgets.as_planned(system, hypers, budget))
     num, slots = len(seeds), _traced(system, hypers[0]).slots
-    size = PlanSize(ticks * slots, num)
-    seconds = SECONDS_OF_A_SLOT * size.slots * num
+    seconds = SECONDS_OF_A_SLOT * ticks * slots * num
     if seconds > MOST_SECONDS:
         field, value = budget.named
         allowed = (
@@ -179,7 +147,7 @@ def measure_plan(
             f"{system.name} would take about {seconds / 3600:.0f} hours"
         )
         raise ConfigError(field, value, allowed)
-    return size
+    return BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
 
 
 def count_ticks(
@@ -206,9 +174,9 @@ def count_ticks(
     Raises:
       ConfigError: As `request_timelines` and `measure_plan`.
     """
-    size = measure_plan(system, seeds, hypers, budget)
-    free = SHARE * free_on_host() - size.bytes_fixed
-    at_once = max(1, int(min(len(seeds), free // max(1, size.bytes_each))))
+    size = max(1, measure_plan(system, seeds, hypers, budget))
+    free = SHARE * free_on_host() - DRAWN_TOGETHER
+    at_once = max(1, min(len(seeds), int(free * len(seeds) / size)))
     drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
     request = partial(request_timelines, system, budget=budget)
     return np.concatenate(
@@ -263,8 +231,8 @@ class Schedules(NamedTuple):
         given = self.system, self.seeds, self.hypers, self.budget
         return count_ticks(*given, meters=self.meters)
 
-    def measure(self) -> PlanSize:
-        """Measure them without drawing, see `measure_plan`."""
+    def measure(self) -> int:
+        """Count their bytes without drawing them, see `measure_plan`."""
         return measure_plan(self.system, self.seeds, self.hypers, self.budget)
 
 

@@ -20,7 +20,7 @@ from fedjax_sim.engine.planning.store import (
     held_versions,
     round_up,
 )
-from fedjax_sim.events.clocks import RUNS, Instant
+from fedjax_sim.events.clocks import RUNS, Instant, Sizes
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Array, Event, Facts, Leaf, Timeline
 
@@ -104,6 +104,7 @@ class Schedule(NamedTuple):
       messages: `i64[D, V + 1]`, slots filled so far, that is client reports received.
       held: Which versions clients hold; None unless `client_variance` is measured.
       until: As in `Tables`.
+      live: Limits of live clocks; None if the schedules are planned.
     """
 
     stored: Ticks
@@ -115,6 +116,7 @@ class Schedule(NamedTuple):
     messages: np.ndarray
     held: HeldVersions | None = None
     until: Ends | None = None
+    live: Sizes | None = None
 
     @property
     def events(self) -> Event:
@@ -151,6 +153,10 @@ class Schedule(NamedTuple):
         names = ("stored", "time", "ticks", "local_steps", "messages", "held")
         kept = {name: jax.tree.map(some, getattr(self, name)) for name in names}
         return self._replace(shape=(len(rows), *self.shape[1:]), **kept)
+
+    def with_weights(self, dtype: np.dtype) -> "Schedule":
+        """Give the weights of slots another type."""
+        return self._replace(stored=self.stored._replace(weight=self.stored.weight.astype(dtype)))
 
     def between(self, first: int, last: int) -> Tables:
         """Cut out the ticks of the evaluations from `first` to before `last`."""

@@ -1,7 +1,7 @@
 """Assign rows of stores of old server models, so that they are as small as possible.
 
 The engine has two: one for the models from which clients work, and one for those that clients hold
-at an evaluation, for the metric `client_variance` (`fedjax_sim.engine.program.client_variance`).
+at an evaluation, for the metric `client_variance` (`fedjax_sim.engine.program.replay`).
 
 The first by example. Two clients, A and B; each of four ticks receives one:
 

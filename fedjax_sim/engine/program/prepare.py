@@ -1,4 +1,10 @@
-"""Prepare the program of a group of lanes: draw its timelines, lay them out, choose a layout.
+"""Plan a group of lanes: planners, called in order, of which each owns what it finds out.
+
+    draw     the timelines: drawn or given, messages checked
+    store    the timelines laid out: evaluations, rows of the store, ends of live lanes
+    price    what is learnt: model, precision, and the cost of a local step
+    place    the lanes stacked, and the devices and batches in which they run
+    program  what the compiled program is made for: plan, facts of all events, users' code
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations.
 """
@@ -29,18 +35,11 @@ from fedjax_sim.engine.planning.lanes import (
 from fedjax_sim.engine.planning.placement import Placement, choose
 from fedjax_sim.engine.planning.schedule import Ends, Schedule, lay_out, pad_evaluations
 from fedjax_sim.engine.program.live import rows_of, sizes_of
+from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.engine.program.replay import Program, Replay
 from fedjax_sim.engine.request import Options
 from fedjax_sim.results.runs import warn_of_late
 from fedjax_sim.settings import ConfigError, alternatives_in
-
-
-def stack_starts(lanes: Sequence[Lane]) -> types.Params | None:
-    """Stack the models that lanes start from: leaves `[L, ...]`; None if they are drawn."""
-    if lanes[0].start is None:
-        return None
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(lane.start for lane in lanes))
-
 
 SMALL = 1e6
 """Operations of one example of a local step up to which the program of the first evaluation is
@@ -58,6 +57,40 @@ LARGEST_BLOCK = 32
 """Most ticks that an accelerator runs without asking the host whether the chunk ends."""
 
 
+class Drawn(NamedTuple):
+    """Timelines of a group.
+
+    Attributes:
+      timelines: Leaves `[D, T, ...]`.
+      ticks: `i64[D]`, ticks of each timeline.
+      row: `i64[L]`, the number of each lane's timeline.
+    """
+
+    timelines: types.Timeline
+    ticks: np.ndarray
+    row: np.ndarray
+
+    def of_row(self, row: int) -> types.Timeline:
+        """Cut one timeline to its ticks."""
+        return types.Timeline(*(leaf[row, : self.ticks[row]] for leaf in self.timelines))
+
+
+class Priced(NamedTuple):
+    """The size and cost of what is learnt.
+
+    Attributes:
+      model: Shapes and dtypes of a model.
+      cost: Cost of a local step.
+      num_examples: Examples of a local step.
+      code: Number of the problem's code, see `number_of_code`.
+    """
+
+    model: types.Params
+    cost: step_cost.StepCost
+    num_examples: int
+    code: int
+
+
 class Planned(NamedTuple):
     """A group of lanes, ready to be replayed.
 
@@ -70,7 +103,7 @@ class Planned(NamedTuple):
       lanes: The lanes stacked.
       program: The program.
       model: Shapes and dtypes of a model.
-      told: Per lane, what its settings say about numbers of ticks, `f64[V + 1]` by name.
+      told: Per lane, facts that its settings say about numbers of ticks, `f64[V + 1]` by name.
       budget: How long the lanes run.
     """
 
@@ -81,7 +114,7 @@ class Planned(NamedTuple):
     schedule: Schedule
     lanes: Lanes
     program: Program
-    model: Any
+    model: types.Params
     told: list[dict[str, np.ndarray]]
     budget: types.Budget
 
@@ -97,10 +130,8 @@ class Planned(NamedTuple):
 
     def on_devices(self, *, is_described: bool = False) -> Replay:
         """Put the lanes on their devices, or only describe their arrays."""
-        num_evals, chunk = self.schedule.shape[1], self.program.chunk[0]
-        padded = pad_evaluations(self.schedule, -num_evals % chunk)
-        starts = stack_starts(self.group)
-        return Replay(self.program, self.lanes, padded, starts=starts, is_described=is_described)
+        given = self.program, self.lanes, self.schedule, self.group
+        return _replay_of(*given, is_described=is_described)
 
 
 def plan_group(
@@ -123,58 +154,99 @@ def plan_group(
       drawn: The timelines and their ticks, if they are known.
       row: `i64[L]`, the number of each lane's timeline among these, if they are the caller's own.
     """
-    # The schedules, drawn once for lanes that share one.
-    hypers = [lane.hyper for lane in group]
+    timed = _draw(system, group, options, drawn, row)
+    schedule = _store(system, group, options, timed, longest, per_eval)
+    # From here on the lanes are in the order of their families.
+    order, members = families_of(group, timed.row)
+    group, timed = [group[i] for i in order], timed._replace(row=timed.row[order])
+    priced = _price(system, group[0])
+    schedule = schedule.with_weights(precision_of(priced.model))
+    lanes = Lanes(
+        np.array([lane.seed for lane in group], "int32"),
+        timed.row.astype("int32"),
+        stack_settings([lane.hyper for lane in group], schedule.stored.weight.dtype),
+        stack_problems([lane.problem for lane in group]),
+    )
+    placement = _place(system, group[0].hyper, options, lanes, schedule, priced, members)
+    program = _program_of(system, group, options, lanes, schedule, priced, placement)
+    told = _facts_of_lanes(system, group, timed, schedule)
+    return Planned(group, *timed, schedule, lanes, program, priced.model, told, options.budget)
+
+
+def _draw(
+    system: types.System,
+    group: list[Lane],
+    options: Options,
+    drawn: tuple[types.Timeline, np.ndarray] | None,
+    row: np.ndarray | None,
+) -> Drawn:
+    """Draw the timelines, once for lanes that share one, and check messages and late settings."""
     if row is None:
         schedules = Schedules.of(system, group, options.budget)
         row = schedules.row
         drawn = drawn or schedules.request()
     assert drawn is not None
-    timelines, ticks = drawn
-    _check_messages(system, group, timelines, ticks, row)
-    warn_of_late(hypers, [int(ticks[each]) for each in row])
+    found = Drawn(*drawn, row)
+    _check_messages(system, group, found)
+    warn_of_late([lane.hyper for lane in group], found.ticks[row].tolist())
+    return found
+
+
+def _store(
+    system: types.System,
+    group: list[Lane],
+    options: Options,
+    drawn: Drawn,
+    longest: int,
+    per_eval: int | None,
+) -> Schedule:
+    """Lay the timelines out: evaluations, rows of the store of old models, ends of live lanes."""
+    hypers = [lane.hyper for lane in group]
     if per_eval is None and system.live is not None and isinstance(options.budget, types.Time):
-        per_eval = _ticks_between(system, hypers, options, int(ticks.max()))
+        per_eval = _ticks_between(system, hypers, options, int(drawn.ticks.max()))
     live = sizes_of(system, distinct_objects(hypers)[0])
     schedule = lay_out(
-        timelines,
-        ticks,
+        drawn.timelines,
+        drawn.ticks,
         num_clients=system.messages.num_senders(hypers[0]) or hypers[0].num_clients,
         num_evals=options.num_evals,
         per_eval=per_eval,
         client_variance=options.keep.client_variance,
         longest=longest,
     )
-    if live is not None:
-        ends = _ends_of(system, hypers, group[0].problem, options.budget)
-        schedule = schedule._replace(until=ends, rows=rows_of(live))
-    # The lanes in the order of their families, with the problem's numbers in the model's
-    # type.
-    order, members = families_of(group, row)
-    group, row = [group[i] for i in order], row[order]
-    hypers, problems = [lane.hyper for lane in group], [lane.problem for lane in group]
-    num_examples = system.hints.step_examples(hypers[0])
+    if live is None:
+        return schedule
+    ends = _ends_of(system, hypers, group[0].problem, options.budget)
+    return schedule._replace(until=ends, rows=rows_of(live), live=live)
+
+
+def _price(system: types.System, lane: Lane) -> Priced:
+    """Describe the model of a lane, and estimate the cost of its local steps."""
+    problem, num_examples = lane.problem, system.hints.step_examples(lane.hyper)
     has_loss = system.fit.learns is not types.LatentProblem
-    trace = partial(_trace_problem, problems[0], num_examples, has_loss=has_loss)
-    code = number_of_code(trace, problems[0], facts=num_examples, may_rest=True)
-    model = step_cost.describe_model(problems[0], code)
-    precision = precision_of(model)
-    weight = schedule.stored.weight.astype(precision)
-    schedule = schedule._replace(stored=schedule.stored._replace(weight=weight))
-    lanes = Lanes(
-        np.array([lane.seed for lane in group], "int32"),
-        row.astype("int32"),
-        stack_settings(hypers, precision),
-        stack_problems(problems),
-    )
-    # The layout, chosen by the cost of a local step.
-    cost = step_cost.measure_step(problems[0], model, num_examples, has_loss=has_loss, code=code)
-    chosen_among = alternatives_in(hypers[0])
+    trace = partial(_trace_problem, problem, num_examples, has_loss=has_loss)
+    code = number_of_code(trace, problem, facts=num_examples, may_rest=True)
+    model = step_cost.describe_model(problem, code)
+    cost = step_cost.measure_step(problem, model, num_examples, has_loss=has_loss, code=code)
+    return Priced(model, cost, num_examples, code)
+
+
+def _place(
+    system: types.System,
+    hyper: types.HyperT,
+    options: Options,
+    lanes: Lanes,
+    schedule: Schedule,
+    priced: Priced,
+    members: int,
+) -> Placement:
+    """Choose the layout of lanes by the cost of a local step. members: Lanes of each family."""
+    chosen_among = alternatives_in(hyper)
     placement = choose(
         options.layout,
-        rows=row,
+        rows=lanes.row,
         steps=schedule.stored.steps,
-        cost=cost,
+        cost=priced.cost,
         members=members,
         devices=options.devices,
         has_alternatives=bool(chosen_among),
@@ -185,39 +257,73 @@ def plan_group(
             f"{' and '.join(chosen_among)}; with layout=Layout(lanes_at_once=False) each lane "
             "executes its own."
         )
-    # The static arguments of the program. Who saves or watches comes back after each
-    # evaluation.
+    return placement
+
+
+def _program_of(
+    system: types.System,
+    group: list[Lane],
+    options: Options,
+    lanes: Lanes,
+    schedule: Schedule,
+    priced: Priced,
+    placement: Placement,
+) -> Program:
+    """Collect the static arguments of the program, with the number of the users' code in it."""
+    plan = types.Plan(
+        rows=schedule.rows,
+        slots_at_once=placement.slots_at_once,
+        lanes_at_once=placement.lanes_at_once,
+        client_devices=placement.client_devices,
+        family_size=placement.family_size,
+        static_trips=placement.platform != "cpu",
+        narrow=placement.narrow,
+        live=schedule.live,
+    )
+    # Who saves or watches comes back after each evaluation. The time or energy of live lanes may
+    # be over long before their ticks are.
     num_evals, per_eval = schedule.shape[1:]
-    is_saved, asked = options.folder is not None, options.layout.evals_per_chunk
-    is_stepwise = is_saved or options.watch.is_needed
-    # The time or energy of live lanes may be over long before their ticks are.
-    is_stepwise |= live is not None and not isinstance(options.budget, types.Ticks)
-    chunk = min(asked or (1 if is_stepwise else num_evals), num_evals)
-    facts = _facts_of_events(schedule, placement, row, is_padded=num_evals % chunk > 0)
-    is_small = cost.operations <= SMALL * num_examples
+    is_stepwise = options.folder is not None or options.watch.is_needed
+    is_stepwise |= schedule.live is not None and not isinstance(options.budget, types.Ticks)
+    asked = options.layout.evals_per_chunk or (1 if is_stepwise else num_evals)
+    chunk = min(asked, num_evals)
+    facts = _facts_of_events(schedule, placement, lanes.row, is_padded=num_evals % chunk > 0)
+    is_stretch = options.folder is not None and options.layout.evals_per_chunk is None
+    is_small = priced.cost.operations <= SMALL * priced.num_examples
     program = Program(
         system,
-        _plan_of(schedule, placement, live),
+        plan,
         facts,
         placement,
         (chunk, per_eval),
         options.keep.models,
-        _block_of(per_eval, placement) if is_saved and asked is None else 0,
+        _block_of(per_eval, placement) if is_stretch else 0,
         begins_quickly=placement.platform == "cpu" and is_small,
         precision=options.precision,
         can_stop=options.watch.on_evaluation is not None,
-        code=code,
+        code=priced.code,
     )
-    trace = partial(_trace_lanes, program, lanes, schedule, group)
+
+    def trace() -> tuple[ClosedJaxpr, Any]:
+        return _replay_of(program, lanes, schedule, group, is_described=True).traced()
+
     sizes = [np.shape(leaf) for leaf in jax.tree.leaves((lanes, schedule.stored))]
     # Of functions that plan, the timeline has a number of its own.
-    used = system._replace(timeline=cast(Any, None)), hypers[0]
-    of_lanes = number_of_code(trace, *used, facts=(program, *sizes))
-    program = program._replace(code=together(code, of_lanes))
-    told = told_of(system, hypers, schedule.ticks, row)
-    told = _told_of_schedules(system, hypers, timelines, ticks, schedule.ticks, row, told)
-    drawn_as = group, timelines, ticks, row, schedule, lanes, program, model, told
-    return Planned(*drawn_as, options.budget)
+    used = system._replace(timeline=cast(Any, None)), group[0].hyper
+    code = number_of_code(trace, *used, facts=(program, *sizes))
+    return program._replace(code=together(priced.code, code))
+
+
+def _replay_of(
+    program: Program, lanes: Lanes, schedule: Schedule, group: list[Lane], *, is_described: bool
+) -> Replay:
+    """Put the lanes of a program on their devices, or only describe their arrays."""
+    padded = pad_evaluations(schedule, -schedule.shape[1] % program.chunk[0])
+    starts = None
+    if group[0].start is not None:
+        starts = jax.tree.map(lambda *leaves: np.stack(leaves), *(lane.start for lane in group))
+    given = program.placement, lanes, padded
+    return Replay(program, PlacedLanes(*given, starts=starts, is_described=is_described))
 
 
 def _trace_problem(
@@ -246,16 +352,6 @@ def _trace_problem(
         lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), problem
     )
     return jax.make_jaxpr(lambda given: [*results(given)], return_shape=True)(described)
-
-
-def _trace_lanes(
-    program: Program, lanes: Lanes, schedule: Schedule, group: list[Lane]
-) -> tuple[ClosedJaxpr, Any]:
-    """Trace the programs of lanes, and describe their results."""
-    num_evals, chunk = schedule.shape[1], program.chunk[0]
-    padded = pad_evaluations(schedule, -num_evals % chunk)
-    replay = Replay(program, lanes, padded, starts=stack_starts(group), is_described=True)
-    return replay.traced()
 
 
 def _ticks_between(system: types.System, hypers: Sequence[Any], options: Options, most: int) -> int:
@@ -294,25 +390,19 @@ def _ends_of(system: types.System, hypers: list[Any], problem: Any, budget: type
     return jax.tree.map(np.asarray, Ends(time_end, energy_end, np.array([message], "float32")))
 
 
-def _check_messages(
-    system: types.System,
-    group: list[Lane],
-    timelines: types.Timeline,
-    ticks: np.ndarray,
-    row: np.ndarray,
-) -> None:
-    """Check what the server does with messages: the ticks of lanes with equal settings together."""
+def _check_messages(system: types.System, group: list[Lane], drawn: Drawn) -> None:
+    """Check the server's messages: the ticks of lanes with equal settings together."""
     hypers = [lane.hyper for lane in group]
     different, number = distinct_objects(hypers)
-    num_slots = timelines.clients[0].size
+    num_slots = drawn.timelines.clients[0].size
 
     def are_allowed() -> bool:
         for i, hyper in enumerate(different):
-            rows = np.unique(row[number == i])
+            rows = np.unique(drawn.row[number == i])
             num_pieces = min(len(rows), max(1, -(-len(rows) * num_slots // CHECKED_TOGETHER)))
             for few in np.array_split(rows, num_pieces):
                 try:
-                    system.messages.check(hyper, _ticks_of(timelines, few, ticks))
+                    system.messages.check(hyper, _ticks_of(drawn, few))
                 except ConfigError:
                     return False
         return True
@@ -320,9 +410,9 @@ def _check_messages(
     if are_allowed():
         return
     # Lane by lane, to say which.
-    for i in distinct_rows(number, row)[0]:
+    for i in distinct_rows(number, drawn.row)[0]:
         try:
-            system.messages.check(hypers[i], _ticks_of(timelines, row[i : i + 1], ticks))
+            system.messages.check(hypers[i], drawn.of_row(drawn.row[i]))
         except ConfigError as error:
             if len(seeds := {lane.seed for lane in group}) == 1:
                 raise
@@ -331,10 +421,11 @@ def _check_messages(
             raise ConfigError(field, value, allowed) from None
 
 
-def _ticks_of(timelines: types.Timeline, rows: np.ndarray, ticks: np.ndarray) -> types.Timeline:
+def _ticks_of(drawn: Drawn, rows: np.ndarray) -> types.Timeline:
     """Put the ticks of some schedules, of which each has its own number, after one another."""
+    timelines, ticks = drawn.timelines, drawn.ticks
     if len(rows) == 1:
-        return types.Timeline(*(leaf[rows[0], : ticks[rows[0]]] for leaf in timelines))
+        return drawn.of_row(rows[0])
     if len(rows) == len(timelines.time) and (ticks[rows] == timelines.time.shape[1]).all():
         return types.Timeline(*(leaf.reshape(-1, *leaf.shape[2:]) for leaf in timelines))
     is_own = np.arange(timelines.time.shape[1]) < ticks[rows, None]
@@ -352,23 +443,19 @@ def told_of(
     return [known[i] for i in number.tolist()]
 
 
-def _told_of_schedules(
-    system: types.System,
-    hypers: list[Any],
-    timelines: types.Timeline,
-    ticks: np.ndarray,
-    evaluated: np.ndarray,
-    row: np.ndarray,
-    told: list[dict[str, np.ndarray]],
+def _facts_of_lanes(
+    system: types.System, group: list[Lane], drawn: Drawn, schedule: Schedule
 ) -> list[dict[str, np.ndarray]]:
-    """Add facts that follow from who takes part, once for lanes of equal settings and schedule."""
+    """Collect facts of settings, and of settings and schedules together, once for equal lanes."""
+    hypers, row = [lane.hyper for lane in group], drawn.row
+    told = told_of(system, hypers, schedule.ticks, row)
     if system.messages.facts_of_schedule is NO_FACTS:
         return told
     different, of_hyper = distinct_objects(hypers)
 
     def facts(i: int) -> dict[str, np.ndarray]:
-        timeline = _ticks_of(timelines, row[i : i + 1], ticks)
-        return dict(system.messages.facts_of_schedule(hypers[i], timeline, evaluated[row[i]]))
+        given = hypers[i], drawn.of_row(row[i]), schedule.ticks[row[i]]
+        return dict(system.messages.facts_of_schedule(*given))
 
     firsts, number = distinct_rows(of_hyper, row)
     # Most settings have none, whatever the schedule is.
@@ -387,20 +474,6 @@ def _block_of(per_eval: int, placement: Placement) -> int:
     if placement.platform == "cpu":
         return 1
     return max(size for size in range(1, 1 + LARGEST_BLOCK) if per_eval % size == 0)
-
-
-def _plan_of(schedule: Schedule, placement: Placement, live: types.Sizes | None) -> types.Plan:
-    """Say how the machine is used."""
-    return types.Plan(
-        rows=schedule.rows,
-        slots_at_once=placement.slots_at_once,
-        lanes_at_once=placement.lanes_at_once,
-        client_devices=placement.client_devices,
-        family_size=placement.family_size,
-        static_trips=placement.platform != "cpu",
-        narrow=placement.narrow,
-        live=live,
-    )
 
 
 def _facts_of_events(

@@ -6,9 +6,16 @@ are written, a stretch of any number of ticks up to the next evaluation. `chunks
 
 Dimension letters: those of `fedjax_sim.types`; `D` schedules, `V` evaluations, `C` evaluations of a
 chunk, `E` ticks between two evaluations, `H` rows of the store behind `client_variance`.
+
+`client_variance` is sum_i ||w_i - w||^2, where w is the server's model and w_i the model that
+client i holds (FAVANO, arXiv 2305.16099, Fig. 2). In most systems a client holds a server version;
+the engine then keeps every version that some client holds at some later evaluation. That is the
+memory cost: with many slow clients nearly every version is kept, for example 720 models a lane for
+10^4 clients and 714 ticks. Systems whose clients hold other models state them as
+`Algorithm.client_models`. For FA-LD it measures the server versions that clients hold, not how far
+apart local models are before they are averaged.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,32 +23,27 @@ from functools import partial
 from inspect import unwrap
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from fedjax_sim import events, targets, types
+from fedjax_sim import events, targets, trees, types
 from fedjax_sim.batching import LANE_AXIS, map_families, map_lanes
-from fedjax_sim.engine.machine import memory, processes
-from fedjax_sim.engine.machine.compiling import RunsOnce, Size, find_known, note_known
+from fedjax_sim.engine.machine import compiling, memory, processes
+from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.lanes import Lanes
 from fedjax_sim.engine.planning.placement import Placement
-from fedjax_sim.engine.planning.schedule import Schedule, Tables, event_at, look_up
-from fedjax_sim.engine.program.client_variance import client_variance, first_store, write_version
+from fedjax_sim.engine.planning.schedule import Tables, event_at, look_up
 from fedjax_sim.engine.program.live import happened_of
 from fedjax_sim.engine.program.opened import Machine, Opened, learning_key, open_lane
+from fedjax_sim.engine.program.placed import PlacedLanes
 from fedjax_sim.results.metric_names import scalars_of
 from fedjax_sim.settings import ConfigError
 
 LIMB_BITS = 11
 """Bits of each limb but the last. A million ticks sum limbs of so many bits within 32."""
-
-
-MOST_TOGETHER = 1024
-"""Numbers of an array up to which it is copied and put on the devices together with others."""
 
 
 class Limbs(NamedTuple):
@@ -107,71 +109,29 @@ class _Carry(NamedTuple):
 
 
 class Replay:
-    """A program with its inputs, which go to the devices when the program first needs them.
+    """The programs of placed lanes: the first state, a chunk of ticks, and the final models.
 
     Attributes:
       program: The static arguments.
+      placed: The lanes on their devices.
       num_evals: Evaluations of all chunks, V.
-      place_of: `i64[L]`, the row of the devices' arrays in which each lane stands.
-      is_in_order: Whether lanes stand there in their order, each once.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        lanes: Lanes,
-        schedule: Schedule,
-        *,
-        starts: types.Params | None = None,
-        is_described: bool = False,
-    ):
-        """Deal lanes to their devices.
-
-        Args:
-          program: The static arguments.
-          lanes: L lanes.
-          schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
-          starts: Models that the lanes start from, leaves `[L, ...]`; None to draw them.
-          is_described: Whether to describe the arrays only, to compile programs and not to run
-            them.
+    def __init__(self, program: Program, placed: PlacedLanes):
+        """Take the static arguments and the lanes. Nothing is compiled yet.
 
         Raises:
           ConfigError: If several processes have different inputs.
         """
-        chex.assert_equal_shape([lanes.row, lanes.seed])
-        self._is_described = is_described or program.placement.is_described
-        self.program, self.num_evals, self._schedule = program, schedule.shape[1], schedule
+        self.program, self.placed, self.num_evals = program, placed, placed.schedule.shape[1]
         self._lowered: dict[str, jax.stages.Lowered] = {}
         self._begin = _begin.quickly if program.begins_quickly else _begin.well
-        placement, row = program.placement, np.asarray(lanes.row)
-        lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
-        self.place_of = np.unique(lane_of, return_index=True)[1]
-        # Each device holds the schedules that its lanes point to, numbered from 0.
-        per_device = row[lane_of].reshape(placement.lane_devices, -1)
-        wanted = [np.unique(rows) for rows in per_device]
-        most = max(len(rows) for rows in wanted)
-        self._rows = np.concatenate(
-            [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
-        )
-        local = [np.searchsorted(*pair) for pair in zip(wanted, per_device, strict=True)]
-        self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
-        self._whole = NamedSharding(placement.mesh, PartitionSpec())
-        if not self._is_described:
-            processes.check_equal(
-                (repr((program.plan, program.facts)), lanes, schedule.stored, schedule.held)
-            )
-        lanes = lanes._replace(row=np.concatenate(local).astype("int32"))
-        self.is_in_order = np.array_equal(lane_of, np.arange(len(lanes.seed)))
-        self._dealt = np.asarray(lanes.seed)[lane_of], lanes.row, self._rows
-        self._given, self._given_starts, self._lane_of = lanes, starts, lane_of
+        if not placed.is_described:
+            placed.check_equal((program.plan, program.facts))
 
     def described(self) -> "Replay":
-        """Return the same lanes, whose arrays are described and never put on devices."""
-        other = copy.copy(self)
-        other._is_described, other._lowered = True, {}
-        for name in ("lanes", "_starts"):
-            vars(other).pop(name, None)
-        return other
+        """Return the programs of the same lanes, described: to compile and not to run."""
+        return Replay(self.program, self.placed.described())
 
     @functools.cached_property
     def form(self) -> Hashable:
@@ -179,155 +139,73 @@ class Replay:
 
         The facts of the schedule, the layout and the users' code are among the static arguments.
         """
-        inputs = self._given, self._schedule.stored, self._schedule.held, self._given_starts
-        leaves, structure = jax.tree.flatten(inputs)
-        shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
-        sizes = len(self._lane_of), len(self._rows), self.is_in_order
         # Whether 64 bits are enabled, without which the same inputs have other programs.
-        return self.program, structure, shapes, sizes, jax.dtypes.result_type(float)
-
-    @functools.cached_property
-    def _starts(self) -> Any:
-        """Models that the lanes start from, on their devices; None to draw them."""
-        starts = jax.tree.map(lambda leaf: leaf[self._lane_of], self._given_starts)
-        return self._put(starts, self._split)
-
-    @functools.cached_property
-    def lanes(self) -> Lanes:
-        """The lanes: what varies on its lane's device, and what is shared on all devices."""
-        lanes, lane_of = self._given, self._lane_of
-        dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
-        if self._is_described:
-            dealt = jax.tree.map(
-                lambda leaf: _described(leaf, (len(lane_of), *leaf.shape[1:])), dealt
-            )
-        elif not self.is_in_order:
-            dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
-        seed, hypers, problems, row = self._put((*dealt, lanes.row), self._split)
-        shared = self._share((lanes.hyper.shared, lanes.problem.shared))
-        return Lanes(
-            seed,
-            row,
-            lanes.hyper.replace(varying=hypers, shared=shared[0]),
-            lanes.problem.replace(varying=problems, shared=shared[1]),
-        )
-
-    def _put(self, tree: Any, sharding: NamedSharding) -> Any:
-        """Put arrays on devices, or only describe them."""
-        if self._is_described:
-            return jax.tree.map(lambda leaf: _described(leaf, np.shape(leaf), sharding), tree)
-        return processes.put(tree, sharding)
-
-    def _share(self, tree: Any) -> Any:
-        """Put the same arrays on all devices. Devices that are cores of a CPU read one copy."""
-        placement = self.program.placement
-        if self._is_described or placement.platform != "cpu":
-            return self._put(tree, self._whole)
-
-        leaves, structure = jax.tree.flatten(tree)
-        devices = self._whole.device_set
-
-        def is_there(leaf: Any) -> bool:
-            return isinstance(leaf, jax.Array) and len(devices) == 1 and leaf.devices() == devices
-
-        # Numbers, such as settings, are put together with what is on the only device already.
-        places = [i for i, leaf in enumerate(leaves) if _is_small(leaf) or is_there(leaf)]
-        given = [_own(leaves[i]) for i in places]
-        put = dict(zip(places, self._put(given, self._whole), strict=True))
-        known: dict[int, jax.Array] = {}
-
-        def share(leaf: Any) -> Any:
-            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            if is_key or getattr(leaf, "weak_type", False):  # NumPy has neither.
-                return self._put(leaf, self._whole)
-            # An array of NumPy is copied once, as its owner may write into it.
-            if id(leaf) not in known:
-                known[id(leaf)] = jnp.array(leaf, copy=not isinstance(leaf, jax.Array))
-            view = np.asarray(known[id(leaf)])
-            copies = [
-                jax.device_put(view, device, may_alias=True)
-                for device in self._whole.addressable_devices
-            ]
-            return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
-
-        shared = [put[i] if i in put else share(leaf) for i, leaf in enumerate(leaves)]
-        return jax.tree.unflatten(structure, shared)
-
-    def tables(self, first: int) -> Tables:
-        """Put the schedules of the chunk that begins with evaluation `first` on the devices."""
-        return self._of_devices(self._schedule.between(first, first + self.program.chunk[0]))
-
-    def first_holders(self) -> types.Array | None:
-        """Put the holders of the initial model on the devices: `i32[D, H]`."""
-        held = self._schedule.held
-        return None if held is None else self._of_devices(held.holders[:, 0])
-
-    def _of_devices(self, tables: Any) -> Any:
-        """Give each device its rows. What is equal in all schedules goes to all devices."""
-
-        def give(leaf: np.ndarray) -> Any:
-            if leaf.shape[0] == 1:
-                return leaf
-            if self._is_described:
-                return jax.ShapeDtypeStruct((len(self._rows), *leaf.shape[1:]), leaf.dtype)
-            is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
-            return leaf if is_in_order else leaf[self._rows]
-
-        leaves, structure = jax.tree.flatten(tables)
-        given = list(map(give, leaves))
-        # Those of equal sharding are put together, which takes less time.
-        whole = iter(self._put([leaf for leaf in given if leaf.shape[0] == 1], self._whole))
-        split = iter(self._put([leaf for leaf in given if leaf.shape[0] > 1], self._split))
-        placed = [next(whole if leaf.shape[0] == 1 else split) for leaf in given]
-        return jax.tree.unflatten(structure, placed)
+        return self.program, self.placed.form, jax.dtypes.result_type(float)
 
     @property
-    def bytes_of_tables(self) -> int:
-        """Count the bytes of the schedules of a chunk."""
-        return memory.count_bytes(self._schedule.between(0, self.program.chunk[0]))
+    def _first(self) -> tuple[Lanes, types.Array | None, types.Params | None]:
+        """The inputs of the beginning."""
+        return self.placed.lanes, self.placed.first_holders(), self.placed.starts
 
-    @property
-    def work(self) -> np.ndarray:
-        """Local steps of all schedules at each tick, and one for the tick: `i64[V * E]`."""
-        return 1 + self._schedule.work.sum(axis=0, dtype=np.int64)
+    def _inputs(
+        self, begin: int, end: int, is_running: np.ndarray | None = None
+    ) -> tuple[Tables, Any, types.Array | None]:
+        """Collect the inputs of a chunk besides lanes and carries: `_advance` says what they are.
 
-    def begin(self) -> Any:
+        Args:
+          begin: Ticks before the chunk.
+          end: Ticks after it.
+          is_running: `bool[L]`, lanes that are not stopped; None for all.
+        """
+        num_evals, per_eval = self.program.chunk
+        number, placed = begin // per_eval, self.placed
+        place: Any = np.int32(number)
+        if self.program.block:
+            before = number * per_eval
+            place = place, np.int32(begin - before), np.int32(end - before)
+        runs = None
+        if self.program.can_stop:
+            lanes = np.ones(len(placed.place_of), bool) if is_running is None else is_running
+            runs = placed.put(lanes[placed.lane_of])
+        return placed.tables(number, number + num_evals), placed.put(place, is_whole=True), runs
+
+    def begin(self) -> tuple[_Carry, Any]:
         """Begin to compute initial carries and the first evaluation of all lanes."""
-        return self._begin(self.program, self.lanes, self.first_holders(), self._starts)
+        return self._begin(self.program, *self._first)
 
-    def carries(self) -> Any:
+    def carries(self) -> _Carry:
         """Describe the carries: shapes, dtypes and devices."""
-        carries, _ = self._begin.eval_shape(
-            self.program, self.lanes, self.first_holders(), self._starts
-        )
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._split), carries
-        )
+        carries, _ = self._begin.eval_shape(self.program, *self._first)
+        return self.placed.carried(carries)
 
     def prepare(self, *, begins: bool = True) -> None:
         """Compile the programs, unless those of an equal form are known."""
-        if find_known(self.form) is None:
+        if not compiling.is_known(self.form):
             self.compile(begins=begins)
             if begins:
-                note_known(self.form)
+                compiling.note_known(self.form)
 
     @property
     def is_known(self) -> bool:
         """Whether the memory of programs of this form is known, so that none need be compiled."""
-        return bool(find_known(self.form))
+        return compiling.known_size(self.form) is not None
 
-    def sizes(self) -> tuple[Size, ...]:
-        """Return the memory of the programs; they are compiled unless it is known."""
-        found = find_known(self.form)
-        if not found:
+    def carried(self) -> int:
+        """Count the bytes of the lanes' states on each device, which nothing is compiled for."""
+        return memory.count_bytes(self.described().carries()) // self.program.placement.lane_devices
+
+    def size(self) -> int:
+        """Count the bytes of the programs on each device, without the data that lanes share.
+
+        The programs are compiled unless their memory is known.
+        """
+        found = compiling.known_size(self.form)
+        if found is None:
             described = self.described()
-            hyper, problem = described.lanes.hyper, described.lanes.problem
-            arguments = memory.count_bytes((hyper.shared, problem.shared))
-            if self.program.placement.mesh.size == 1 and self.is_in_order:
-                # A single device takes the stacked problems as they are.
-                arguments += memory.count_bytes(problem.varying)
-            found = memory.measure_programs(described.compile(), arguments)
-            note_known(self.form, found)
+            lanes = described.placed.lanes
+            shared = memory.count_bytes((lanes.hyper.shared, lanes.problem.shared))
+            found = max(0, memory.measure_programs(described.compile()) - shared)
+            compiling.note_known(self.form, found)
         return found
 
     def compile(self, *, begins: bool = True) -> list[jax.stages.Compiled]:
@@ -347,16 +225,14 @@ class Replay:
     def lower(self) -> jax.stages.Lowered:
         """Lower the program of a chunk."""
         if "advance" not in self._lowered:
-            inputs = self.tables(0), self._place(0, 0), self._running(None)
-            lowered = _advance.lower(self.program, self.lanes, self.carries(), *inputs)
-            self._lowered["advance"] = lowered
+            given = self.program, self.placed.lanes, self.carries(), *self._inputs(0, 0)
+            self._lowered["advance"] = _advance.lower(*given)
         return self._lowered["advance"]
 
     def _lower_begin(self) -> jax.stages.Lowered:
         """Lower the program of the beginning."""
         if "begin" not in self._lowered:
-            inputs = self.lanes, self.first_holders(), self._starts
-            self._lowered["begin"] = self._begin.lower(self.program, *inputs)
+            self._lowered["begin"] = self._begin.lower(self.program, *self._first)
         return self._lowered["begin"]
 
     def traced(self) -> tuple[ClosedJaxpr, Any]:
@@ -367,44 +243,24 @@ class Replay:
             after, further = unwrap(_advance)(self.program, lanes, carries, *inputs)
             return begun, further, unwrap(_final_models)(self.program, lanes, after)
 
-        inputs = self.tables(0), self._place(0, 0), self._running(None)
-        given = self.lanes, self.first_holders(), self._starts, *inputs
-        return jax.make_jaxpr(results, return_shape=True)(*given)
+        return jax.make_jaxpr(results, return_shape=True)(*self._first, *self._inputs(0, 0))
 
     def advance(
-        self, carries: Any, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> Any:
-        """Start a chunk, the ticks from `begin` to `end`; return new carries, and evaluations.
+        self, carries: _Carry, begin: int, end: int, is_running: np.ndarray | None = None
+    ) -> tuple[_Carry, Any]:
+        """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
         between two evaluations, its metrics and models are zeros. If lanes can be stopped, those
         that do not run (`bool[L]`) keep their carries and return zeros.
         """
-        first = begin // self.program.chunk[1]
-        inputs = self.tables(first), self._place(begin, end), self._running(is_running)
-        return _advance(self.program, self.lanes, carries, *inputs)
+        inputs = self._inputs(begin, end, is_running)
+        return _advance(self.program, self.placed.lanes, carries, *inputs)
 
-    def _running(self, is_running: np.ndarray | None) -> Any:
-        """Put on the devices which lanes run, all for None; None if no lane can be stopped."""
-        if not self.program.can_stop:
-            return None
-        lanes = np.ones(len(self.place_of), bool) if is_running is None else is_running
-        return self._put(lanes[self._lane_of], self._split)
-
-    def _place(self, begin: int, end: int) -> Any:
-        """Say where a chunk is: the first evaluation's number and, for a stretch, which ticks."""
-        number = begin // self.program.chunk[1]
-        if not self.program.block:
-            return self._put(np.int32(number), self._whole)
-        before = number * self.program.chunk[1]
-        return self._put(
-            (np.int32(number), np.int32(begin - before), np.int32(end - before)), self._whole
-        )
-
-    def final_models(self, carries: Any) -> Any:
+    def final_models(self, carries: _Carry) -> types.Params:
         """Fetch the models of all lanes, leaves `[L, ...]`."""
-        models = _final_models(self.program, self.lanes, carries)
-        return jax.tree.map(lambda leaf: leaf[self.place_of], processes.fetch(models))
+        models = _final_models(self.program, self.placed.lanes, carries)
+        return jax.tree.map(lambda leaf: leaf[self.placed.place_of], processes.fetch(models))
 
     def digests(self) -> dict[str, str]:
         """Hash the programs and the schedules.
@@ -412,33 +268,15 @@ class Replay:
         Runs of equal problems and settings for which these are equal have equal bits on one
         machine.
         """
-        schedule = self._schedule
-        drawn = (self._dealt, schedule.stored, schedule.held, schedule.ticks)
+        schedule = self.placed.schedule
+        drawn = (self.placed.dealt, schedule.stored, schedule.held, schedule.ticks)
         found = processes.hash_arrays(drawn).hexdigest()
         return {"program": self.program_digest(), "schedule": found}
 
     def program_digest(self) -> str:
         """Hash the texts of all programs: the beginning, a chunk, and the final models."""
-        final = _final_models.lower(self.program, self.lanes, self.carries())
+        final = _final_models.lower(self.program, self.placed.lanes, self.carries())
         return processes.hash_programs(self._lower_begin(), self.lower(), final)
-
-
-def _described(leaf: Any, shape: tuple[int, ...], sharding: Any = None) -> jax.ShapeDtypeStruct:
-    """Describe an array, also whether its type is definite, by which programs differ."""
-    is_weak = getattr(leaf, "weak_type", False)
-    kind = jax.dtypes.result_type(leaf)
-    return jax.ShapeDtypeStruct(shape, kind, sharding=sharding, weak_type=is_weak)
-
-
-def _own(leaf: Any) -> Any:
-    """Copy an array of NumPy, as its owner may write into it."""
-    is_array = isinstance(leaf, jax.Array)
-    return leaf if is_array else np.array(leaf, jax.dtypes.result_type(leaf))
-
-
-def _is_small(leaf: Any) -> bool:
-    """Tell whether a leaf is a number, or a few numbers on the host."""
-    return not isinstance(leaf, jax.Array) and np.size(leaf) <= MOST_TOGETHER
 
 
 @partial(RunsOnce, static_argnums=0, keep_unused=True)
@@ -718,3 +556,35 @@ def _over_lanes(
             out_specs=split,
             check_vma=False,
         )(lanes, tables, varying)
+
+
+def first_store(model: types.Params, rows: int) -> types.Params:
+    """Make a store whose row 0 is the initial model: leaves `[H, ...]`."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
+    )
+
+
+def write_version(store: types.Params, row: types.Array, model: types.Params) -> types.Params:
+    """Write a model into one row of the store. row: `i32[]`."""
+    return jax.tree.map(
+        lambda leaf, new: jax.lax.dynamic_update_index_in_dim(leaf, new, row, 0), store, model
+    )
+
+
+def client_variance(
+    models: types.Params, holders: types.Array, server: types.Params
+) -> types.Array:
+    """Sum the squared distances of clients' models to the server's: `f[]`.
+
+    Args:
+      models: Leaves `[H, ...]`, models that clients hold.
+      holders: `[H]`, number of clients that hold each model. Models without holders are ignored.
+      server: Leaves `[...]`.
+    """
+    models, server = trees.in_32_bits((models, server))
+    per_leaf = jax.tree.map(
+        lambda a, w: jnp.sum(jnp.square(a - w[None]), axis=tuple(range(1, a.ndim))), models, server
+    )
+    distance = jax.tree.reduce(jnp.add, per_leaf)
+    return jnp.where(holders > 0, holders.astype(distance.dtype) * distance, 0.0).sum()

@@ -36,7 +36,6 @@ def replay_schedule(
     *,
     checkpoint: Checkpoint | None = None,
     report: Report | None = None,
-    meanwhile: Callable[[], None] | None = None,
 ) -> Curves:
     """Run a schedule in chunks.
 
@@ -44,14 +43,13 @@ def replay_schedule(
       replay: The program with its inputs.
       checkpoint: Opened; resumed from if it holds something, and written to between chunks.
       report: Called after each evaluation.
-      meanwhile: Called once, while the devices work on the first chunk.
 
     Raises:
       Stopped: If a signal asked for it, after the chunks that were sent and a checkpoint.
     """
     saved = None if checkpoint is None else checkpoint.load(replay.carries())
     replay.prepare(begins=saved is None)
-    seen = _Seen(replay.place_of, replay.num_evals)
+    seen = _Seen(replay.placed.place_of, replay.num_evals)
     per_eval, done = replay.program.chunk[1], 0
     is_live = replay.program.plan.live is not None
     if saved is None:
@@ -59,9 +57,9 @@ def replay_schedule(
     else:
         done, carries, first = saved.done, saved.states, None
         name, ticks = replay.program.system.name, replay.num_evals * per_eval
-        say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.place_of)}).")
+        say(f"{name} goes on after {done} of {ticks} ticks (lanes: {len(replay.placed.place_of)}).")
         seen.restore(saved.curves, 1 + done // per_eval)
-    chunks = _replayed(replay, carries, first, done, seen, checkpoint, meanwhile)
+    chunks = _replayed(replay, carries, first, done, seen, checkpoint)
     stops_wait = contextlib.nullcontext() if checkpoint is None else deferring_stops()
     with stops_wait, contextlib.closing(chunks):
         for begin, done, returned, carries, *_ in chunks:
@@ -120,7 +118,6 @@ def _replayed(
     done: int,
     seen: "_Seen",
     checkpoint: Checkpoint | None,
-    meanwhile: Callable[[], None] | None,
 ) -> Generator[_Chunk]:
     """Send chunk after chunk to the devices, and yield each with its results on the host.
 
@@ -134,7 +131,6 @@ def _replayed(
       done: Ticks done.
       seen: What is known; which lanes run is read when a chunk is sent.
       checkpoint: Says which states are to be saved.
-      meanwhile: As in `replay_schedule`.
     """
     # What a chunk returns decides about the next one if lanes may be stopped or may all have ended.
     decides = replay.program.can_stop or replay.program.plan.live is not None
@@ -163,8 +159,8 @@ def _replayed(
             if decides or len(waiting) > 1 or asked_to_stop():
                 return False
             kept = () if checkpoint is None else carries
-            taken = memory.count_bytes((waiting[-1].returned, kept)) + replay.bytes_of_tables
-            return memory.fits_ahead(taken)
+            tables = replay.placed.schedule.between(0, replay.program.chunk[0])
+            return memory.fits_ahead(memory.count_bytes((waiting[-1].returned, kept, tables)))
 
         if first is not None:
             send(0, 0, first, time.monotonic())
@@ -185,9 +181,6 @@ def _replayed(
                         yield fetch_oldest()
                     raise
                 send(begin, done, returned, sent)
-            if waiting[-1].end > 0 and meanwhile is not None:
-                meanwhile()
-                meanwhile = None
             yield fetch_oldest()
 
 
@@ -211,7 +204,11 @@ class _Pace:
         self._seconds = self.SECONDS / most
         (num, per_eval), self._block = replay.program.chunk, replay.program.block
         self._per_eval, self._whole = per_eval, num * per_eval
-        self._work = np.concatenate([[0], np.cumsum(replay.work)]) if self._block else np.zeros(0)
+        self._work = np.zeros(1, np.int64)
+        if self._block:
+            # Local steps of all schedules up to each tick, and one for the tick.
+            work = 1 + replay.placed.schedule.work.sum(axis=0, dtype=np.int64)
+            self._work = np.concatenate([self._work, np.cumsum(work)])
         self._per_second = 0.0
 
     def end_after(self, done: int) -> int:

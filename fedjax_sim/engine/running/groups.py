@@ -44,12 +44,8 @@ class Ready(NamedTuple):
     saved: Checkpoint | None = None
     is_drawn: bool = True
 
-    def run(self, meanwhile: Callable[[], None] | None = None) -> Returned:
-        """Replay the group and collect the results of its lanes.
-
-        Args:
-          meanwhile: Called once, while the devices work.
-        """
+    def run(self) -> Returned:
+        """Replay the group and collect the results of its lanes."""
         planned, replay, options, saved, _ = self
         if saved is not None:
             drawn = (
@@ -58,7 +54,7 @@ class Ready(NamedTuple):
                 else None
             )
             saved.open(planned.decided(replay), drawn=drawn)
-        return replay_group(planned, replay, options, saved, meanwhile)
+        return replay_group(planned, replay, options, saved)
 
 
 def plan_or_load(
@@ -127,11 +123,7 @@ def _plan_again(
 
 
 def replay_group(
-    planned: Planned,
-    replay: Replay,
-    options: Options,
-    saved: Checkpoint | None,
-    meanwhile: Callable[[], None] | None,
+    planned: Planned, replay: Replay, options: Options, saved: Checkpoint | None
 ) -> Returned:
     """Replay a group and collect the results of its lanes."""
     group, system, schedule = planned.group, planned.program.system, planned.schedule
@@ -161,7 +153,7 @@ def replay_group(
 
     with contextlib.closing(watch):
         watch.begin()
-        curves = replay_schedule(replay, checkpoint=saved, report=report, meanwhile=meanwhile)
+        curves = replay_schedule(replay, checkpoint=saved, report=report)
         # A run that was stopped after its last tick reports nothing when it is resumed.
         watch.track(num_evals, curves.metrics, curves.stopped_at)
     if saved is not None:

@@ -1,0 +1,232 @@
+"""The lanes of a program on their devices, with the schedules that they read.
+
+Lanes are dealt so that devices have equal work. Each device holds the schedules to which its lanes
+point, numbered from 0, and all hold what lanes share.
+
+Dimension letters: those of `fedjax_sim.types`; `D` schedules, `H` rows of the store behind
+`client_variance`.
+"""
+
+import copy
+import functools
+from collections.abc import Hashable
+from typing import Any, Self, TypeVar
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fedjax_sim import types
+from fedjax_sim.engine.machine import processes
+from fedjax_sim.engine.planning.lanes import Lanes
+from fedjax_sim.engine.planning.placement import Placement
+from fedjax_sim.engine.planning.schedule import Schedule, Tables
+
+MOST_TOGETHER = 1024
+"""Numbers of an array up to which it is copied and put on the devices together with others."""
+
+TreeT = TypeVar("TreeT")
+"""A pytree of arrays."""
+
+
+class PlacedLanes:
+    """Lanes and their schedules, which go to the devices when a program first needs them.
+
+    Attributes:
+      schedule: The schedules, of whole chunks.
+      lane_of: `i64[>= L]`, the lane in each row of the devices' arrays.
+      place_of: `i64[L]`, the row in which each lane stands.
+      is_described: Whether arrays are only described, to compile programs and not to run them.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        lanes: Lanes,
+        schedule: Schedule,
+        *,
+        starts: types.Params | None = None,
+        is_described: bool = False,
+    ):
+        """Deal lanes to their devices.
+
+        Args:
+          placement: Where lanes run.
+          lanes: L lanes.
+          schedule: Their schedules, of whole chunks; `lanes.row` says which is whose.
+          starts: Models that the lanes start from, leaves `[L, ...]`; None to draw them.
+          is_described: Whether to describe the arrays only.
+        """
+        chex.assert_equal_shape([lanes.row, lanes.seed])
+        self.schedule, self.is_described = schedule, is_described or placement.is_described
+        self._placement, row = placement, np.asarray(lanes.row)
+        self.lane_of = placement.deal(schedule.work.sum(axis=1, dtype=np.int64)[row])
+        self.place_of = np.unique(self.lane_of, return_index=True)[1]
+        self._is_in_order = np.array_equal(self.lane_of, np.arange(len(row)))
+        per_device = row[self.lane_of].reshape(placement.lane_devices, -1)
+        wanted = [np.unique(rows) for rows in per_device]
+        most = max(len(rows) for rows in wanted)
+        self._rows = np.concatenate(
+            [np.pad(rows, (0, most - len(rows)), mode="edge") for rows in wanted]
+        )
+        local = [np.searchsorted(*pair) for pair in zip(wanted, per_device, strict=True)]
+        self._split = NamedSharding(placement.mesh, PartitionSpec("lanes"))
+        self._whole = NamedSharding(placement.mesh, PartitionSpec())
+        self._given = lanes._replace(row=np.concatenate(local).astype("int32"))
+        self._starts = starts
+
+    def described(self) -> Self:
+        """Return the same lanes, whose arrays are described and never put on devices."""
+        other = copy.copy(self)
+        other.is_described = True
+        for name in ("lanes", "starts"):
+            vars(other).pop(name, None)
+        return other
+
+    def check_equal(self, program: object) -> None:
+        """Check that all processes have the same inputs.
+
+        Args:
+          program: Static parts of the program, which must have equal texts.
+
+        Raises:
+          ConfigError: If they differ.
+        """
+        schedule = self.schedule
+        processes.check_equal((repr(program), self._given, schedule.stored, schedule.held))
+
+    @property
+    def form(self) -> Hashable:
+        """Structure, shapes and types of all arrays: equal ones are inputs of equal programs."""
+        inputs = self._given, self.schedule.stored, self.schedule.held, self._starts
+        leaves, structure = jax.tree.flatten(inputs)
+        shapes = tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
+        return structure, shapes, len(self.lane_of), len(self._rows), self._is_in_order
+
+    @property
+    def dealt(self) -> tuple[np.ndarray, ...]:
+        """The seeds, and the numbers of the schedules, in the order of the devices."""
+        return np.asarray(self._given.seed)[self.lane_of], self._given.row, self._rows
+
+    @functools.cached_property
+    def starts(self) -> types.Params | None:
+        """Models that the lanes start from, on their devices; None to draw them."""
+        return self.put(jax.tree.map(lambda leaf: leaf[self.lane_of], self._starts))
+
+    @functools.cached_property
+    def lanes(self) -> Lanes:
+        """The lanes: what varies on its lane's device, and what is shared on all devices."""
+        lanes, lane_of = self._given, self.lane_of
+        dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
+        if self.is_described:
+            dealt = jax.tree.map(
+                lambda leaf: _described(leaf, (len(lane_of), *leaf.shape[1:])), dealt
+            )
+        elif not self._is_in_order:
+            dealt = jax.tree.map(lambda leaf: leaf[lane_of], dealt)
+        seed, hypers, problems, row = self.put((*dealt, lanes.row))
+        shared = self._share((lanes.hyper.shared, lanes.problem.shared))
+        return Lanes(
+            seed,
+            row,
+            lanes.hyper.replace(varying=hypers, shared=shared[0]),
+            lanes.problem.replace(varying=problems, shared=shared[1]),
+        )
+
+    def carried(self, states: TreeT) -> TreeT:
+        """Describe states of the lanes on their devices."""
+        return jax.tree.map(lambda leaf: _described(leaf, leaf.shape, self._split), states)
+
+    def tables(self, first: int, last: int) -> Tables:
+        """Put the schedules from evaluation `first` to before `last` on the devices."""
+        return self._of_devices(self.schedule.between(first, last))
+
+    def first_holders(self) -> types.Array | None:
+        """Put the holders of the initial model on the devices: `i32[D, H]`."""
+        held = self.schedule.held
+        return None if held is None else self._of_devices(held.holders[:, 0])
+
+    def put(self, tree: TreeT, *, is_whole: bool = False) -> TreeT:
+        """Put arrays on devices, or only describe them.
+
+        Args:
+          tree: Leaves `[lanes, ...]`, in the order of the devices.
+          is_whole: Whether every device gets all of the arrays, and not its lanes' share.
+        """
+        sharding = self._whole if is_whole else self._split
+        if self.is_described:
+            return jax.tree.map(lambda leaf: _described(leaf, np.shape(leaf), sharding), tree)
+        return processes.put(tree, sharding)
+
+    def _share(self, tree: TreeT) -> TreeT:
+        """Put the same arrays on all devices. Devices that are cores of a CPU read one copy."""
+        if self.is_described or self._placement.platform != "cpu":
+            return self.put(tree, is_whole=True)
+
+        leaves, structure = jax.tree.flatten(tree)
+        devices = self._whole.device_set
+
+        def is_ready(leaf: types.Leaf) -> bool:
+            """Tell whether a leaf is a number, a few numbers of the host, or on the only device."""
+            if isinstance(leaf, jax.Array):
+                return len(devices) == 1 and leaf.devices() == devices
+            return np.size(leaf) <= MOST_TOGETHER
+
+        # Numbers, such as settings, are put together with what is on the only device already.
+        places = [i for i, leaf in enumerate(leaves) if is_ready(leaf)]
+        given = [_own(leaves[i]) for i in places]
+        put = dict(zip(places, self.put(given, is_whole=True), strict=True))
+        known: dict[int, jax.Array] = {}
+
+        def share(leaf: types.Leaf) -> jax.Array:
+            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            if is_key or getattr(leaf, "weak_type", False):  # NumPy has neither.
+                return self.put(leaf, is_whole=True)
+            # An array of NumPy is copied once, as its owner may write into it.
+            if id(leaf) not in known:
+                known[id(leaf)] = jnp.array(leaf, copy=not isinstance(leaf, jax.Array))
+            view = np.asarray(known[id(leaf)])
+            copies = [
+                jax.device_put(view, device, may_alias=True)
+                for device in self._whole.addressable_devices
+            ]
+            return jax.make_array_from_single_device_arrays(view.shape, self._whole, copies)
+
+        shared = [put[i] if i in put else share(leaf) for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, shared)
+
+    def _of_devices(self, tables: TreeT) -> TreeT:
+        """Give each device its rows. What is equal in all schedules goes to all devices."""
+
+        def give(leaf: np.ndarray) -> Any:
+            if leaf.shape[0] == 1:
+                return leaf
+            if self.is_described:
+                return jax.ShapeDtypeStruct((len(self._rows), *leaf.shape[1:]), leaf.dtype)
+            is_in_order = np.array_equal(self._rows, np.arange(len(leaf)))
+            return leaf if is_in_order else leaf[self._rows]
+
+        leaves, structure = jax.tree.flatten(tables)
+        given = list(map(give, leaves))
+        # Those of equal sharding are put together, which takes less time.
+        whole = iter(self.put([leaf for leaf in given if leaf.shape[0] == 1], is_whole=True))
+        split = iter(self.put([leaf for leaf in given if leaf.shape[0] > 1]))
+        placed = [next(whole if leaf.shape[0] == 1 else split) for leaf in given]
+        return jax.tree.unflatten(structure, placed)
+
+
+def _described(
+    leaf: Any, shape: tuple[int, ...], sharding: NamedSharding | None = None
+) -> jax.ShapeDtypeStruct:
+    """Describe an array, also whether its type is definite, by which programs differ."""
+    is_weak = getattr(leaf, "weak_type", False)
+    kind = jax.dtypes.result_type(leaf)
+    return jax.ShapeDtypeStruct(shape, kind, sharding=sharding, weak_type=is_weak)
+
+
+def _own(leaf: types.Leaf) -> types.Leaf:
+    """Copy an array of NumPy, as its owner may write into it."""
+    is_array = isinstance(leaf, jax.Array)
+    return leaf if is_array else np.array(leaf, jax.dtypes.result_type(leaf))
