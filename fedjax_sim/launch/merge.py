@@ -14,7 +14,7 @@ from fedjax_sim.settings import ConfigError
 
 OWN = ("part", "files", "device")
 """What config.json says about a part alone."""
-NEEDED = ("systems", "commit", "device")
+NEEDED = ("systems", "commit", "device", "dataset", "partition", "model", "seeds")
 """What config.json of a part must have."""
 MOST_NAMED = 8
 """Missing parts that a message names."""
@@ -102,6 +102,6 @@ def _device(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Describe the devices of all parts; different ones are joined by a plus sign."""
     described = {}
     for name in devices[0]:
-        values = list(dict.fromkeys(device[name] for device in devices))
+        values = list(dict.fromkeys(device.get(name) for device in devices))
         described[name] = values[0] if len(values) == 1 else " + ".join(map(str, values))
     return described
