@@ -41,6 +41,8 @@ def write_sealed(path: Path, write: Callable[[Path], object]) -> str:
       StorageError: If the disk or the folder refuses. An older file is then kept.
     """
 
+    digest = hashlib.sha256()
+
     def write_and_seal(scratch: Path) -> None:
         nonlocal digest
         write(scratch)
@@ -53,7 +55,6 @@ def write_sealed(path: Path, write: Callable[[Path], object]) -> str:
             file.seek(0, os.SEEK_END)
             file.write(start + end)
 
-    digest = hashlib.sha256()
     write_whole(path, write_and_seal)
     return digest.hexdigest()
 

@@ -66,7 +66,9 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     Raises:
       ConfigError: If another setting has no text.
     """
-    kind, entries, lanes = type(hypers[0]), {}, {}
+    kind = type(hypers[0])
+    entries: dict[str, Json] = {}
+    lanes: dict[str, Json] = {}
     left = {settings.full_name(kind, name) for name in without}
     others = dict.fromkeys(name for hyper in hypers for name, _ in _others(hyper))
     for name in (*settings.fields(kind), *others):
