@@ -4,7 +4,7 @@ Dimension letters: those of `fedjax_sim.types`; `m` examples of a client.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_sim import batching, trees
 from fedjax_sim.checking import Whole, checked
 from fedjax_sim.privacy.clipping import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
-from fedjax_sim.types import Array, Key, Losses, Params, SeparableProblem, Settings
+from fedjax_sim.types import Array, Key, Losses, Params, Settings
 
 BatchLoss = Callable[[Params, Array], Array]
 """From a model and the number of a local step since the start, `i32[]`, to that step's loss."""
@@ -95,7 +95,7 @@ def batch_gradient(
       most_steps: The number of a step is below this. If it is known, the mini-batches of all
         steps are drawn together before the first; call this outside the loop over steps then.
       is_alone: Whether the client's data are looked up here and not in every step, if the problem
-        can do that (`fedjax_sim.types.SeparableProblem`).
+        can do that (it has `alone`).
 
     Returns:
       A function from a model and the number q of a local step to the gradient.
@@ -103,7 +103,7 @@ def batch_gradient(
     drawn = batching.look_ahead(batches_of(problem, hyper, key, client, offset), most_steps)
     loss = problem.loss
     if is_alone and trees.has(problem, "alone"):
-        loss = cast(SeparableProblem, problem).alone(client).loss
+        loss = problem.alone(client).loss  # type: ignore[attr-defined]
     bound = hyper.training.example_clip
     if bound == 0:
         return LossGradient(lambda model, q: loss(model, client, *drawn(q)))

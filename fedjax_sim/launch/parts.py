@@ -21,7 +21,7 @@ FOLDER = "parts"
 """Name of the folder, next to the checkpoints, in which a launched study keeps its parts."""
 OWN = ("part", "files", "device")
 """What config.json says about a part alone."""
-NEEDED = {"systems", "commit", "device"}
+NEEDED = {"systems", "commit", "device", "dataset", "partition", "model", "seeds"}
 """What config.json of a part must have."""
 MOST_NAMED = 8
 """Missing parts that a message names."""

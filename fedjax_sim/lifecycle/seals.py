@@ -41,6 +41,8 @@ def write_sealed(path: Path, write: Callable[[Path], object]) -> str:
       StorageError: If the disk or the folder refuses. An older file is then kept.
     """
 
+    digest = hashlib.sha256()
+
     def write_and_seal(scratch: Path) -> None:
         nonlocal digest
         write(scratch)
@@ -53,7 +55,6 @@ def write_sealed(path: Path, write: Callable[[Path], object]) -> str:
             file.seek(0, os.SEEK_END)
             file.write(start + end)
 
-    digest = hashlib.sha256()
     write_whole(path, write_and_seal)
     return digest.hexdigest()
 
@@ -167,18 +168,35 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
       The object in it, without its SHA-256.
 
     Raises:
-      InputError: If it is damaged, or holds anything else.
+      InputError: If it is damaged, or holds anything else, such as NaN or an entry twice.
       OSError: If it cannot be read.
     """
+    return _object_in(path, trust=trust, parse_constant=_refuse)
+
+
+def _object_in(path: Path, *, trust: bool = False, **parsing: Any) -> dict[str, Any]:
+    """Read a JSON object whose names are all different, without its SHA-256."""
     check_seal(path, trust=trust)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_pairs_hook=_once, **parsing)
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged or was changed: it is not one JSON object.")
     content.pop(DIGEST, None)
     return content
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its entries, none of which may be there twice."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("an entry is there twice")
+    return found
+
+
+def _refuse(constant: str) -> None:
+    """Refuse NaN and the infinities, which are no JSON."""
+    raise ValueError(constant)
 
 
 def write_record(path: Path, content: Mapping[str, Any]) -> str:
@@ -208,7 +226,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
       The object; None if the file is missing or damaged.
     """
     try:
-        return read_json(path)
+        return _object_in(path)
     except (OSError, InputError):
         return None
 

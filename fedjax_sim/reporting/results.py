@@ -49,6 +49,19 @@ SUFFIXES = {".nc", ".json", ".png", ".csv"}
 """Suffixes of the files that are written."""
 DPI = 160
 """Pixels of an inch of a picture."""
+FORMS: dict[str, Callable[[Any], bool]] = {
+    "systems": lambda value: isinstance(value, dict),
+    "seeds": lambda value: isinstance(value, list),
+    "dataset": lambda value: isinstance(value, dict) and "name" in value,
+    "partition": lambda value: isinstance(value, dict) and "name" in value,
+    "model": lambda value: isinstance(value, str),
+    "part": lambda value: isinstance(value, str),
+    "commit": lambda value: isinstance(value, str | None),
+    "device": lambda value: (
+        isinstance(value, dict) and all(isinstance(each, str | int) for each in value.values())
+    ),
+}
+"""Forms of those entries of config.json that are read again."""
 LEAST_FREE_BYTES = 2**24
 
 
@@ -380,6 +393,10 @@ def load(path: str | Path, *, trust: bool = False) -> Results:
     path = Path(path)
     try:
         config = run_files.check_files(path, "summary.json", run_files.CURVES, trust=trust)
+        for name, is_form in FORMS.items():
+            if name in config and not is_form(config[name]):
+                field = f"{name} in {path / 'config.json'}"
+                raise ConfigError(field, config[name], "as a run writes it")
         curves = run_files.read_arrays(path / run_files.CURVES)
         return Results(curves, lifecycle.read_json(path / "summary.json", trust=trust), config)
     except OSError:

@@ -35,6 +35,8 @@ from fedjax_sim.settings import ConfigError
 
 OWN = __name__.partition(".")[0]
 """This package, whose modules are imported where a class is in one."""
+LONGEST = 200
+"""Characters of the name of a class."""
 DEFAULT, ARRAY, NOT_SAVED = "default", "array", "not saved"
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
@@ -70,7 +72,9 @@ def write(hypers: Sequence[Any], without: Collection[str] = ()) -> dict[str, Jso
     Raises:
       ConfigError: If another setting has no text.
     """
-    kind, entries, lanes = type(hypers[0]), {}, {}
+    kind = type(hypers[0])
+    entries: dict[str, Json] = {}
+    lanes: dict[str, Json] = {}
     left = {settings.full_name(kind, name) for name in without}
     others = dict.fromkeys(name for hyper in hypers for name, _ in _others(hyper))
     for name in (*settings.fields(kind), *others):
@@ -277,6 +281,8 @@ def _find(name: str) -> Any:
 
 def _class_named(name: str) -> type:
     """Find a settings struct, a dataclass or a named tuple, such as "fedjax_sim:Timeline"."""
+    if not isinstance(name, str) or len(name) > LONGEST:
+        raise UnreadableError("names no class")
     module = name.partition(":")[0]
     if module.startswith(f"{OWN}.") and not module.endswith("__main__"):
         try:

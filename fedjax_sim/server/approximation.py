@@ -99,7 +99,8 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     def sent(key: Key) -> Any:
         statistics = problem.init(key)
         params = problem.maximise(statistics)
-        return statistics, problem.unknown(params) if trees.has(problem, "unknown") else params
+        known = trees.has(problem, "unknown")
+        return statistics, problem.unknown(params) if known else params  # type: ignore[attr-defined]
 
     bits = full_precision_bits(jax.eval_shape(sent, jax.random.key(0)))
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits

@@ -91,6 +91,9 @@ def parse_function(functions: Mapping[str, FunctionT], text: str) -> FunctionT:
       functions: The functions by name.
       text: A name, and arguments for `functools.partial`.
 
+    Returns:
+      The function, with its arguments.
+
     Raises:
       KeyError: For an unknown name.
       ValueError: If an argument is no number, text in quotation marks, true, false or None.
