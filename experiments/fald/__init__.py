@@ -9,6 +9,7 @@ EXPERIMENTS = (
     "fig1",
     "fig2",
     "fig3_4",
+    "headlines",
     "laws",
     "logistic",
     "privacy",

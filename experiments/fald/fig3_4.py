@@ -1,4 +1,4 @@
-"""FA-LD's Figs. 3 and 4: Bayesian logistic regression on images (claims 14 and 15).
+"""FA-LD's Figs. 3 and 4: Bayesian logistic regression on images (claims 14, 15, 25).
 
 See arXiv 2112.05120, Sec. 5.3. On MNIST and Fashion-MNIST, the paper has 10 equal clients, batches
 of 200, tau = 0.05, a sample every 10 rounds, K from 1 to 100, and predictions averaged over all
@@ -47,6 +47,18 @@ METRICS = {"accuracy": 1, "brier": -1, "ece": -1}
 WARM_UPS = ("", "warm_")
 """Prefixes of a metric without warm-up (Fig. 3) and with it (Fig. 4)."""
 HELD_OUT = 0.1
+NAMED = {
+    "mnist, accuracy": (50, 100),
+    "mnist, brier": (20,),
+    "fashion_mnist, brier": (100,),
+    "mnist, accuracy, warm-up": (20,),
+    "mnist, brier, warm-up": (20,),
+    "mnist, ece, warm-up": (20,),
+    "fashion_mnist, accuracy, warm-up": (20,),
+    "fashion_mnist, brier, warm-up": (10,),
+    "fashion_mnist, ece, warm-up": (50,),
+}
+"""The best K of the paper's text, by panel."""
 
 
 GRID = (5e-8, 1e-7, 2e-7, 5e-7, 1e-6, 2e-6, 5e-6, 1e-5, 2e-5)
@@ -465,14 +477,37 @@ def judge_best(found: Found) -> Verdict:
     return verdict(15, measured, rule(parts, harness.reduction(found["seeds"])), why)
 
 
+def judge_named(found: Found) -> Verdict:
+    """Judge claim 25: whether the best K of nine panels are those that the paper names.
+
+    The p-value that no other K beats one is at least 1 - `DOUBT` where that one beats all others.
+    """
+    doubts = found["p that no other is better"]
+    missing = found["words"] or (NAMED.keys() - doubts.keys() and "not all panels have been run")
+    if missing:
+        return verdict(25, found, None, f"not judged: {missing}")
+    parts: dict[str, bool | None] = {}
+    for panel, names in NAMED.items():
+        level = DOUBT / (len(NAMED) * (len(doubts[panel]) - 1))
+        most = max(doubts[panel][f"{k}"] for k in names)
+        parts[panel] = True if most >= 1 - DOUBT else False if most <= level else None
+    shown = "; ".join(
+        f"{panel} {found['best'][panel]}, named {' to '.join(map(str, names))}"
+        for panel, names in NAMED.items()
+    )
+    ruling = rule(parts, harness.reduction(found["seeds"]))
+    return verdict(25, {**found, "parts": parts}, ruling, f"best K: {shown}; {_words(found)}")
+
+
 def measure(ran: ImageRuns) -> dict[str, Found]:
     """Return the numbers that `judge` needs."""
     return {"worst": measure_worst(ran), "best": measure_best(ran)}
 
 
 def judge(inputs: Mapping[str, Found]) -> list[Verdict]:
-    """Judge claims 14 and 15 by what `measure` returns."""
-    return [judge_worst(inputs["worst"]), judge_best(inputs["best"])]
+    """Judge claims 14, 15 and 25 by what `measure` returns."""
+    best = inputs["best"]
+    return [judge_worst(inputs["worst"]), judge_best(best), judge_named(best)]
 
 
 def _panel(data: str, metric: str, prefix: str) -> str:

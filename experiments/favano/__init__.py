@@ -13,6 +13,7 @@ EXPERIMENTS = (
     "fig5",
     "fig6",
     "fig7",
+    "headlines",
     "lemmas",
     "table2",
     "table2_grid",

@@ -114,7 +114,7 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
       inputs: What `inputs_of` returns.
     """
     cells = read_cells(inputs)
-    numbers = (*DECIDING, 24)
+    numbers = (*DECIDING, 24, 31)
     if inputs["smoke"]:
         return [verdict(number, means(cells), harness.NOT_RUN, SMOKE) for number in numbers]
     seeds = min(sample.seeds for row in cells.values() for sample in row.values())
@@ -127,6 +127,11 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
         )
         for name in (FAVANO, FRESH, "QuAFL")
     }
+    favano, fedbuff = cells[FAVANO][SLOW], cells[FRESH][SLOW]
+    behind = lead(favano, fedbuff)
+    below = harness.unless_collapsed(
+        behind.above(CLAIMS[31].criterion.far), [favano, fedbuff], CHANCE
+    )
     return [
         *judged(found, {"final accuracy, %": means(cells)}, cells, seeds, inputs["words"], FRESH),
         verdict(
@@ -134,6 +139,12 @@ def judge(inputs: Mapping[str, Any]) -> list[Verdict]:
             {"final accuracy, %": means(cells), "parts": first},
             rule(first, harness.reduction(seeds), harness.begins("FAVANO")),
             f"{told(24, cells, FRESH)}; {inputs['words']}",
+        ),
+        verdict(
+            31,
+            {"FAVANO over FedBuff": behind._asdict()},
+            rule({"far below FAVANO": below}, harness.reduction(seeds)),
+            f"FAVANO {favano.mean:.1f} %, FedBuff {fedbuff.mean:.1f} %; {behind} points",
         ),
     ]
 

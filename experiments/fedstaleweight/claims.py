@@ -337,6 +337,55 @@ CLAIMS = Claims(
                 "changes no sign, see the errata."
             ),
         ),
+        23: Claim(
+            "statement",
+            "Sec. 4.1",
+            (
+                'alpha(p) = 1 / (n p) "achieves weak truthfulness where agents are indifferent '
+                'between reporting at any speed, since their utility stays the same regardless."'
+            ),
+            Criterion(
+                "Through schedules with weights that are not normalised, a fast client's influence "
+                "on an aggregation when it runs at 1, 0.5, 0.25 and 0.1 of its speed differs by "
+                "less than {close:g} of 1 / n from 1 / n.",
+                close=0.1,
+            ),
+            changed="no row.",
+            since="2026-11-29",
+        ),
+        24: Claim(
+            "statement",
+            "Sec. 4.1",
+            (
+                '"Under a synchronous setting of zero expected staleness, we recover the exactly '
+                'equal weighting used in synchronous FedAvg."'
+            ),
+            Criterion(
+                "With all clients in a buffer and equal delays that make all staleness 0, weights "
+                "are 1 / n to {same:g}, and so is the model that of FedAvg, to {model:g} of its "
+                "norm.",
+                same=1e-6,
+                model=1e-5,
+            ),
+            kind="exact",
+            changed="no row.",
+            since="2026-11-29",
+        ),
+        25: Claim(
+            "statement",
+            "Sec. 4.2.1",
+            (
+                '"We should avoid updating the global model with a step size larger than any '
+                'individual clients; otherwise, global model training can quickly diverge." '
+                "Weights are therefore normalised."
+            ),
+            Criterion(
+                "On the quadratics of claim 19 the least of the step sizes at which a run diverges "
+                "is smaller without normalising than with it.",
+            ),
+            changed="no row.",
+            since="2026-11-29",
+        ),
     },
     since="2026-11-27",
     pictures={

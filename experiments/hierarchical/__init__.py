@@ -13,6 +13,7 @@ EXPERIMENTS = (
     "fig4_5",
     "fig11",
     "fig13",
+    "headlines",
     "own_rates",
     "quadratics",
 )

@@ -578,6 +578,26 @@ CLAIMS = Claims(
             changed="no row -> it was half of the sentence of claim 16, and no claim was on it.",
             since="2026-11-28",
         ),
+        37: Claim(
+            "statement",
+            "Remark 6",
+            (
+                '"Since the terms including {t_i^u} and U are in the form: sum_u t_i^u, this gives '
+                "us an insight that one can tune S to obtain similar performances under different "
+                'individual values of {t_i^u} and U."'
+            ),
+            Criterion(
+                "On the quadratics of claim 25 there is an S that takes at least {fewer:g} % fewer "
+                "rounds than S = 0 and whose mean loss at T = 1000 is that of S = 0 to {close:g} "
+                "%, at one of three rates; as another part, (20) is the same for counts of equal "
+                "sums over rounds.",
+                fewer=20,
+                close=5,
+            ),
+            kind="exact",
+            changed="no row.",
+            since="2026-11-29",
+        ),
     },
     since="2026-11-27",
     pictures={
