@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedjax_sim.launch.merge import read_parts
 
 import fedjax_sim
-from fedjax_sim.launch.merge import read_parts
 from fedjax_sim.lifecycle import InputError, digest_of, read_json
 from fedjax_sim.reporting import results
 from fedjax_sim.results import kept_settings, run_files
