@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_sim import batching, targets
-from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.clients.local_settings import Descent, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.clients.packing import run_in_rows
@@ -116,7 +115,6 @@ GradientOfClient = Callable[..., BatchGradient]
 """From (problem, hyper, key, client, offset, *extras) to the gradient of that client's steps."""
 
 
-@checked
 def local_training(
     problem: Losses,
     hyper: LocalTraining,
@@ -155,7 +153,7 @@ def local_training(
     uses_extras = gradient is not None or direction is not None or is_corrected
     slopes: dict[str, Any] = {"gradient": gradient, "direction": direction, "proximal": proximal}
     slopes["is_elementwise"] = is_elementwise
-    training = unchecked(training_of)(problem, hyper, plan, is_corrected=is_corrected, **slopes)
+    training = training_of(problem, hyper, plan, is_corrected=is_corrected, **slopes)
 
     def train(
         key: Key,
@@ -176,7 +174,6 @@ def local_training(
     return train
 
 
-@checked
 def training_of(
     problem: Losses,
     hyper: LocalTraining,
@@ -208,7 +205,7 @@ def training_of(
         if gradient is not None:
             slope = gradient(problem, hyper, key, client, offset, *extras)
         else:
-            slope = unchecked(batch_gradient)(
+            slope = batch_gradient(
                 problem,
                 hyper,
                 key,
@@ -228,7 +225,6 @@ def training_of(
     return training
 
 
-@checked
 def local_steps(
     plan: Plan,
     event: Event,

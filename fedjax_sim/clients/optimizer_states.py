@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fedjax_sim import batching, checking
+from fedjax_sim import batching
 from fedjax_sim.clients import gradient_steps, rows
 from fedjax_sim.clients.gradient_steps import Direction, Total
 from fedjax_sim.clients.local_settings import ABOUT_TRAINING, ClientTraining, LocalTraining
@@ -28,7 +28,6 @@ class LastingTraining(LocalTraining):
     training: ClientTraining = group(ClientTraining(), ABOUT_TRAINING)
 
 
-@checking.checked
 def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Any:
     """Make the initial states of all clients' optimizers.
 
@@ -47,7 +46,6 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
     return batching.replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
 
 
-@checking.checked
 def lasting_training(
     problem: Losses,
     hyper: LastingTraining,
@@ -74,7 +72,7 @@ def lasting_training(
       ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
       spent. The model of an empty slot is its start.
     """
-    training = checking.unchecked(gradient_steps.training_of)(
+    training = gradient_steps.training_of(
         problem, hyper, plan, direction=direction, proximal=proximal
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching, checking
+from fedjax_sim import batching
 from fedjax_sim.clients.mini_batches import example_losses
 from fedjax_sim.types import EMPTY, Algorithm, Array, Event, Key, Params, Plan, Settings
 
@@ -26,7 +26,6 @@ class SeenLosses(NamedTuple):
     root_mean_square: Array
 
 
-@checking.checked
 def losses_of(
     problem: Any,
     hyper: Settings,
@@ -71,7 +70,6 @@ def losses_of(
     return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), executed
 
 
-@checking.checked
 def seeing_losses(
     algorithm: Callable[[Any, Any, Plan], Algorithm],
     starts: Callable[[Any, Event], Params] | None = None,

@@ -1,6 +1,5 @@
 """Compressors by the names of the command line."""
 
-from fedjax_sim.checking import checked
 from fedjax_sim.compression.base import Compressor, Identity
 from fedjax_sim.compression.biased import ScaledSign, TopK
 from fedjax_sim.compression.grids import BlockQuantization, Dithering, StochasticRounding
@@ -24,7 +23,6 @@ COMPRESSORS: Named[type[Compressor]] = Named.of(
 """Every kind of compressor, by name."""
 
 
-@checked
 def parse_compressor(text: str) -> Compressor:
     """Read a compressor from text.
 

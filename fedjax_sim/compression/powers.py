@@ -11,7 +11,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Limit, Whole, checked
+from fedjax_sim.checking import Limit, Whole
 from fedjax_sim.compression.base import Compressor, Rounding, divisor
 from fedjax_sim.settings import fixed, setting, struct
 from fedjax_sim.types import Array, Key
@@ -61,7 +61,6 @@ class Luq(Compressor):
         return word + dim * math.ceil(math.log2(2 * self.top + 3))
 
 
-@checked
 def luq(
     key: Key,
     g: Array,

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, Whole, checked
+from fedjax_sim.checking import Count, Whole
 from fedjax_sim.events.event import Event
 
 TimeT = TypeVar("TimeT")
@@ -51,7 +51,6 @@ class Instant(NamedTuple):
     rest: jax.Array
 
     @classmethod
-    @checked
     def at(cls, time: Any) -> Self:
         """Make an instant of a number, or of an array of numbers.
 
@@ -147,7 +146,6 @@ class Instant(NamedTuple):
         return np.asarray(self.value, "float64") + np.asarray(self.rest, "float64")
 
 
-@checked
 class Sizes(NamedTuple):
     """What a live clock never exceeds; memory and layout are planned from it.
 

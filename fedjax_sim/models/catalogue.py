@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
-from fedjax_sim.checking import checked
 from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN
 from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import MLP, LogisticRegression
@@ -14,7 +13,6 @@ from fedjax_sim.models.resnet import resnet18, resnet20
 from fedjax_sim.settings import Named
 
 
-@checked
 class Entry(NamedTuple):
     """A network that the command line lists.
 

@@ -23,7 +23,6 @@ PRECISION = 1e-6
 """Epsilon is found up to this."""
 
 
-@checked
 class Audit(NamedTuple):
     """What guesses have shown.
 

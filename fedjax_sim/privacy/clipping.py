@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.checking import Count, Limit, checked, shape
+from fedjax_sim.checking import Count, Limit, shape
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Params
 
 
-@checked
 def clip_updates(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> tuple[Params, Array]:
@@ -47,7 +46,6 @@ def clip_updates(
     return _shortened(updates, jnp.where(jnp.isfinite(plain), plain, scaled), bound)
 
 
-@checked
 def clip_sums(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> Params:
@@ -70,7 +68,6 @@ def clip_sums(
     return _shortened(updates, jnp.asarray(norm), bound)[0]
 
 
-@checked
 def finite(updates: Params, is_present: Array | bool = True) -> tuple[Params, Array]:
     """Leave out updates that are not finite.
 
@@ -112,7 +109,6 @@ def _shortened(updates: Params, norm: Array, bound: Array | float) -> tuple[Para
     return jax.tree.map(clip, updates), is_short
 
 
-@checked
 def gaussian_like(
     key: Key, model: Params, deviation: Annotated[Array | float, shape(""), Limit(least=0)]
 ) -> Params:
@@ -131,7 +127,6 @@ def gaussian_like(
     return restored(jnp.asarray(deviation, vector.dtype) * noise)
 
 
-@checked
 def next_bound(
     key: Key, privacy: Any, bound: Array, is_short: Array, is_present: Array, cohort: Count
 ) -> Array:

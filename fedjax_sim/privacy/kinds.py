@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checking, settings
+from fedjax_sim import settings
 from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, Probability, Whole
 from fedjax_sim.settings import ConfigError, Kind, Named, fixed, setting, struct
 from fedjax_sim.types import Array
@@ -187,7 +187,6 @@ PRIVACY: Named[type[Privacy]] = Named.of(
 """Every kind, by name."""
 
 
-@checking.checked
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 

@@ -45,7 +45,6 @@ LogPrior = Callable[[Params], Array]
 """From parameters to `f[]`."""
 
 
-@checking.checked
 @struct.dataclass
 class LogDensity(ClientLosses):
     """A posterior whose examples are spread over clients; see the module for its conventions.
@@ -228,7 +227,6 @@ def from_logdensity(
     )
 
 
-@checking.checked
 def log_density_of(problem: Classification | Logistic) -> LogDensity:
     """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
 

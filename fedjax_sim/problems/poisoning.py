@@ -163,7 +163,6 @@ class Triggered:
         return self.inner((self.backdoor.put(inputs), labels))
 
 
-@checked
 @struct.dataclass(repr=False)
 class Backdoored(Supervised):
     """A problem with a backdoor in the data of some clients, whose success is measured.
@@ -196,7 +195,6 @@ class Backdoored(Supervised):
         return {**super().evaluate(params), **success}
 
 
-@checked
 @struct.dataclass(repr=False)
 class BackdooredClassification(Backdoored, Classification):
     """The same for image classification."""

@@ -26,7 +26,7 @@ import optax
 from flax import struct
 
 from fedjax_sim import trees
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.models.calls import draw_params, outputs_of
 from fedjax_sim.problems import evaluation
 from fedjax_sim.problems.losses import Metric, PerExample
@@ -59,7 +59,6 @@ class Preparation:
         return batch if self.function is None else self.function(batch)
 
 
-@checked
 @struct.dataclass(repr=False)
 class Supervised:
     """The mean loss of a network's outputs.

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import Identity, messages
 from fedjax_sim.server import report_settings, robustness
 from fedjax_sim.trees import shapes_of_model
@@ -16,7 +15,6 @@ def _whole(params: Params, hyper: Any) -> Params:
     return params
 
 
-@checked
 def report_messages(
     up: Callable[[Params, Any], Params] = _whole,
     *,
@@ -63,12 +61,11 @@ def report_messages(
         facts=lambda hyper, ticks: hyper.facts(ticks),
         relies_on=report_settings.RELIED_ON,
         # Settings were checked before the noise of a target epsilon was found.
-        check=unchecked(robustness.check_reports if has_weights else robustness.check_numbers),
+        check=robustness.check_reports if has_weights else robustness.check_numbers,
         facts_of_schedule=lambda hyper, timeline, ticks: hyper.facts_of_schedule(timeline, ticks),
     )
 
 
-@checked
 def count_downlink(hyper: Settings, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
 

@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import batching, checking, privacy, streams
+from fedjax_sim import batching, privacy, streams
 from fedjax_sim.clients import Total, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, base
 from fedjax_sim.compression.messages import compress, count_parameters, decode_messages
@@ -76,7 +76,6 @@ class RoundState(NamedTuple):
     memo: Memo = Memo()
 
 
-@checking.checked
 class Wire:
     """The messages between clients and server, bound to a problem, settings and a plan.
 

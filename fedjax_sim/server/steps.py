@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from fedjax_sim.checking import Above0, checked
+from fedjax_sim.checking import Above0
 from fedjax_sim.clients.local_settings import optimizer_named, refuse_name
 from fedjax_sim.server.aggregation import keep_if_empty
 from fedjax_sim.settings import setting, struct
@@ -52,7 +52,6 @@ class ServerStep:
         return self.server_optimizer(self.server_lr)
 
 
-@checked
 def step_server(
     hyper: ServerStep, event: Event, server: Params, optimizer: Any, progress: Params
 ) -> tuple[Params, Any]:

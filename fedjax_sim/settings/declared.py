@@ -11,8 +11,8 @@ from types import MappingProxyType, NoneType
 from typing import Any
 
 from fedjax_sim import checking
+from fedjax_sim.checking.errors import Named
 from fedjax_sim.settings import checks, names
-from fedjax_sim.settings.errors import Named
 from fedjax_sim.settings.names import Checked, Uses
 
 

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
+from fedjax_sim.checking.errors import ConfigError, Named
 from fedjax_sim.settings.checks import check
-from fedjax_sim.settings.errors import ConfigError, Named
 from fedjax_sim.settings.names import Checked, fields, full_name
 
 

@@ -150,7 +150,6 @@ class Fitted(NamedTuple):
             return np.asarray(function(self.params, jnp.asarray(examples, dtype)))
 
 
-@checked
 def fitted(
     run: Any,
     problem: Estimation | Sequence[Estimation],

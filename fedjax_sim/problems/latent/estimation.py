@@ -32,7 +32,6 @@ EXAMPLES_AT_ONCE = 4096
 """Examples that a CPU evaluates together; the arrays of many more would not stay in its cache."""
 
 
-@checked
 @struct.dataclass
 class Estimation:
     """A latent-variable model and the examples of clients.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, Probability, Whole, checked
+from fedjax_sim.checking import Count, Probability, Whole
 from fedjax_sim.compression.base import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
@@ -88,7 +88,6 @@ class Adversary(Checked):
         return isinstance(self.attack, Honest) or self.is_nobody
 
 
-@checked
 def attacked(
     adversary: Adversary,
     key: Key,
@@ -132,7 +131,6 @@ def attacked(
     return jax.tree.map(claim, local, starts, forged)
 
 
-@checked
 def remembering(
     adversary: Adversary,
     memory: Any,
@@ -189,7 +187,6 @@ def _seen(
     return (draws, messages), Cohort(clients, slots, clients >= 0, weight)
 
 
-@checked
 def malicious_slots(
     adversary: Adversary,
     key: Key,
@@ -228,7 +225,6 @@ def malicious_slots(
     return slots
 
 
-@checked
 def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: Array) -> Array:
     """Tell which clients are malicious, at work or not.
 

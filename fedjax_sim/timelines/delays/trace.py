@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import Limit, checked
+from fedjax_sim.checking import Limit, checked, shape
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.delays import client_table
 from fedjax_sim.types import Array
@@ -45,7 +45,7 @@ class Trace:
 
     def __init__(
         self,
-        client: Sequence[Any],
+        client: Annotated[npt.ArrayLike, shape("R")],
         start: Annotated[npt.ArrayLike, Limit()],
         finish: Annotated[npt.ArrayLike, Limit()],
     ):

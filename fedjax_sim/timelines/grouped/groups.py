@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings
-from fedjax_sim.checking import AtLeast0, Count, Limit, OneOf, Whole, checked
+from fedjax_sim.checking import AtLeast0, Count, Limit, OneOf, Whole
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -397,7 +397,6 @@ class Groups(Clients):
 GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
-@checked
 def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
     """Fill in the values that follow from the clients' numbers of examples. Runs on the host.
 
@@ -449,7 +448,6 @@ class Members(NamedTuple):
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
-@checked
 def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
@@ -511,7 +509,6 @@ def group_shares(groups: Groups) -> Leaf:
     return weight / weight.sum()
 
 
-@checked
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
@@ -533,7 +530,6 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     )
 
 
-@checked
 def paper_delays(
     d: AtLeast0,
     b: AtLeast0,

@@ -5,12 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Key, Live, Sizes, System, Timeline
 
 
-@checked
 def with_clock(system: System, live: Live, **changes: Any) -> System:
     """Return a system with a live clock: the same algorithm, on times that may follow from it.
 

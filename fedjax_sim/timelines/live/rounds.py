@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines.cohorts import Weighting, client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
@@ -196,7 +196,6 @@ class Shown(NamedTuple):
         return self.round.memory
 
 
-@checked
 def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 
@@ -234,7 +233,6 @@ def _checked_clients(asked: Any) -> Array:
     return clients.astype("int32")
 
 
-@checked
 def live_rounds(
     hyper: Settings,
     select: Callable[[Key, Choosing], Asked],
