@@ -289,8 +289,6 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
         kinds.remove(SIMPLE[str])
     kinds.sort(key=lambda kind: kind is SIMPLE[None])
     words = list(dict.fromkeys(kind.words for kind in kinds))
-    several = [word for word in words if f"a list, each {word}" in words]
-    words = [word for word in words if word.removeprefix("a list, each ") not in several] + several
 
     def parse(text: str) -> Any:
         for kind in kinds:
@@ -301,7 +299,7 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
 
     return Kind(
         lambda value, lengths: any(kind.accepts(value, lengths) for kind in kinds),
-        ", ".join([*words[:-2], " or ".join(words[-2:])]) + ", or several" * bool(several),
+        ", ".join([*words[:-2], " or ".join(words[-2:])]),
         parse,
     )
 

@@ -52,7 +52,7 @@ class Adversary(Checked):
         simpler_at=(0.0,),
         only_with={"attack": _is_attack, "attackers": lambda clients: not clients},
     )
-    attackers: tuple[int, ...] = settings.clients_named(
+    attackers: tuple[Whole, ...] = settings.clients_named(
         "Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )

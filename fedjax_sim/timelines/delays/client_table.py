@@ -117,7 +117,7 @@ class ClientTable:
     def __init__(
         self,
         rate: npt.ArrayLike | None = None,
-        spread: Any = 0.0,
+        spread: npt.ArrayLike = 0.0,
         *,
         names: Sequence[str] = (),
         up: npt.ArrayLike | None = None,
