@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from fedjax_sim import checking, targets
+from fedjax_sim import targets
 from fedjax_sim.types import Array, Params, Plan
 
 LANE_AXIS = "lane"
@@ -313,7 +313,6 @@ def replicate(model: Params, num: int) -> Params:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), model)
 
 
-@checking.checked
 def weighted_sum(weight: Array, models: Params) -> Params:
     """Sum models with weights.
 

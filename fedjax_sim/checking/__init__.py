@@ -15,6 +15,7 @@ JAX rebuilds pytrees from leaves of any kind, so of those only static fields are
 are made. This room loads neither JAX nor NumPy before a call is checked.
 """
 
+from fedjax_sim.checking.calls import CHECK as CHECK
 from fedjax_sim.checking.calls import checked as checked
 from fedjax_sim.checking.calls import hints_of as hints_of
 from fedjax_sim.checking.calls import kind_of as kind_of

@@ -28,6 +28,8 @@ CONTAINERS = ("builtins", "collections.abc")
 NO_LISTS = (str, bytes, Mapping)
 KEY, KEYS, TREE, SETTINGS = "a random key", "random keys", "a pytree of arrays", "settings"
 """What annotations say of random keys of JAX, of models and of settings."""
+CHECK = "__check_known__"
+"""Name of the method of settings structs that checks their values."""
 MOST_WHOLE = 2**63 - 1
 """Largest whole number that an array can hold."""
 Lengths = dict[str, int]
@@ -124,7 +126,7 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
     if kind is OPEN:
         return
     if kind is not ANYTHING and not kind.accepts(value, lengths):
-        from fedjax_sim.settings import ConfigError
+        from fedjax_sim.checking.errors import ConfigError
 
         named = re.findall(r"[^\[\], ]+", " ".join(re.findall(r"\[.*?\]|below \w+", kind.words)))
         known = [f"{dim} = {length}" for dim, length in lengths.items() if dim in named]
@@ -132,14 +134,13 @@ def _check(name: str, value: Any, kind: Kind, lengths: Lengths) -> None:
         if isinstance(value, int) and abs(value) > MOST_WHOLE:
             allowed += ", of 64 bits"
         if isinstance(value, types.ModuleType):  # Such as that of a system in its place.
-            meant = [each for each, held in vars(value).items() if kind.accepts(held, lengths)]
             module = value.__name__.rpartition(".")[2]
+            own = {name: held for name, held in vars(value).items() if _is_own(held)}
+            meant = [name for name, held in own.items() if kind.accepts(held, lengths)]
             allowed += f" (did you mean {module}.{meant[0]}?)" if len(meant) == 1 else ""
         raise ConfigError(name, value, allowed)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        from fedjax_sim.settings import check_known
-
-        check_known(value)
+    if hasattr(type(value), CHECK):
+        getattr(type(value), CHECK)(value)
 
 
 def _signature_of(function: Callable[..., Any], owner: Any) -> Signature:
@@ -288,8 +289,6 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
         kinds.remove(SIMPLE[str])
     kinds.sort(key=lambda kind: kind is SIMPLE[None])
     words = list(dict.fromkeys(kind.words for kind in kinds))
-    several = [word for word in words if f"a list, each {word}" in words]
-    words = [word for word in words if word.removeprefix("a list, each ") not in several] + several
 
     def parse(text: str) -> Any:
         for kind in kinds:
@@ -300,7 +299,7 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
 
     return Kind(
         lambda value, lengths: any(kind.accepts(value, lengths) for kind in kinds),
-        ", ".join([*words[:-2], " or ".join(words[-2:])]) + ", or several" * bool(several),
+        ", ".join([*words[:-2], " or ".join(words[-2:])]),
         parse,
     )
 
@@ -341,7 +340,10 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
         lambda value, _: (
             of is ANYTHING or all(of.accepts(item, {}) for item in _elements(value))
             if _is_list(value)
-            else is_open and isinstance(value, kind) and not isinstance(value, NO_LISTS)
+            else is_open
+            and isinstance(value, kind)
+            and not isinstance(value, NO_LISTS)
+            and _dims(value) != 0
         ),
         "a list" if of is ANYTHING else f"a list, each {of.words}",
         lambda text: tuple(map(of.parse, text.split("+"))),
@@ -353,9 +355,18 @@ def _elements(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
 
 
+def _dims(value: Any) -> int | None:
+    """Return an array's number of dimensions; None of anything else."""
+    found = getattr(value, "ndim", None)
+    return found if isinstance(found, int) and not isinstance(value, type) else None
+
+
 def _is_list(value: Any) -> bool:
-    is_array = getattr(value, "ndim", 0) > 0 and hasattr(value, "__array__")
-    return is_array or (isinstance(value, Sequence) and not isinstance(value, NO_LISTS))
+    return bool(_dims(value)) or (isinstance(value, Sequence) and not isinstance(value, NO_LISTS))
+
+
+def _is_own(value: Any) -> bool:
+    return type(value).__module__.startswith("fedjax_sim.")
 
 
 def _is_traced(value: Any) -> bool:
@@ -370,7 +381,7 @@ def _kind_of_scalar(value: Any) -> str:
     if isinstance(value, int | float):
         return "f" if isinstance(value, float) else "i"
     dtype = getattr(value, "dtype", None)
-    if dtype is None or isinstance(value, type) or getattr(value, "ndim", None) != 0:
+    if dtype is None or _dims(value) != 0:
         return ""
     return "f" if str(dtype).startswith(("bfloat", "float")) else getattr(dtype, "kind", "")
 
@@ -381,19 +392,21 @@ def _accepts_whole(value: Any, _: Lengths) -> bool:
 
 
 def _accepts_number(value: Any, _: Lengths) -> bool:
-    letter = _kind_of_scalar(value)
-    return letter in ("i", "u") or (letter == "f" and (_is_traced(value) or bool(value == value)))
+    is_real = _kind_of_scalar(value) == "f" and (_is_traced(value) or bool(value == value))
+    return is_real or _accepts_whole(value, _)
 
 
 def _accepts_array(value: Any, _: Lengths) -> bool:
     """Tell whether a value is an array or a number, or is listed as one."""
     if isinstance(value, bool | int | float):
-        return True
+        return isinstance(value, float) or abs(value) <= MOST_WHOLE
+    if isinstance(value, type | types.ModuleType):
+        return False
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         is_key = str(value.dtype).startswith("key<")
-        return not (isinstance(value, type) or is_key or getattr(value.dtype, "kind", "") in "Oc")
+        return not (is_key or getattr(value.dtype, "kind", "") in "Oc")
     if not isinstance(value, list | tuple):
-        return hasattr(value, "__array__") and not isinstance(value, type)
+        return hasattr(value, "__array__")
     import numpy as np
 
     try:
@@ -419,7 +432,7 @@ def _accepts_tree(value: Any, _: Lengths) -> bool:
     import jax
 
     return value is not None and all(
-        hasattr(leaf, "shape") and getattr(getattr(leaf, "dtype", None), "kind", "O") not in "OUSM"
+        _dims(leaf) is not None and getattr(getattr(leaf, "dtype", None), "kind", "O") not in "OUSM"
         for leaf in jax.tree.leaves(value)
     )
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import optax
 
-from fedjax_sim.checking import Limit, checked, unchecked
+from fedjax_sim.checking import Limit
 from fedjax_sim.clients.gradient_steps import Training, local_steps, local_training
 from fedjax_sim.clients.local_settings import LocalTraining
 from fedjax_sim.settings import setting, struct
@@ -53,7 +53,6 @@ class BaseOptimizer(LocalTraining):
         return optax.chain(optax.scale(1 - self.momentum), optax.trace(self.momentum), scale)
 
 
-@checked
 def frozen_training(
     problem: Losses, hyper: BaseOptimizer, plan: Plan
 ) -> Callable[[Key, Event, Params, Params], tuple[Params, Work]]:
@@ -68,7 +67,7 @@ def frozen_training(
       A function from the lane's learning key, the tick, the model that all slots start from and
       the statistics s to the models reached, leaves `[S, ...]`, and the gradient evaluations spent.
     """
-    base, bound = hyper.local_optimizer(), unchecked(local_training)(problem, hyper, plan)
+    base, bound = hyper.local_optimizer(), local_training(problem, hyper, plan)
 
     def train(key: Key, event: Event, start: Params, statistics: Params) -> tuple[Params, Work]:
         optimizer = optax.GradientTransformation(

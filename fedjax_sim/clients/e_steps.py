@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, checking, streams
+from fedjax_sim import batching, streams
 from fedjax_sim.checking import Count
 from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Plan, Work
@@ -40,7 +40,6 @@ class Expectation:
 ExpectationT = TypeVar("ExpectationT", bound=Expectation)
 
 
-@checking.checked
 def check_batch_size(hyper: ExpectationT, problem: LatentProblem | None) -> ExpectationT:
     """Return the settings unchanged, if they fit the problem.
 
@@ -183,7 +182,6 @@ class Expect:
         return jax.lax.rem(bits, count.astype("uint32")).astype("int32")
 
 
-@checking.checked
 def local_expectation(problem: LatentProblem, hyper: Expectation, plan: Plan) -> Expect:
     """Bind the clients' E-steps.
 

@@ -19,7 +19,7 @@ import optax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from fedjax_sim import batching, targets
-from fedjax_sim.checking import checked, unchecked
+from fedjax_sim.checking import checked
 from fedjax_sim.clients import rows
 from fedjax_sim.clients.local_settings import Descent, LastingTraining, LocalTraining
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
@@ -138,12 +138,9 @@ class Train:
         if not self.takes_extras and jax.tree.leaves(extras):
             allowed = "left out unless gradient, direction or is_corrected uses them"
             raise ConfigError("extras", type(extras).__name__, allowed)
-        of_slot, models = (
-            partial(self.training, key, event.facts),
-            {"start": start, "starts": starts},
-        )
-        steps = unchecked(local_steps)
-        ends, _, work = steps(self.plan, event, of_slot, **models, extras=extras, total=total)
+        of_slot = partial(self.training, key, event.facts)
+        models = {"start": start, "starts": starts, "extras": extras}
+        ends, _, work = local_steps(self.plan, event, of_slot, **models, total=total)
         return ends, work
 
 
@@ -151,7 +148,6 @@ GradientOfClient = Callable[..., BatchGradient]
 """From (problem, hyper, key, client, offset, *extras) to the gradient of that client's steps."""
 
 
-@checked
 def local_training(
     problem: Losses,
     hyper: LocalTraining,
@@ -195,7 +191,7 @@ def local_training(
         if gradient is not None:
             slope = gradient(*of_client, *extras)
         else:
-            is_alone, batches = facts.packed is not None, unchecked(batch_gradient)
+            is_alone, batches = facts.packed is not None, batch_gradient
             slope = batches(*of_client, most_steps=facts.most_steps, is_alone=is_alone)
         is_alike = hyper.training.optimizer in ELEMENTWISE and (direction is None or is_elementwise)
         read = extras if is_directed else ()
@@ -205,7 +201,6 @@ def local_training(
     return Train(plan, training, gradient is not None or is_directed)
 
 
-@checked
 def local_steps(
     plan: Plan,
     event: Event,
@@ -305,7 +300,6 @@ def local_steps(
     return turn(ends.model, ends.are_turned), after, work
 
 
-@checked
 def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> Params:
     """Make the initial states of all clients' optimizers.
 
@@ -324,7 +318,6 @@ def first_optimizers(problem: Losses, hyper: LastingTraining, model: Params) -> 
     return batching.replicate(hyper.local_optimizer().init(model), problem.counts.shape[0])
 
 
-@checked
 def lasting_training(
     problem: Losses,
     hyper: LastingTraining,
@@ -350,11 +343,8 @@ def lasting_training(
       ...]`, or the sum, leaves `[...]`; the states after the steps; and the gradient evaluations
       spent. The model of an empty slot is its start.
     """
-    bind = unchecked(local_training)
-    bound, is_kept = (
-        bind(problem, hyper, plan, proximal=proximal),
-        hyper.training.optimizer_state == "kept",
-    )
+    bound = local_training(problem, hyper, plan, proximal=proximal)
+    is_kept = hyper.training.optimizer_state == "kept"
 
     def train(
         key: Key,
@@ -366,7 +356,7 @@ def lasting_training(
     ) -> tuple[Params, Params, Work]:
         training = partial(bound.training, key, event.facts)
         states = rows.read_clients(optimizers, event.clients) if is_kept else None
-        ends, states, work = unchecked(local_steps)(
+        ends, states, work = local_steps(
             plan, event, training, start=start, states=states, total=total
         )
         return ends, rows.write_clients(optimizers, event.clients, states) if is_kept else (), work

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_sim.checking import checked
 from fedjax_sim.clients.mini_batches import BatchGradient
 from fedjax_sim.types import Array, Key, Params
 
@@ -25,7 +24,6 @@ class NoiseState(NamedTuple):
     step: Array
 
 
-@checked
 def add_langevin_noise(
     key: Key,
     step_size: Number | Callable[[Array], Number],
@@ -69,7 +67,6 @@ def add_langevin_noise(
     return optax.GradientTransformation(init, update)
 
 
-@checked
 def add_momentum(
     moves: optax.GradientTransformation, friction: Number
 ) -> optax.GradientTransformation:
@@ -104,7 +101,6 @@ def add_momentum(
     return optax.GradientTransformation(lambda params: moves.init(params[0]), update)
 
 
-@checked
 def of_pair(gradient: BatchGradient) -> BatchGradient:
     """Turn the gradient of a model into one of a pair (model, velocity), for `add_momentum`.
 
@@ -125,7 +121,6 @@ def of_pair(gradient: BatchGradient) -> BatchGradient:
     return both
 
 
-@checked
 def precondition(moves: optax.GradientTransformation, root: Params) -> optax.GradientTransformation:
     """Precondition Langevin steps: -eta D grad + sqrt(2 eta tau D) xi for a diagonal D.
 
@@ -150,7 +145,6 @@ def precondition(moves: optax.GradientTransformation, root: Params) -> optax.Gra
     return optax.GradientTransformation(moves.init, update)
 
 
-@checked
 def without_gradients(
     moves: optax.GradientTransformation, start: Params, num_steps: Array | int
 ) -> Params:

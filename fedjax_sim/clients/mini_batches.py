@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import batching, trees
-from fedjax_sim.checking import Whole, checked
+from fedjax_sim.checking import Whole
 from fedjax_sim.privacy.clipping import clip_updates
 from fedjax_sim.streams import lane_stream, shuffle_bits, shuffled_index
 from fedjax_sim.types import Array, Key, Losses, Params, Settings
@@ -21,7 +21,6 @@ BatchGradient = Callable[[Params, Array], Params]
 """From a model and the number of a local step since the start, `i32[]`, to that loss's gradient."""
 
 
-@checked
 class LossGradient:
     """The gradient of a loss, a `BatchGradient` that also makes the update of plain descent."""
 
@@ -71,7 +70,6 @@ def _minds_scale(program: Any) -> bool:
     return False
 
 
-@checked
 def batch_gradient(
     problem: Losses,
     hyper: Settings,
@@ -121,7 +119,6 @@ def batch_gradient(
     return gradient
 
 
-@checked
 def batch_loss(
     problem: Losses, hyper: Settings, key: Key, client: Array, offset: Array
 ) -> BatchLoss:

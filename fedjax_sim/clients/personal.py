@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import checking, trees
+from fedjax_sim import trees
 from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.types import Array, Params
 
@@ -89,7 +89,6 @@ def _last_dense(paths: Sequence[str]) -> str:
     return "{}Dense_{}".format(*max(outermost)) if outermost else ""
 
 
-@checking.checked
 def personal_metrics(problem: Any, model_of: Callable[[Array], Params]) -> dict[str, Array]:
     """Report the problem's metrics of each client's own model.
 

@@ -6,11 +6,9 @@ Dimension letters: those of `fedjax_sim.types`.
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
 from fedjax_sim.types import Array, Params
 
 
-@checked
 def read_rows(models: Params, rows: Array) -> Params:
     """Gather models: leaves `[S, ...]`. models: leaves `[R, ...]`; rows: `i32[S]`.
 
@@ -23,7 +21,6 @@ def read_rows(models: Params, rows: Array) -> Params:
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), models)
 
 
-@checked
 def read_clients(models: Params, clients: Array) -> Params:
     """Read the rows of clients: leaves `[S, ...]`; those of client 0 in empty slots.
 
@@ -40,7 +37,6 @@ def read_clients(models: Params, clients: Array) -> Params:
     return read_rows(models, jnp.maximum(clients, 0))
 
 
-@checked
 def write_clients(models: Params, clients: Array, new: Params) -> Params:
     """Write new models into the rows of their clients; empty slots write nothing.
 

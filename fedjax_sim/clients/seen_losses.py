@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import batching, checking
+from fedjax_sim import batching
 from fedjax_sim.clients.mini_batches import batches_of
 from fedjax_sim.types import (
     EMPTY,
@@ -38,7 +38,6 @@ class SeenLosses(NamedTuple):
     root_mean_square: Array
 
 
-@checking.checked
 def losses_of(
     problem: Losses,
     hyper: Settings,
@@ -85,7 +84,6 @@ def losses_of(
     return jax.tree.map(lambda leaf: jnp.where(is_there, leaf, 0), losses), executed
 
 
-@checking.checked
 def seeing_losses(
     algorithm: Callable[..., Algorithm], starts: Callable[..., Params] | None = None
 ) -> Callable[..., Algorithm]:

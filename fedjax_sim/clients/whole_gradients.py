@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_sim import streams, trees
 from fedjax_sim.batching import look_ahead, map_slots
-from fedjax_sim.checking import Whole, checked
+from fedjax_sim.checking import Whole
 from fedjax_sim.clients.mini_batches import BatchGradient, LossGradient, batch_gradient
 from fedjax_sim.settings import Checked, ConfigError, struct
 from fedjax_sim.types import Array, Event, Key, Params, Plan, Work
@@ -52,7 +52,6 @@ class WholeGradients(Checked):
         return super().completed(problem)
 
 
-@checked
 def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
     """Check that a problem can compute exact gradients.
 
@@ -72,7 +71,6 @@ def check_exact(problem: Any, field: str, value: str, allowed: str) -> None:
         raise ConfigError(field, value, reason)
 
 
-@checked
 def whole_gradient(
     problem: Any, key: Key, client: Array, first: Array, *, most_steps: Whole | None
 ) -> BatchGradient:
@@ -93,7 +91,6 @@ def whole_gradient(
     return LossGradient(lambda model, q: losses.client_loss(model, client, keys(q)))
 
 
-@checked
 def gradients_at(
     problem: Any, hyper: Any, plan: Plan, *, is_exact: bool
 ) -> Callable[[Key, Event, Params], tuple[Params, Work]]:

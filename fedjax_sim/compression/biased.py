@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, Whole, checked, shape
+from fedjax_sim.checking import Count, Whole, shape
 from fedjax_sim.compression.base import Compressor
 from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.settings import ConfigError, fixed, setting, struct
@@ -61,7 +61,6 @@ class TopK(Biased):
 
     kept: Count = setting(1, "Number of entries kept, k.")
 
-    @checked
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
         """Keep the largest entries of a vector `f[D]`; the key is not used.
 
@@ -100,7 +99,6 @@ class ScaledSign(Biased):
         0, "Entries of a block, B; the last block may be shorter. 0 makes the vector one block."
     )
 
-    @checked
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
         """Send the signs of a vector `f[D]`, scaled; the key is not used.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, Limit, Whole, checked, shape
+from fedjax_sim.checking import Count, Limit, Whole, shape
 from fedjax_sim.compression.base import Compressor
 from fedjax_sim.compression.powers import Rounding, divisor, powers_around
 from fedjax_sim.settings import ConfigError, fixed, redefault, setting, struct
@@ -68,7 +68,6 @@ class Grid(Compressor):
         """Number of levels s, a whole number; traced if a setting that determines it is."""
         raise NotImplementedError
 
-    @checked
     def around(self, magnitude: Annotated[Array, shape("D")]) -> Rounding:
         """Find the neighbours of magnitudes `f[D]` on the grids of their blocks.
 

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Limit, Whole, checked
+from fedjax_sim.checking import Limit, Whole
 from fedjax_sim.types import Array, Key
 
 
@@ -51,7 +51,6 @@ def rounded(key: Key, vector: Array, around: Callable[[Array], Rounding]) -> Arr
     return (jnp.sign(wide) * unit * (below + jnp.where(goes_up, gap, 0))).astype(vector.dtype)
 
 
-@checked
 def luq(
     key: Key,
     g: Array,

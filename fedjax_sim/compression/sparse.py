@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, Portion, checked, shape
+from fedjax_sim.checking import Count, Portion, shape
 from fedjax_sim.compression.base import Compressor
 from fedjax_sim.compression.powers import Rounding, wide_of
 from fedjax_sim.settings import fixed, setting, struct
@@ -60,7 +60,6 @@ class RandK(Compressor):
 
     kept: Count = setting(1, "Number of entries kept, k.", traced=True)
 
-    @checked
     def apply(self, key: Key, vector: Annotated[Array, shape("D")]) -> Array:
         """Keep k random entries of a vector `f[D]`, scaled up.
 

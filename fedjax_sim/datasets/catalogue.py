@@ -12,7 +12,6 @@ from fedjax_sim.datasets.text import Text, from_file
 from fedjax_sim.settings import ConfigError
 
 
-@checking.checked
 def names() -> dict[str, str]:
     """List the names that `load` and `load_text` accept.
 
@@ -36,7 +35,6 @@ def names() -> dict[str, str]:
     }
 
 
-@checking.checked
 def what_to_fetch() -> list[dict[str, str]]:
     """List how to fetch or download the sets that are not bundled.
 
@@ -56,7 +54,6 @@ def what_to_fetch() -> list[dict[str, str]]:
     ]
 
 
-@checking.checked
 def is_text(name: str) -> bool:
     """Tell whether a name stands for a text, to be loaded by `load_text`, and not for images.
 

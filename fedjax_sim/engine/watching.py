@@ -167,7 +167,6 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Progress of the lanes that run together, as `on_evaluation` receives it.

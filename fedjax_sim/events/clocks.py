@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from fedjax_sim.checking import Count, Whole, checked
+from fedjax_sim.checking import Count, Whole
 from fedjax_sim.events.event import Event
 
 TimeT = TypeVar("TimeT")
@@ -52,7 +52,6 @@ class Instant(NamedTuple):
     rest: jax.Array
 
     @classmethod
-    @checked
     def at(cls, time: Any) -> Self:
         """Make an instant of a number, or of an array of numbers.
 
@@ -148,7 +147,6 @@ class Instant(NamedTuple):
         return np.asarray(self.value, "float64") + np.asarray(self.rest, "float64")
 
 
-@checked
 class Sizes(NamedTuple):
     """Upper bounds of a live clock, from which memory and layout are planned.
 

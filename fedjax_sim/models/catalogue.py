@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
-from fedjax_sim.checking import checked
 from fedjax_sim.models.cnn import DoubleConvNet, LeNet, SmallCNN, resnet18, resnet20
 from fedjax_sim.models.convolution import Convolution
 from fedjax_sim.models.mlp import MLP, LogisticRegression
@@ -13,7 +12,6 @@ from fedjax_sim.models.text import CharacterRNN
 from fedjax_sim.settings import Named
 
 
-@checked
 class Entry(NamedTuple):
     """A network that the command line lists.
 

@@ -35,7 +35,6 @@ class Partition(NamedTuple):
     counts: Annotated[np.ndarray, shape("N"), WHOLE]
 
 
-@checked
 def label_histogram(partition: Partition, labels: np.ndarray, num_classes: Count) -> np.ndarray:
     """Count each client's examples of each class.
 

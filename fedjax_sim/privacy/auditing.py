@@ -22,7 +22,6 @@ PRECISION = 1e-6
 """Epsilon is found up to this."""
 
 
-@checked
 class Audit(NamedTuple):
     """The result of an audit by guesses.
 

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Limit, checked, shape
+from fedjax_sim.checking import Limit, shape
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
 
 
-@checked
 def clip_updates(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> tuple[Params, Array]:
@@ -46,7 +45,6 @@ def clip_updates(
     return _shortened(updates, jnp.where(jnp.isfinite(plain), plain, scaled), bound)
 
 
-@checked
 def clip_sums(
     updates: Params, bound: Annotated[Array | float, shape(""), Limit(above=0)]
 ) -> Params:
@@ -69,7 +67,6 @@ def clip_sums(
     return _shortened(updates, jnp.asarray(norm), bound)[0]
 
 
-@checked
 def finite(updates: Params, is_present: Array | bool = True) -> tuple[Params, Array]:
     """Leave out updates that are not finite.
 

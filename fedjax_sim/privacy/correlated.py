@@ -37,7 +37,6 @@ from fedjax_sim.privacy.participation import largest_sums, reports_of
 from fedjax_sim.types import Timeline
 
 
-@checked
 def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     """Compute the first coefficients of (1 - x)^(-1/2): b_j = b_{j-1} (2 j - 1) / (2 j), b_0 = 1.
 
@@ -53,7 +52,6 @@ def square_root_bands(bands: Count) -> npt.NDArray[np.float64]:
     return np.concatenate([[1.0], np.cumprod((2 * place - 1) / (2 * place))])
 
 
-@checked
 def sensitivities(
     timeline: Timeline,
     num_clients: Count,
@@ -123,7 +121,6 @@ def gaussian_epsilon(
     return once_each(lambda x: get_epsilon_gaussian(float(deviation) / x, float(delta)), changes)
 
 
-@checked
 def separated_sensitivity(
     coefficients: npt.NDArray[np.float64], num_ticks: Count, *, separation: Count, most: Count
 ) -> float:

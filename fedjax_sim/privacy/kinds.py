@@ -189,7 +189,6 @@ PRIVACY: Named[type[Privacy]] = Named.of(
 """Every kind, by name."""
 
 
-@checked
 def parse_privacy(text: str) -> Privacy:
     """Read a kind from text, such as "fixed:clip=0.1:noise=1".
 

@@ -257,7 +257,6 @@ def local_epsilon(
     return once_each(privacy.spent, numbers)
 
 
-@checked
 def privatise(keys: Keys, privacy: OwnNoise, updates: Params) -> Params:
     """Clip the updates of clients, and add each client's own noise.
 
@@ -289,7 +288,6 @@ LOCAL_PRIVACY: Named[type[LocalPrivacy]] = Named.of(
 """Every kind, by name."""
 
 
-@checked
 def parse_local_privacy(text: str) -> LocalPrivacy:
     """Read a kind from text, such as "gaussian:clip=0.1:noise=8".
 

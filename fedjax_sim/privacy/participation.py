@@ -18,12 +18,11 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import Count, Limit, checked
+from fedjax_sim.checking import Count, Limit
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import EMPTY, Timeline
 
 
-@checked
 class Participations(NamedTuple):
     """Participations of every client in a schedule.
 
@@ -50,7 +49,6 @@ class Participations(NamedTuple):
         return int(self.separation.min())
 
 
-@checked
 def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     """Count participations, and find the smallest separations, in O(T S log(T S)).
 
@@ -78,7 +76,6 @@ def participations_of(timeline: Timeline, num_clients: Count) -> Participations:
     return Participations(counts, separation)
 
 
-@checked
 def most_participations(
     timeline: Timeline,
     num_clients: Count,
@@ -125,7 +122,6 @@ def largest_sums(
     return found
 
 
-@checked
 def most_sent(
     timeline: Timeline,
     num_clients: Count,

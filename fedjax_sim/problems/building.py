@@ -147,7 +147,7 @@ def supervised(
     _check_targets(problem)
     if isinstance(test, float | int):
         made = _test_on_held_out(made, owned or [])
-    return made if isinstance(split, list) else made[0]
+    return made[0] if split is None or isinstance(split, Partition) else made
 
 
 def assign_examples(

@@ -66,7 +66,6 @@ class OfImages:
         return self.change(key, images), labels
 
 
-@checked
 @struct.dataclass(repr=False)
 class Classification(Supervised):
     """Cross-entropy of a model's logits.

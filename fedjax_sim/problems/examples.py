@@ -6,7 +6,7 @@ Dimension letters: those of `supervision`; `F` features, `D` numbers that are pr
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,10 @@ from fedjax_sim.problems.client_data import check_partition, on_device, partitio
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Array, Params
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-@checked
+
 class Examples(NamedTuple):
     """Examples, and the client of each.
 
@@ -45,7 +47,7 @@ class Examples(NamedTuple):
 
 @checked
 def from_dataframe(
-    table: Any,
+    table: "pd.DataFrame",
     *,
     target: str | Sequence[str],
     client: str | None = None,
@@ -321,7 +323,7 @@ def read_owners(
         return [partition], names
     if split is None or clients is not None:
         raise ConfigError("split", split, "a partition, or else left out and `clients` given")
-    partitions = split if isinstance(split, list) else [split]
+    partitions = [split] if isinstance(split, Partition) else list(split)
     for partition in partitions:
         check_partition(partition, num)
     return partitions, None

@@ -39,7 +39,6 @@ Large batches of tiny matrix products, or of sums over tiny axes, are slow.
 
 
 @jax.custom_jvp
-@checked
 def quadratic_form(x: Array, hessian: Array) -> Array:
     """Compute x' H x / 2 for a symmetric H, with the gradient H x.
 
@@ -88,7 +87,6 @@ def times(matrix: Array, x: Array) -> Array:
     return sum((matrix[:, i] * x[i] for i in range(1, x.shape[0])), matrix[:, 0] * x[0])
 
 
-@checked
 @struct.dataclass
 class OneGaussian:
     """The losses of one client of `GaussianClients`; letters as there.
@@ -136,7 +134,6 @@ class OneGaussian:
         return quadratic_form(params - self.center, self.hessian) / self.num_examples
 
 
-@checked
 @struct.dataclass
 class GaussianClients(ClientLosses):
     """Client c has f^c(w) = (w - b_c)' H_c (w - b_c) / 2 and the weight p_c = n_c / n.

@@ -45,7 +45,6 @@ LogPrior = Callable[[Params], Array]
 """From parameters to `f[]`."""
 
 
-@checking.checked
 @struct.dataclass
 class LogDensity(ClientLosses):
     """A posterior of examples that clients hold; see the module for its conventions.
@@ -230,7 +229,6 @@ def from_logdensity(
     )
 
 
-@checking.checked
 def log_density_of(problem: Classification | Logistic) -> LogDensity:
     """Write a problem of classes as a log-density, for `fedjax_sim.diagnostics.predictive`.
 

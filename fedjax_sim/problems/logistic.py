@@ -22,7 +22,6 @@ from fedjax_sim.trees import as_array, in_32_bits
 from fedjax_sim.types import Array, Key
 
 
-@checked
 @struct.dataclass
 class Logistic:
     """A logistic regression on examples that clients hold.

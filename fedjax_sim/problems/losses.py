@@ -50,7 +50,6 @@ class Metric(NamedTuple):
     less_is_better: bool = False
 
 
-@checked
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """Compute the cross-entropy of classes.
 
@@ -73,7 +72,6 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
     return optax.softmax_cross_entropy(logits, hot)
 
 
-@checked
 def is_right(logits: Array, labels: Array) -> Array:
     """Tell whether the largest logit is that of the right class; its mean is the accuracy.
 
@@ -94,7 +92,6 @@ def is_right(logits: Array, labels: Array) -> Array:
     return jnp.argmax(logits, axis=-1) == labels
 
 
-@checked
 @functools.cache
 def accuracy_of_classes(num_classes: Count) -> Metric:
     """Make a metric of the accuracy on the examples of each class.
@@ -121,7 +118,6 @@ def accuracy_of_classes(num_classes: Count) -> Metric:
     return Metric(values, among, ("class",), (tuple(range(num_classes)),))
 
 
-@checked
 def squared_error(outputs: Array, targets: Array) -> Array:
     """Compute the squared error of predicted numbers, the mean over an example's numbers.
 
@@ -140,7 +136,6 @@ def squared_error(outputs: Array, targets: Array) -> Array:
     return _mean_of_example(jnp.square(_difference(outputs, targets)))
 
 
-@checked
 def absolute_error(outputs: Array, targets: Array) -> Array:
     """Compute the absolute error of predicted numbers, the mean over an example's numbers.
 
@@ -157,7 +152,6 @@ def absolute_error(outputs: Array, targets: Array) -> Array:
     return _mean_of_example(jnp.abs(_difference(outputs, targets)))
 
 
-@checked
 def binary_cross_entropy(logits: Array, labels: Array) -> Array:
     """Compute the cross-entropy of labels that are there or not, the mean over an example's labels.
 

@@ -28,7 +28,6 @@ EVALUATED_AT_ONCE = 100
 """Test sequences that are evaluated together: a limit on the memory for activations."""
 
 
-@checked
 @struct.dataclass(repr=False)
 class NextCharacter(Supervised):
     """Cross-entropy of each character of a sequence, given the characters before it.

@@ -162,7 +162,6 @@ class Triggered:
         return self.inner((self.backdoor.put(inputs), labels))
 
 
-@checked
 @struct.dataclass(repr=False)
 class Backdoored(Supervised):
     """A problem with a backdoor in the data of some clients, and a measure of its success.
@@ -195,7 +194,6 @@ class Backdoored(Supervised):
         return {**super().evaluate(params), **success}
 
 
-@checked
 @struct.dataclass(repr=False)
 class BackdooredClassification(Backdoored, Classification):
     """The same for image classification."""

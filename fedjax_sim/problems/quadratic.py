@@ -18,7 +18,6 @@ from fedjax_sim.trees import in_32_bits
 from fedjax_sim.types import Array, Key
 
 
-@checked
 @struct.dataclass
 class Quadratic(ClientLosses):
     """Client i has the loss f_i(w) = (curvature_i / 2) ||w - center_i||^2, with gradient noise.

@@ -28,7 +28,7 @@ from flax import struct
 from jax.extend.core import Var
 
 from fedjax_sim import trees
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.models.calls import Model, draw_params, outputs_of
 from fedjax_sim.problems.losses import Metric, PerExample
 from fedjax_sim.streams import stream
@@ -67,7 +67,6 @@ class Preparation:
         return batch if self.function is None else self.function(batch)
 
 
-@checked
 @struct.dataclass(repr=False)
 class Supervised:
     """The mean loss of a network's outputs.

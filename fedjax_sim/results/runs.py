@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Run(Generic[HyperT]):
     """The result of a sweep.
@@ -71,7 +70,6 @@ class Run(Generic[HyperT]):
         """The dimensions of lanes: swept settings, then the seed; none for `simulate`."""
         return tuple(str(dim) for dim in self.curves["failed"].dims)
 
-    @checked
     def model(self, i: int) -> Params:
         """Return the final model of the lane at position `i` of the flattened results.
 

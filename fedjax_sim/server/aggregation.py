@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import checked
 from fedjax_sim.types import Array, Event, Params, StateT
 
 
-@checked
 def mean_with_server(server: Params, reports: Params, is_present: Array) -> Params:
     """Average the reports of the present clients and the server's model with equal weights.
 
@@ -36,7 +34,6 @@ def mean_with_server(server: Params, reports: Params, is_present: Array) -> Para
     return jax.tree.map(mean, server, total)
 
 
-@checked
 def mean_of(event: Event, start: Params, models: Params) -> Params:
     """Average models with the weights of a tick.
 
@@ -60,7 +57,6 @@ def mean_of(event: Event, start: Params, models: Params) -> Params:
     return jax.tree.map(jnp.add, start, weighted_sum(event.weight, progress))
 
 
-@checked
 def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     """Continue from start through end, `weight` times as far: start + weight (end - start).
 
@@ -79,7 +75,6 @@ def scaled_progress(start: Params, end: Params, weight: Array) -> Params:
     return jax.tree.map(lambda a, b: a + expand(weight, a) * (b - a), start, end)
 
 
-@checked
 def expand(weight: Array, leaf: Array) -> Array:
     """Give `weight[S]` trailing axes of length 1 to fit `leaf[S, ...]`, and the leaf's dtype.
 
@@ -96,7 +91,6 @@ def expand(weight: Array, leaf: Array) -> Array:
     return weight.reshape(weight.shape + (1,) * (leaf.ndim - weight.ndim)).astype(leaf.dtype)
 
 
-@checked
 def where_slots(flags: Array, new: StateT, old: StateT) -> StateT:
     """Choose between two models for each slot.
 
@@ -116,7 +110,6 @@ def where_slots(flags: Array, new: StateT, old: StateT) -> StateT:
     )
 
 
-@checked
 def keep_if_empty(event: Event, after: StateT, before: StateT) -> StateT:
     """Return `after`, or `before` if all slots of the tick are empty. Both are pytrees.
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checking, streams, trees
+from fedjax_sim import streams, trees
 from fedjax_sim.checking import Above0
 from fedjax_sim.settings import setting, struct
 from fedjax_sim.types import Array, Event, Key, LatentProblem, Leaf, Timeline, full_precision_bits
@@ -82,7 +82,6 @@ class Approximation:
         return state.random if self.output == "random" else state.server
 
 
-@checking.checked
 def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     """Count the bits sent down at each tick: `i64[T]`.
 
@@ -106,7 +105,6 @@ def broadcast_bits(problem: LatentProblem, timeline: Timeline) -> Leaf:
     return (timeline.clients >= 0).sum(axis=1, dtype=np.int64) * bits
 
 
-@checking.checked
 def keep_random(key: Key, event: Event, before: Array, now: Array) -> Array:
     """Keep S_K, with K uniform on the ticks 0..k.
 

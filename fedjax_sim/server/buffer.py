@@ -7,7 +7,7 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, checked, shape
+from fedjax_sim.checking import Count, shape
 from fedjax_sim.server.staleness import StalenessWeights, staleness_weights
 from fedjax_sim.settings import group, struct
 from fedjax_sim.timelines import Arrivals, schedule_arrivals
@@ -27,7 +27,6 @@ class WeightedArrivals(Arrivals):
     staleness: StalenessWeights = group(StalenessWeights(), "weights of the updates in a buffer")
 
 
-@checked
 def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals, with weights from their clients' staleness.
 
@@ -42,7 +41,6 @@ def schedule_stale_arrivals(key: Key, hyper: WeightedArrivals, num_ticks: Count)
     return schedule._replace(weight=weigh_arrivals(hyper, schedule.clients, staleness))
 
 
-@checked
 def weigh_arrivals(
     hyper: WeightedArrivals,
     clients: Annotated[Array, shape("T S")],

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_sim import batching, checking, settings, trees, types
+from fedjax_sim import batching, settings, trees, types
 from fedjax_sim.checking import AtLeast0, Count
 from fedjax_sim.clients import (
     ABOUT_TRAINING,
@@ -183,7 +183,6 @@ models, leaves `[S, ...]`, the memory, and the iterations spent.
 """
 
 
-@checking.checked
 def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain:
     """Bind the iterations of groups: the slots of a tick are groups, their steps iterations.
 
@@ -239,7 +238,6 @@ def edge_training(problem: Losses, hyper: EdgeTraining, plan: Plan) -> EdgeTrain
     return train
 
 
-@checking.checked
 def edge_wire(
     problem: Losses, hyper: EdgeTraining, plan: Plan, *, can_repeat: bool = False
 ) -> Wire:
@@ -266,7 +264,6 @@ def edge_wire(
     )
 
 
-@checking.checked
 def first_memo(problem: Losses, hyper: EdgeTraining, plan: Plan, model: Params) -> Memo:
     """Begin with the initial model, for messages of clients and of local servers.
 
@@ -433,7 +430,6 @@ def present_clients(
     return clients, weight / weight.sum()
 
 
-@checking.checked
 def iteration_examples(hyper: EdgeTraining) -> int:
     """Count the examples of an iteration of the largest group that are in memory together.
 
@@ -447,7 +443,6 @@ def iteration_examples(hyper: EdgeTraining) -> int:
     return hyper.batch_size * clients * hyper.client_steps
 
 
-@checking.checked
 def count_client_bits(
     problem: types.Problem, hyper: EdgeTraining, timeline: Timeline
 ) -> dict[str, Leaf]:
@@ -472,7 +467,6 @@ def count_client_bits(
     return {"client_uplink_bits": messages * up, "client_downlink_bits": messages * down}
 
 
-@checking.checked
 def member_bits(params: Params, hyper: EdgeTraining) -> tuple[int, int]:
     """Count the bits of a client's message to its local server, and of the one that it gets.
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checking, streams, trees, types
+from fedjax_sim import streams, trees, types
 from fedjax_sim.checking import AtLeast0, OneOf
 from fedjax_sim.clients.rows import read_rows, write_clients
 from fedjax_sim.compression import Identity
@@ -73,7 +73,6 @@ class Memory(NamedTuple):
     server: Array
 
 
-@checking.checked
 def first_memory(hyper: Memories, fields: Array) -> Memory:
     """Begin with V_{0,i} and their mean. fields: h_i(S_0), `f[N, q]`.
 
@@ -91,7 +90,6 @@ def first_memory(hyper: Memories, fields: Array) -> Memory:
     return Memory(clients, clients.mean(axis=0))
 
 
-@checking.checked
 def exchange(
     hyper: Settings, key: Key, event: Event, memory: Memory, target: Array, active: Array
 ) -> tuple[Array, Memory]:
@@ -140,7 +138,6 @@ def exchange(
     return field, Memory(clients_after, memory.server + alpha * mean)
 
 
-@checking.checked
 def count_bits(problem: LatentProblem, hyper: Any, timeline: Timeline) -> tuple[Leaf, Leaf]:
     """Count the bits sent up and down at each tick: `i64[T]` each.
 

@@ -34,7 +34,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import checked
 from fedjax_sim.clients import Train
 from fedjax_sim.server.rules import Rule
 from fedjax_sim.settings import ConfigError
@@ -81,7 +80,6 @@ class RootData(NamedTuple):
         return jax.vmap(of_one)(examples, jnp.arange(examples.shape[0])).mean()
 
 
-@checked
 def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
     """Draw the root data.
 
@@ -116,7 +114,6 @@ def draw_root(problem: Losses, key: Key, rule: Rule) -> RootData:
     return RootData(problem, owners[row], (places - first).astype("int32"), size)
 
 
-@checked
 def own_update(
     problem: Losses,
     hyper: Any,

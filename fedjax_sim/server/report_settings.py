@@ -6,7 +6,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedjax_sim import privacy, settings, trees, types
-from fedjax_sim.checking import checked, unchecked
 from fedjax_sim.compression import COMPRESSORS, Compressor, Identity, parse_compressor
 from fedjax_sim.compression.messages import Compression, count_message_bits
 from fedjax_sim.privacy import LOCAL_PRIVACY, PRIVACY, LocalPrivacy, NoLocalPrivacy, NoPrivacy
@@ -351,7 +350,6 @@ limits then.
 """
 
 
-@checked
 def report_messages(
     up: Callable[[Params, Any], Params] = lambda params, hyper: params,
     *,
@@ -398,12 +396,11 @@ def report_messages(
         facts=lambda hyper, ticks: hyper.facts(ticks),
         relies_on=RELIED_ON,
         # Settings were checked before the noise of a target epsilon was found.
-        check=unchecked(robustness.check_reports if has_weights else robustness.check_numbers),
+        check=robustness.check_reports if has_weights else robustness.check_numbers,
         facts_of_schedule=lambda hyper, timeline, ticks: hyper.facts_of_schedule(timeline, ticks),
     )
 
 
-@checked
 def count_downlink(hyper: Settings, timeline: Timeline, sent: Params) -> Leaf:
     """Count the bits that the server sends at each tick, `i64[T]`. sent: its message.
 

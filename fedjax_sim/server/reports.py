@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import batching, checking, privacy, streams
+from fedjax_sim import batching, privacy, streams
 from fedjax_sim.clients import SumRequest, read_clients, write_clients
 from fedjax_sim.compression import Compressor, Identity, messages, powers
 from fedjax_sim.privacy import AdaptiveClipping, Clipping, CorrelatedNoise, NoPrivacy, OwnNoise
@@ -98,7 +98,6 @@ class Sent(Protocol):
         """The memory."""
 
 
-@checking.checked
 class Wire:
     """The messages between clients and server, bound to a problem, settings and a plan.
 

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import batching, checking, streams, timelines
+from fedjax_sim import batching, streams, timelines
 from fedjax_sim.compression import Identity
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.aggregation import expand, mean_of, mean_with_server
@@ -95,7 +95,6 @@ def check_codes(hyper: Any, rule: str, compression: str) -> None:
         raise ConfigError(compression, str(value_of(hyper, compression)), allowed)
 
 
-@checking.checked
 class Combination:
     """A rule and an adversary, bound to a system with a client in each slot.
 
@@ -224,7 +223,6 @@ class Combination:
         return jax.tree.map(jnp.add, server, self.sum(key, event, progress, weight=weight))
 
 
-@checking.checked
 def combination_of(hyper: Settings, *, has_own: bool = False) -> Combination:
     """Bind the rule and the adversary of settings, which need not have them.
 
@@ -243,7 +241,6 @@ def combination_of(hyper: Settings, *, has_own: bool = False) -> Combination:
     return Combination(Mean(), Adversary())
 
 
-@checking.checked
 def check_reports(hyper: Any, timeline: Timeline) -> None:
     """Check that the rule of settings can be used for all ticks of a schedule, for `Messages`.
 
@@ -255,11 +252,10 @@ def check_reports(hyper: Any, timeline: Timeline) -> None:
       ConfigError: If a tick has too few messages, or unequal weights for a rule that does not
         weigh.
     """
-    checking.unchecked(check_numbers)(hyper, timeline)
+    check_numbers(hyper, timeline)
     _check_weights(hyper, "aggregator", timeline)
 
 
-@checking.checked
 def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = None) -> None:
     """Check that a tick has messages enough for the rule, where the server's weights are equal.
 
@@ -278,7 +274,6 @@ def check_numbers(hyper: Settings, timeline: Timeline, *, most: int | None = Non
     _check_numbers("aggregator", hyper.aggregator, np.minimum(heard, most) if most else heard)
 
 
-@checking.checked
 def check_edges(hyper: Any, timeline: Timeline) -> None:
     """Check the rules of local servers and of the global one.
 

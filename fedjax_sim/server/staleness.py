@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, Probability, checked, shape
+from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, Probability, shape
 from fedjax_sim.settings import Checked, setting, struct
 from fedjax_sim.types import Array
 
@@ -101,7 +101,6 @@ class StalenessWeights(Checked):
     )
 
 
-@checked
 def staleness_weights(
     clients: Annotated[Array, shape("T S")],
     staleness: Annotated[Array, shape("T S")],
@@ -155,7 +154,6 @@ def staleness_weights(
     return raw / jnp.where(total > 0, total, 1) if is_normalised else raw / num_slots
 
 
-@checked
 def mean_staleness(clients: Array, staleness: Array, settings: StalenessWeights) -> Array:
     """Average the staleness of each slot's client, as the server knows it when the buffer is full.
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
 from fedjax_sim.clients.rows import read_rows
 from fedjax_sim.types import Event, Params, Plan
 
@@ -50,7 +49,6 @@ class Versioned(NamedTuple):
     memo: Memo = Memo()
 
 
-@checked
 def first_version(model: Params, plan: Plan) -> Versioned:
     """Begin with a model in row 0. Other rows are written before they are read.
 
@@ -69,7 +67,6 @@ def first_version(model: Params, plan: Plan) -> Versioned:
     return Versioned(model, versions)
 
 
-@checked
 def stale_models(state: Any, event: Event) -> Params:
     """Read the server model that each slot's work started from: leaves `[S, ...]`.
 
@@ -85,7 +82,6 @@ def stale_models(state: Any, event: Event) -> Params:
     return read_rows(state.versions, event.read)
 
 
-@checked
 def next_version(state: Any, event: Event, model: Params) -> Versioned:
     """Make a model the server's, and keep it in the store for clients that will start from it.
 

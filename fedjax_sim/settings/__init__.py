@@ -24,9 +24,15 @@ of its name is enough if no other setting ends in it: `Hyper(rate_fast=1.0)` is
 - `text`: reads and writes values as the command line has them.
 """
 
+from fedjax_sim.checking.errors import ConfigError as ConfigError
+from fedjax_sim.checking.errors import Named as Named
+from fedjax_sim.checking.errors import UnknownAttributeError as UnknownAttributeError
+from fedjax_sim.checking.errors import UnknownNameError as UnknownNameError
+from fedjax_sim.checking.errors import check_file as check_file
+from fedjax_sim.checking.errors import plain as plain
+from fedjax_sim.checking.errors import writing_to as writing_to
 from fedjax_sim.settings.checks import check as check
 from fedjax_sim.settings.checks import check_all as check_all
-from fedjax_sim.settings.checks import check_known as check_known
 from fedjax_sim.settings.checks import check_left as check_left
 from fedjax_sim.settings.declared import clients_named as clients_named
 from fedjax_sim.settings.declared import filled as filled
@@ -34,13 +40,6 @@ from fedjax_sim.settings.declared import fixed as fixed
 from fedjax_sim.settings.declared import group as group
 from fedjax_sim.settings.declared import redefault as redefault
 from fedjax_sim.settings.declared import setting as setting
-from fedjax_sim.settings.errors import ConfigError as ConfigError
-from fedjax_sim.settings.errors import Named as Named
-from fedjax_sim.settings.errors import UnknownAttributeError as UnknownAttributeError
-from fedjax_sim.settings.errors import UnknownNameError as UnknownNameError
-from fedjax_sim.settings.errors import check_file as check_file
-from fedjax_sim.settings.errors import plain as plain
-from fedjax_sim.settings.errors import writing_to as writing_to
 from fedjax_sim.settings.names import ASSUMED as ASSUMED
 from fedjax_sim.settings.names import Assumed as Assumed
 from fedjax_sim.settings.names import Checked as Checked

@@ -1,6 +1,5 @@
 """Check the values of settings, one by one and together, before anything is compiled."""
 
-import contextvars
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -9,13 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.checking.errors import ConfigError
 from fedjax_sim.settings import names
-from fedjax_sim.settings.errors import ConfigError
 from fedjax_sim.settings.names import fields, groups
 
 MOST_WHOLE = 2**31 - 1
 """Largest whole number of a setting, as the engine counts in 32 bits."""
-_CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 Seen = set[tuple[type, str, int]]
 """Values that were checked: class and name of the field, and the object's number."""
 
@@ -44,15 +42,11 @@ def check_all(hypers: Sequence[Any]) -> None:
       ConfigError: As `check`.
     """
     seen: Seen = set()
-    within = _CHECKING.set(True)
-    try:
-        for hyper in hypers:
-            _check_fields(hyper, seen)
-        _refuse_idle(hypers)
-        for hyper in hypers:
-            _check_together(hyper)
-    finally:
-        _CHECKING.reset(within)
+    for hyper in hypers:
+        _check_fields(hyper, seen)
+    _refuse_idle(hypers)
+    for hyper in hypers:
+        _check_together(hyper)
 
 
 def _check_together(hyper: Any) -> None:
@@ -100,21 +94,17 @@ def check_left(hyper: Any, values: Mapping[str, Any], why: str) -> None:
 
 
 def check_known(value: Any) -> None:
-    """Check values of settings, unless some are traced or a check calls functions itself.
+    """Check the values of settings among the arguments of a call, unless some are traced.
 
     Settings without effect are accepted, as the points of a sweep have them.
 
     Args:
-      value: Settings; any other dataclass is accepted.
+      value: The settings.
 
     Raises:
       ConfigError: If a value or a combination of values is not allowed.
     """
-    if (
-        not _CHECKING.get()
-        and fields(type(value))
-        and not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-    ):
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
         # While something is traced, JAX would trace what a check computes.
         on_host = lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf  # noqa: E731
         _check_values(jax.tree.map(on_host, value), set())
@@ -122,12 +112,8 @@ def check_known(value: Any) -> None:
 
 def _check_values(hyper: Any, seen: Seen) -> None:
     """Check settings that may have no effect."""
-    within = _CHECKING.set(True)
-    try:
-        _check_fields(hyper, seen)
-        _check_together(hyper)
-    finally:
-        _CHECKING.reset(within)
+    _check_fields(hyper, seen)
+    _check_together(hyper)
 
 
 def _check_fields(hyper: Any, seen: Seen) -> None:

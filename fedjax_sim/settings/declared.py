@@ -5,14 +5,15 @@ num_groups: Count = setting(2, "Number of groups.")
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, NoneType
 from typing import Any
 
 from fedjax_sim import checking
+from fedjax_sim.checking.errors import Named
 from fedjax_sim.settings import checks, names
-from fedjax_sim.settings.errors import Named
 from fedjax_sim.settings.names import Checked, Uses
 
 
@@ -84,7 +85,8 @@ def completed(annotation: Any, metadata: Mapping[str, Any]) -> Mapping[str, Any]
         is_right = (further is None or further(value)) and kind.accepts(value, {})
         return is_right and (is_traced or _is_hashable(value))
 
-    allowed = metadata["allowed"] or kind.words
+    words = re.sub(r"^(.*) or a list, each \1$", r"\1, or several", kind.words)
+    allowed = metadata["allowed"] or words
     if isinstance(allowed, Named):
         article = "an" if allowed.what[0] in "aeiou" else "a"
         home = held[0].__module__.rpartition(".")[0]

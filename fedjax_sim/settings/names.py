@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from fedjax_sim.settings.errors import ConfigError
+from fedjax_sim.checking.errors import ConfigError
 
 HyperT = TypeVar("HyperT")
 Uses = Mapping[str, tuple[Any, ...] | Callable[[Any], bool]]

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from fedjax_sim import checking
+from fedjax_sim.checking.errors import ConfigError, UnknownAttributeError
 from fedjax_sim.settings import checks, declared, names
-from fedjax_sim.settings.errors import ConfigError, UnknownAttributeError
 from fedjax_sim.settings.names import ASSUMED, Assumed, Checked, fields, groups
 
 HyperT = TypeVar("HyperT")
@@ -131,6 +131,7 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
     made.__init__ = with_short_names
     made.__signature__ = _signature_of(made)
     made.__getattr__ = _say_where
+    setattr(made, checking.CHECK, checks.check_known)
     made.__repr__ = _write_changed
     _register(made)
     lines = [f"      {line}" for line in names.describe(made)]

@@ -216,7 +216,7 @@ def test_threads_read_declared_types_at_once() -> None:
     def read() -> None:
         try:
             for _ in range(100):
-                fedjax_sim.Run.__init__.__checked__.__wrapped__()  # type: ignore[attr-defined]
+                fedjax_sim.Watch.__init__.__checked__.__wrapped__()  # type: ignore[attr-defined]
         except BaseException as error:
             errors.append(error)
 

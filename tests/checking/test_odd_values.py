@@ -4,13 +4,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 import fedjax_sim
-from fedjax_sim import compression, diagnostics, privacy, problems, timelines
+from fedjax_sim import compression, diagnostics, problems, timelines
 from fedjax_sim.lifecycle import InputError
 from fedjax_sim.privacy.kinds import Privacy
 from fedjax_sim.server.attacks import Attack
@@ -18,7 +17,6 @@ from fedjax_sim.server.rules import Rule
 from fedjax_sim.settings import check
 from fedjax_sim.systems import fedavg
 
-KEY = jax.random.key(0)
 RUN = fedjax_sim.simulate(
     fedavg.system,
     problems.Quadratic.of(np.eye(4, 2)),
@@ -45,11 +43,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "text for a number": (hyper(compression=compression.RandK(kept="x")), "kept is 'x'"),  # type: ignore[arg-type]
     "complex setting": (hyper(lr=1j), "lr is 1j"),
     "complex rates": (lambda: timelines.ClientTable(rate=np.array([1j, 2])), "rate is"),
-    "several keys": (lambda: compression.luq(jax.random.split(KEY), np.ones(2)), "key is"),  # type: ignore[arg-type]
-    "one key for several": (
-        lambda: privacy.privatise(KEY, privacy.LocalGaussian(clip=1.0), np.ones((2, 2))),
-        "keys is",
-    ),
     "a device for a folder": (lambda: RUN.save("/dev/null"), "folder is '/dev/null'"),
     "no folder": (lambda: RUN.save(""), "folder is ''"),
     "no target": (lambda: problems.from_dataframe(TABLE, target=[]), "target is"),
@@ -59,8 +52,6 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "labels is",
     ),
     "no run": (lambda: diagnostics.to_arviz(3), "run is 3"),  # type: ignore[arg-type]
-    "no model": (lambda: privacy.gaussian_like(KEY, "x", 1.0), "model is 'x'"),
-    "no settings": (lambda: timelines.schedule_cohort_rounds(KEY, None, 2), "hyper is None"),
     "a client too many": (lambda: diagnostics.influence(RUN.timelines[0], 1), "num_clients is 1"),
     "beyond 64 bits": (
         lambda: diagnostics.influence(RUN.timelines[0], 10**30),

@@ -425,8 +425,8 @@ def test_settings_without_effect() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"malicious": 1.1}, "at most 1"),
-        ({"malicious": -0.1}, "at least 0"),
+        ({"malicious": 1.1}, "from 0 to 1"),
+        ({"malicious": -0.1}, "from 0 to 1"),
         ({"malicious": 0.1}, r"left at 0\.0 with attack = none"),
         (
             {"attack": SignFlip(), "malicious": 0.1, "attackers": (1,)},

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.compression import (
     COMPRESSORS,
     Compressor,
@@ -23,7 +23,6 @@ from fedjax_sim.settings import ConfigError, fixed, setting, struct
 from fedjax_sim.types import Array, Key
 
 
-@checked
 @struct
 class CellSampling(Compressor):
     """Send the cells where a random set of rows meets a random set of columns of a matrix.

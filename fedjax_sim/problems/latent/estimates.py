@@ -135,7 +135,6 @@ class Fitted(NamedTuple):
             return np.asarray(function(self.params, jnp.asarray(examples, dtype)))
 
 
-@checked
 def fitted(
     run: Any,
     problem: Estimation | Sequence[Estimation],

@@ -72,7 +72,6 @@ class LatentModel(Protocol):
         """Compute further metrics, each a scalar."""
 
 
-@checked
 @struct.dataclass
 class Estimation:
     """A latent-variable model and the examples of clients.

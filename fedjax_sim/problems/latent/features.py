@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.problems.latent.bernoulli_mixture import BernoulliMixture
 from fedjax_sim.problems.latent.estimation import LatentModel
 from fedjax_sim.problems.latent.factor_analysis import FactorAnalysis
@@ -17,7 +17,6 @@ from fedjax_sim.problems.latent.gaussian_mixture import GaussianMixture
 from fedjax_sim.settings import ConfigError, Named
 
 
-@checked
 def principal_components(images: np.ndarray, dimensions: Count) -> np.ndarray:
     """Project images on their first principal components.
 
@@ -45,7 +44,6 @@ def principal_components(images: np.ndarray, dimensions: Count) -> np.ndarray:
     return PCA(dimensions, svd_solver="full").fit_transform(used / scale)
 
 
-@checked
 def binary(images: np.ndarray) -> np.ndarray:
     """Turn images into black and white at the middle of the range of all their values.
 

@@ -10,7 +10,6 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from fedjax_sim.checking import checked
 from fedjax_sim.reporting.plots.fairness import clients_figure
 from fedjax_sim.reporting.plots.style import (
     TITLES,
@@ -32,7 +31,6 @@ BAND = (0.1, 0.9)
 """The quantiles."""
 
 
-@checked
 def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Put the curves of several lanes on a shared grid, holding the last value evaluated so far.
 
@@ -48,7 +46,6 @@ def on_grid(x: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.stack([value[place] for value, place in zip(values, places, strict=True)])
 
 
-@checked
 def drawable(data: xr.Dataset) -> list[str]:
     """List the metrics of a system of which curves are drawn.
 
@@ -63,7 +60,6 @@ def drawable(data: xr.Dataset) -> list[str]:
     return [name for name in names if not name.rsplit("_", 1)[-1].isdigit()]
 
 
-@checked
 def metric_figures(
     curves: Mapping[str, xr.Dataset],
     metrics: Sequence[str] | None = None,
@@ -92,7 +88,6 @@ def metric_figures(
     }
 
 
-@checked
 @styled()
 def curves_figure(
     curves: Mapping[str, xr.Dataset],

@@ -10,13 +10,11 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.fairness import summarise_clients
 from fedjax_sim.reporting.plots import style
 from fedjax_sim.results.summaries import label_of, settings_of
 
 
-@checked
 class ClientShares(NamedTuple):
     """Contributions of the clients of one system.
 
@@ -29,7 +27,6 @@ class ClientShares(NamedTuple):
     influence: np.ndarray
 
 
-@checked
 @style.styled()
 def influence_figure(systems: Mapping[str, ClientShares]) -> Figure:
     """Draw each client's influence against its share of the updates, which follows its speed.
@@ -66,7 +63,6 @@ BINS = 20
 """Bins of a histogram."""
 
 
-@checked
 @style.styled()
 def clients_figure(curves: Mapping[str, xr.Dataset], metric: str = "client_accuracy") -> Figure:
     """Draw a histogram of a metric over clients, at the end of the run.

@@ -6,13 +6,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_sim.checking import checked
 from fedjax_sim.reporting.plots.style import styled
 
 MOST_NUMBERED = 20
 
 
-@checked
 @styled()
 def holdings_figure(
     histogram: np.ndarray, *, class_names: Sequence[str] | None = None, title: str = ""

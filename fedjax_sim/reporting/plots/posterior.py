@@ -5,12 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedjax_sim.checking import checked
 from fedjax_sim.diagnostics.predictions import Reliability
 from fedjax_sim.reporting.plots.style import GREY, look, styled
 
 
-@checked
 @styled()
 def reliability_figure(found: Mapping[str, Reliability]) -> Figure:
     """Draw accuracy against confidence, bin by bin; calibrated predictions lie on the diagonal.

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 from matplotlib.ticker import EngFormatter
 
-from fedjax_sim.checking import Whole, checked
+from fedjax_sim.checking import Whole
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#808080")
 """Okabe and Ito's colours, which colour-blind readers can tell apart."""
@@ -89,7 +89,6 @@ TITLES = {
 """Titles of pictures whose metric needs more words than its label."""
 
 
-@checked
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw in the style of all pictures; also a decorator of a function that draws."""
@@ -97,7 +96,6 @@ def styled() -> Iterator[None]:
         yield
 
 
-@checked
 def look(
     number: Whole,
     marks: Literal["some", "all", "only", "none"] = "some",
@@ -146,7 +144,6 @@ def count_bits(axes: Axes, against: str) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(unit="bit"))
 
 
-@checked
 def name_beside(figure: Figure, axes: Axes, **options: Any) -> None:
     """Put the legend of `axes` to the right of all panels, where it hides nothing.
 

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.diagnostics.fairness import received
 from fedjax_sim.reporting.plots import style
 from fedjax_sim.types import Timeline
@@ -22,7 +22,6 @@ MOST_STALENESS_BARS = 40
 LEAST_STALENESS_SHOWN = 6
 
 
-@checked
 class Row(NamedTuple):
     """One schedule to draw.
 
@@ -42,7 +41,6 @@ class Row(NamedTuple):
     senders: str = "clients"
 
 
-@checked
 @style.styled()
 def timeline_figure(rows: Sequence[Row]) -> Figure:
     """Draw who computed when, and how stale the work was on arrival.

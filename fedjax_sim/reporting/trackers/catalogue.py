@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from fedjax_sim.checking import OneOf, checked
+from fedjax_sim.checking import OneOf
 from fedjax_sim.reporting.trackers import csv_file, labels
 from fedjax_sim.reporting.trackers.mlflow_runs import MLflow
 from fedjax_sim.reporting.trackers.tensorboard_events import TensorBoard
@@ -15,7 +15,6 @@ TRACKERS = {"csv": "csv", "mlflow": "mlflow", "tensorboard": "tensorboardX", "wa
 """Names on the command line, and the package behind each."""
 
 
-@checked
 def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
     """Check that the package behind a tracker is installed.
 
@@ -28,7 +27,6 @@ def check_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))]) -> None:
     labels.load_extra(name, TRACKERS[name])
 
 
-@checked
 def make_tracker(name: Annotated[str, OneOf(tuple(TRACKERS))], folder: str | Path) -> Tracker:
     """Make a tracker that writes into a results folder, and remove its older log there.
 

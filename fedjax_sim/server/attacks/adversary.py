@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, Probability, Whole, checked
+from fedjax_sim.checking import Count, Probability, Whole
 from fedjax_sim.compression.powers import wide_of
 from fedjax_sim.privacy.clipping import finite
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest, along
@@ -52,7 +52,7 @@ class Adversary(Checked):
         simpler_at=(0.0,),
         only_with={"attack": _is_attack, "attackers": lambda clients: not clients},
     )
-    attackers: tuple[int, ...] = settings.clients_named(
+    attackers: tuple[Whole, ...] = settings.clients_named(
         "Numbers of the clients that are malicious, instead of a share of them.",
         only_with={"attack": _is_attack},
     )
@@ -88,7 +88,6 @@ class Adversary(Checked):
         return isinstance(self.attack, Honest) or self.is_nobody
 
 
-@checked
 def attacked(
     adversary: Adversary,
     key: Key,
@@ -132,7 +131,6 @@ def attacked(
     return jax.tree.map(claim, local, starts, forged)
 
 
-@checked
 def remembering(
     adversary: Adversary,
     memory: Any,
@@ -195,7 +193,6 @@ def malicious_slots_of(adversary: Adversary, key: Key, event: Event, num_clients
     return malicious_slots(adversary, key, num_clients, event.tick, clients, weight)
 
 
-@checked
 def malicious_slots(
     adversary: Adversary,
     key: Key,
@@ -234,7 +231,6 @@ def malicious_slots(
     return slots
 
 
-@checked
 def are_malicious(adversary: Adversary, key: Key, num_clients: Count, clients: Array) -> Array:
     """Tell which clients are malicious, at work or not.
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import checking, settings
+from fedjax_sim import settings
 from fedjax_sim.checking import Whole
 from fedjax_sim.server.attacks import informed, simple
 from fedjax_sim.server.attacks.base import Attack, Cohort, Honest
@@ -81,7 +81,6 @@ ATTACKS: Named[type[Attack]] = Named.of("attack", *_KINDS, example="sign_flip:sc
 """Every kind of attack, by name."""
 
 
-@checking.checked
 def parse_attack(text: str) -> Attack:
     """Read an attack from text.
 
@@ -100,7 +99,6 @@ def parse_attack(text: str) -> Attack:
     return settings.parse_kind("attack", ATTACKS, text, last="options")
 
 
-@checking.checked
 def attacks_of_one_program(attacks: Sequence[Attack]) -> list[OneAttack]:
     """Make attacks that share the compiled program of a sweep, one for each of a list.
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim import checking, settings
+from fedjax_sim import settings
 from fedjax_sim.checking import Whole
 from fedjax_sim.server.rules.base import Mean, Rule, checked_centre
 from fedjax_sim.server.rules.bucketing import INNER, Bucketing
@@ -83,7 +83,6 @@ RULES: Named[type[Rule]] = Named(
 """Every kind of rule, by name."""
 
 
-@checking.checked
 def parse_rule(text: str) -> Rule:
     """Read a rule from text.
 
@@ -104,7 +103,6 @@ def parse_rule(text: str) -> Rule:
     return settings.parse_kind("rule", RULES, text, last=last)
 
 
-@checking.checked
 def rules_of_one_program(rules: Sequence[Rule]) -> list[OneOf]:
     """Make rules that share the compiled program of a sweep, one for each of a list.
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.batching import weighted_sum
-from fedjax_sim.checking import Count
+from fedjax_sim.checking import Count, Whole
 from fedjax_sim.compression.powers import divisor, wide_of
 from fedjax_sim.server.rules.base import Rule
 from fedjax_sim.server.rules.centres import distances_to
@@ -46,7 +46,7 @@ class FLTrust(Rule):
     examples: Count = setting(
         100, "Examples of the root data, drawn once for each seed; at most all that there are."
     )
-    owners: tuple[int, ...] = clients_named(
+    owners: tuple[Whole, ...] = clients_named(
         "Numbers of the clients among whose examples the root data are drawn, instead of all. Of a "
         "poisoned problem, name clients whose examples are clean."
     )

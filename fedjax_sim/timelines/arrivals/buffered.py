@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings
-from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, OneOf
 from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.free_arrivals import Arrived, Update, first_arrivals
@@ -151,7 +151,6 @@ class Arrivals(Clients):
         return min(self.concurrency, self.num_clients)
 
 
-@checked
 def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered arrivals: each tick receives Z updates of K local steps.
 
@@ -176,7 +175,6 @@ def schedule_arrivals(key: Key, hyper: Arrivals, num_ticks: Count) -> Timeline:
     return schedules.get(hyper.clock.restart, _held_back)(key, hyper, num_ticks)
 
 
-@checked
 def arrivals_within(hyper: Arrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 

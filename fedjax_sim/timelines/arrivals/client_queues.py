@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, Finite, checked
+from fedjax_sim.checking import Above0, Count, Finite
 from fedjax_sim.settings import ConfigError, redefault, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.arrivals.tasks import Routed, Work, lane_by_lane, route_finished
@@ -70,7 +70,6 @@ class ClientQueues(Clients):
         return super().decided() | given
 
 
-@checked
 def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     """Compute the probabilities p_i of the clients, `f64[N]`, of sum 1.
 
@@ -86,7 +85,6 @@ def routing_shares(key: Key, hyper: ClientQueues) -> Array:
     return share / share.sum()
 
 
-@checked
 def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> Timeline:
     """Schedule server steps with one finished task each; a task carries the model it was sent with.
 
@@ -118,7 +116,6 @@ def schedule_client_queues(key: Key, hyper: ClientQueues, num_ticks: Count) -> T
     return Timeline(time, client, steps, before, weight[:, None], holds)
 
 
-@checked
 def client_queues_within(hyper: ClientQueues, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time: if no client were ever idle.
 

@@ -117,7 +117,7 @@ class ClientTable:
     def __init__(
         self,
         rate: npt.ArrayLike | None = None,
-        spread: Any = 0.0,
+        spread: npt.ArrayLike = 0.0,
         *,
         names: Sequence[str] = (),
         up: npt.ArrayLike | None = None,
@@ -148,7 +148,7 @@ class ClientTable:
         columns = {"rate": rate, "up": up, "down": down, "drop_rate": drop_rate}
         columns |= {"energy_step": energy_step, "energy_byte": energy_byte}
         sizes = {name: np.shape(column) for name, column in columns.items() if column is not None}
-        if names:
+        if len(names):
             sizes["client"] = (len(names),)
         if available is not None:
             sizes["available"] = (len(available),)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim import checking, settings
+from fedjax_sim import settings
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.laws import Clients, Speeds, draw_client_speeds, update_time
 from fedjax_sim.types import EMPTY, Array, Key
@@ -89,7 +89,6 @@ def draw_devices(key: Key, hyper: Clients) -> Devices:
     return Devices(speeds, hyper.delays.transfer, loss_shares(hyper), windows, key, hyper)
 
 
-@checking.checked
 def loss_shares(hyper: Clients) -> Array | None:
     """Look up the share of clients' updates that is lost: `f[N]` or `f[]`, None if none is.
 
@@ -241,7 +240,6 @@ def is_lost(devices: Devices, client: Array, update: Array) -> Array:
     return draw_losses(devices.key, devices.loss, client, update)
 
 
-@checking.checked
 def draw_losses(key: Key, shares: Array | None, client: Array, update: Array) -> Array:
     """Draw whether updates are lost, as `is_lost`. shares: those of `loss_shares`.
 

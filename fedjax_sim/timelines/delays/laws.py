@@ -15,7 +15,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability, checked
+from fedjax_sim.checking import Above0, AtLeast0, Count, Limit, OneOf, Probability
 from fedjax_sim.settings import Checked, ConfigError, fields, setting, struct
 from fedjax_sim.timelines.delays.client_table import ClientTable, read_client_table
 from fedjax_sim.timelines.delays.trace import Trace, read_trace
@@ -455,7 +455,6 @@ class Speeds(NamedTuple):
     spread: Array
 
 
-@checked
 def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """Draw every client's speed, or take it from the table.
 
@@ -486,7 +485,6 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     return speeds._replace(rate=speeds.rate * jnp.exp(spread * normal - spread**2 / 2))
 
 
-@checked
 def draw_client_rates(key: Key, clients: Clients) -> Array:
     """Draw every client's rate.
 
@@ -503,7 +501,6 @@ def draw_client_rates(key: Key, clients: Clients) -> Array:
     return draw_client_speeds(key, clients).rate
 
 
-@checked
 def draw_runtimes(
     key: Key, speeds: Speeds, num: Count, law: Annotated[str, OneOf(RUNTIME_LAWS)]
 ) -> Array:

@@ -8,13 +8,13 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from fedjax_sim.checking import Limit, checked
+from fedjax_sim.checking import Limit, checked, shape
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.delays import client_table
 from fedjax_sim.types import Array
@@ -43,7 +43,7 @@ class Trace:
 
     def __init__(
         self,
-        client: Sequence[Any],
+        client: Annotated[npt.ArrayLike, shape("R")],
         start: Annotated[npt.ArrayLike, Limit()],
         finish: Annotated[npt.ArrayLike, Limit()],
     ):

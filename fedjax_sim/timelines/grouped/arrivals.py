@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, checked
+from fedjax_sim.checking import Above0, Count
 from fedjax_sim.settings import group, setting, struct
 from fedjax_sim.timelines.cohorts import previous_visits
 from fedjax_sim.timelines.grouped.groups import ExchangeDelays, GroupClock, Groups, group_shares
@@ -46,7 +46,6 @@ class GroupArrivals(Groups):
     )
 
 
-@checked
 def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) -> Timeline:
     """Schedule buffered reports of groups.
 
@@ -88,7 +87,6 @@ def schedule_group_arrivals(key: Key, hyper: GroupArrivals, num_ticks: Count) ->
     )
 
 
-@checked
 def group_arrivals_within(hyper: GroupArrivals, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 

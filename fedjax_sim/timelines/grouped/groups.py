@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import settings
-from fedjax_sim.checking import AtLeast0, Count, Limit, OneOf, Whole, checked
+from fedjax_sim.checking import AtLeast0, Count, Limit, OneOf, Whole
 from fedjax_sim.settings import (
     Checked,
     ConfigError,
@@ -371,7 +371,6 @@ class Groups(Clients):
 GroupsT = TypeVar("GroupsT", bound=Groups)
 
 
-@checked
 def complete_groups(hyper: GroupsT, problem: Any) -> GroupsT:
     """Fill in the values that follow from the clients' numbers of examples. Runs on the host.
 
@@ -423,7 +422,6 @@ class Members(NamedTuple):
         return np.arange(self.clients.shape[1])[None] < self.size[:, None]
 
 
-@checked
 def list_members(groups: Groups) -> Members:
     """List the clients of every group.
 
@@ -472,7 +470,6 @@ def group_shares(groups: Groups) -> Leaf:
     return weight / weight.sum()
 
 
-@checked
 def delay_sizes(groups: Groups) -> np.ndarray:
     """Count the clients of each group on which its delays depend.
 
@@ -490,7 +487,6 @@ def delay_sizes(groups: Groups) -> np.ndarray:
     return np.minimum(size, active) if active else size
 
 
-@checked
 def paper_delays(
     d: AtLeast0,
     b: AtLeast0,

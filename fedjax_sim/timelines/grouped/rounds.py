@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, Count, OneOf, checked, shape
+from fedjax_sim.checking import Above0, Count, OneOf, shape
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.delays.devices import close, draw_devices, finish_work
 from fedjax_sim.timelines.delays.laws import Speeds, draw_runtimes
@@ -214,7 +214,6 @@ def group_work(
     return jax.lax.scan(next_round, start, (numbers, syncs, exchanges))[1]
 
 
-@checked
 def aggregation_weights(
     shares: Annotated[Array, shape("M", "U M")],
     steps: Annotated[Array, shape("U M")],
@@ -249,7 +248,6 @@ def aggregation_weights(
     return shares / steps
 
 
-@checked
 def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline:
     """Schedule rounds of groups.
 
@@ -296,7 +294,6 @@ def schedule_group_rounds(key: Key, hyper: Groups, num_ticks: Count) -> Timeline
     return Timeline(*(leaf.reshape(-1, *leaf.shape[2:])[:num_ticks] for leaf in leaves))
 
 
-@checked
 def group_rounds_within(hyper: Groups, time: Above0) -> float:
     """Estimate how many ticks fit into a stretch of virtual time.
 

@@ -6,14 +6,12 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines import presets
 from fedjax_sim.timelines.delays.laws import Clients
 from fedjax_sim.types import HyperT, Key, Live, Sizes, System, Timeline
 
 
-@checked
 def with_clock(system: System, live: Live, **changes: Any) -> System:
     """Return a system with a live clock: the same algorithm, on times that may follow from it.
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from fedjax_sim import settings, streams
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.settings import ConfigError, setting, struct
 from fedjax_sim.timelines.cohorts import Weighting, client_weighting
 from fedjax_sim.timelines.delays.devices import Devices, is_lost
@@ -194,7 +194,6 @@ class Shown(NamedTuple):
         return self.round.memory
 
 
-@checked
 def uniform_cohort(hyper: Any) -> Callable[[Key, Array], Array]:
     """Return a function that draws uniform cohorts, by the law of planned rounds.
 
@@ -232,7 +231,6 @@ def _checked_clients(asked: object) -> Array:
     return clients.astype("int32")
 
 
-@checked
 def live_rounds(
     hyper: Settings,
     select: Callable[[Key, Choosing], Asked],

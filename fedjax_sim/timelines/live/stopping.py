@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_sim.checking import checked
 from fedjax_sim.types import Array, Clock, Event, Key, Received
 
 
@@ -23,7 +22,6 @@ class Measured(NamedTuple):
     newest: Array
 
 
-@checked
 def until(
     clock: Clock,
     measure: Callable[[Any, Any], Array],

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Count, checked
+from fedjax_sim.checking import Count
 from fedjax_sim.streams import lane_stream, tick_key
 from fedjax_sim.targets import is_for_cpu, pick, put, repeat, repeat_while
 from fedjax_sim.timelines.arrivals.tasks import draw_until, tie_breakers
@@ -58,7 +58,6 @@ class Flights(NamedTuple):
     tie_breaker: Array
 
     @classmethod
-    @checked
     def none(cls, places: Count, like: Array) -> "Flights":
         """Make places without work.
 
@@ -108,7 +107,6 @@ class Flights(NamedTuple):
         return self._replace(version=jnp.where(is_later, tick + 1, self.version))
 
 
-@checked
 def begin_work(
     devices: Devices,
     client: Array,
@@ -218,7 +216,6 @@ class Landed(NamedTuple):
         return self.tasks.memory
 
 
-@checked
 def uniformly(key: Key, replacing: Replacing) -> Array:
     """Choose uniformly among idle clients and the one that has finished: FedBuff's rule.
 
@@ -256,7 +253,6 @@ def _equally(hyper: object, clients: Array, staleness: Array) -> Array:
     return jnp.full(clients.shape, 1 / len(clients))
 
 
-@checked
 def live_tasks(
     hyper: Settings,
     *,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.checking import Above0, AtLeast0, Whole, checked
+from fedjax_sim.checking import Above0, AtLeast0, Whole
 from fedjax_sim.settings import Checked, ConfigError, setting, struct
 from fedjax_sim.streams import lane_stream
 from fedjax_sim.timelines.cohorts import previous_visits
@@ -75,7 +75,6 @@ def check_clients(hyper: Any, *, are_distinct: bool) -> None:
         raise ConfigError("delays.trace", "a client without rows", allowed)
 
 
-@checked
 def rounds_within(hyper: Settings, time: Above0) -> Any:
     """Estimate how many rounds fit in a stretch of time: those of fast clients, of mean length.
 

@@ -723,10 +723,3 @@ def test_settings_as_text() -> None:
     for name, text in (("shift", "1+x"), ("group_sizes", "5+1.5"), ("group_weights", "heavy")):
         with pytest.raises(ConfigError, match=f"{name} is '{re.escape(text)}'"):
             parse(Groups, name, text)
-
-
-@pytest.mark.parametrize("shape", [(2,), (3, 1), (3, 4)])
-def test_steps_must_have_an_entry_per_group(shape: tuple[int, ...]) -> None:
-    """Other shapes would broadcast against the shares, or not fit."""
-    with pytest.raises(ConfigError, match=r"steps is .* of shape"):
-        aggregation_weights(jnp.array([0.25, 0.75]), jnp.ones(shape), "average")

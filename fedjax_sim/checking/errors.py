@@ -164,7 +164,8 @@ def plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """Write a value in one line that is not long."""
-    if getattr(value, "size", 0) > MOST_SHOWN and hasattr(value, "dtype"):
+    size = getattr(value, "size", 0)
+    if isinstance(size, int) and size > MOST_SHOWN and hasattr(value, "dtype"):
         return f"an array of shape {list(value.shape)} of {value.dtype}"
     text = " ".join(repr(value).split())
     if len(text) <= LONGEST:
