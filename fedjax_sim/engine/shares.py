@@ -7,7 +7,7 @@ division alone. It depends on the study and the number of parts, and not on the 
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -21,7 +21,7 @@ from fedjax_sim.engine.request import Options, grid_of, list_lanes
 from fedjax_sim.engine.resuming.checkpoint import asked_of
 from fedjax_sim.results.runs import Run
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import EMPTY, Layout, System, Ticks
+from fedjax_sim.types import EMPTY, AnyProblem, HyperT, Layout, System, Ticks
 
 LaneT = TypeVar("LaneT")
 
@@ -202,12 +202,12 @@ class Listed(NamedTuple):
 
 
 def listed(
-    system: System,
-    problem: Any,
-    hyper: Any,
+    system: System[HyperT, Any, Any],
+    problem: AnyProblem | Sequence[AnyProblem],
+    hyper: HyperT | None,
     *,
-    seeds: Any = 1,
-    settings: Any = None,
+    seeds: int | Sequence[int] = 1,
+    settings: Mapping[str, Sequence[Any]] | None = None,
     **options: Any,
 ) -> Listed:
     """Check and list the lanes of a sweep, with its arguments and those of `Options`.

@@ -59,7 +59,7 @@ class StorageError(OSError):
     """A disk or folder that failed while the program used it, as one sentence."""
 
     def __init__(self, path: object, error: OSError):
-        """Say what the operating system refused.
+        """Name the file and the refusal of the operating system.
 
         Args:
           path: The file or folder.
@@ -81,7 +81,7 @@ class Stopped(BaseException):
     """
 
     def __init__(self, number: int, *, saved: bool):
-        """Say what stopped the run.
+        """Name the signal that stopped the run.
 
         Args:
           number: The signal.
@@ -266,7 +266,7 @@ def _usable_streams() -> Iterator[None]:
 
 
 def _set_errors(stream: Any, errors: str) -> None:
-    """Choose what a stream does with characters that it cannot encode."""
+    """Choose how a stream treats characters that it cannot encode."""
     # Flushing fails if nobody reads the stream. `exit_code_of` reports that.
     with contextlib.suppress(OSError, ValueError):
         stream.reconfigure(errors=errors)

@@ -16,9 +16,9 @@ from fedjax_sim.lifecycle.endings import InputError, StorageError, say
 LOCK = ".lock"
 """Name of the file in a folder that its writer holds locked."""
 HOLDER = re.compile(rb"process \d+ on .*")
-"""What the writer of a folder puts into that file."""
+"""Content of that file: the writer of the folder."""
 SCRATCH = ".fedjax_sim.tmp"
-"""With what the names of half-written files end."""
+"""End of the names of half-written files."""
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of file systems that know no locks, such as some network ones."""
 

@@ -63,7 +63,7 @@ def free_in_group(membership: Path, mount: Path) -> float:
 
 
 def _free_upwards(mount: Path, path: str, names: tuple[str, str, str]) -> Iterator[float]:
-    """Read what a group and every group above it leave. In a container only some are mounted."""
+    """Read the bytes left by a group and those above it; a container has only some mounted."""
     limit, usage, cached = names
     folder = mount / path.strip("/")
     for group in (folder, *folder.parents):

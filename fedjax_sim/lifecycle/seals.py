@@ -175,7 +175,7 @@ def read_json(path: Path, *, trust: bool = False) -> dict[str, Any]:
 
 
 def _object_in(path: Path, *, trust: bool = False, **parsing: Any) -> dict[str, Any]:
-    """Read a JSON object whose names are all different, without its SHA-256."""
+    """Read a JSON object with each name once, and drop its SHA-256."""
     check_seal(path, trust=trust)
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=_once, **parsing)

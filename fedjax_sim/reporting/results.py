@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIELD = "results folder"
-"""What error messages call it."""
+"""Name of the folder in error messages."""
 UNFINISHED, ENDED = Path("checkpoint/run.json"), Path("checkpoint/ended.json")
-"""What must be equal for a later run to resume this one, while it is unfinished and afterwards."""
+"""Identity of a run, which one that resumes it must share: while it is unfinished, and later."""
 RECORDS = {UNFINISHED.name, ENDED.name}
 """One of these is in a folder of checkpoints that a run made."""
 AXES = {"time": "time", "rounds": "ticks", "steps": "local_steps", "bits": "uplink_bits"}

@@ -34,7 +34,7 @@ from fedjax_sim.results import records
 from fedjax_sim.settings import ConfigError
 
 OWN = __name__.partition(".")[0]
-"""This package, whose modules are imported where a class is in one."""
+"""This package: modules of it are imported where a class is in one."""
 LONGEST = 200
 """Characters of the name of a class."""
 DEFAULT, ARRAY, NOT_SAVED = "default", "array", "not saved"

@@ -71,7 +71,7 @@ JAX = ("jax", "jaxlib")
 
 
 PACKAGES = ("flax", "optax", "numpy", "xarray")
-"""Further packages whose versions config.json records."""
+"""Further packages; config.json records their versions."""
 
 
 def versions() -> dict[str, str]:

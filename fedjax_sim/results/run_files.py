@@ -49,7 +49,7 @@ CURVES, SETTINGS = "results.nc", "settings.json"
 
 
 TYPE = "jax_dtype"
-"""Attribute of a variable whose type netCDF does not know, such as bfloat16: its bits are kept."""
+"""Attribute of a variable of a type that netCDF lacks, such as bfloat16: its bits are kept."""
 
 
 def write_files(folder: Path, run: "Run", without: Collection[str] = ()) -> None:
