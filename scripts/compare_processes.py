@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def run_processes(
     systems: Sequence[str], lanes: Sequence[int], processes: int, devices: int
 ) -> dict[str, np.ndarray]:
-    """Run systems in new processes and return what the first one wrote.
+    """Run systems in new processes and return the results of the first.
 
     Args:
       systems: Names of systems; all of them if empty.

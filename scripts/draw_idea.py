@@ -1,4 +1,4 @@
-"""Draw the README's picture: a real schedule, and what a sweep learns by replaying it.
+"""Draw the README's picture: a real schedule, and the curve of a sweep that replays it.
 
 python scripts/draw_idea.py [PATH]
 """

@@ -1,4 +1,4 @@
-"""Let real mishaps happen to runs of the command line, and check what becomes of them.
+"""Let real mishaps happen to runs of the command line, and check how they end.
 
     python scripts/mishaps.py kills [--out DIR]    SIGKILL and SIGTERM at random moments
     python scripts/mishaps.py studies [--out DIR]  the same to the launcher of a study and its parts
@@ -51,7 +51,7 @@ SIGNALS = {"SIGKILL": 60, "SIGTERM": 20}
 
 
 class MishapError(Exception):
-    """What happened is not what must happen."""
+    """A mishap that ended as it must not."""
 
 
 def start(

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -11,16 +11,12 @@ import numpy as np
 
 from fedjax_sim.cli.parser import PARTITION_FLAGS
 from fedjax_sim.lifecycle import nearest
-from fedjax_sim.reporting.results import AXES, UNFINISHED
+from fedjax_sim.reporting.results import UNFINISHED
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.types import Layout
 
 T = TypeVar("T")
 MOST_SEEDS = 10_000
-GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
-"""Flags of `run` that only systems of gradient steps use."""
-MIXTURE_FLAGS = ("components", "dimensions")
-"""Flags of `run` that only systems of expectation maximisation use."""
 
 
 def read_seeds(text: str | None) -> list[int]:
@@ -42,13 +38,12 @@ def read_seeds(text: str | None) -> list[int]:
         values = [int(word) for word in list_values("seeds", text.rstrip(","))]
     except ValueError:
         raise ConfigError("seeds", text, allowed) from None
-    if "," in text or ".." in text:
-        if len(set(values)) < len(values) or min(values) < 0 or max(values) >= 2**31:
-            raise ConfigError("seeds", text, allowed)
-        return values
-    if not 1 <= values[0] <= MOST_SEEDS:
+    is_list = "," in text or ".." in text
+    if not is_list and 1 <= values[0] <= MOST_SEEDS:
+        return list(range(values[0]))
+    if not is_list or len({*values}) < len(values) or min(values) < 0 or max(values) >= 2**31:
         raise ConfigError("seeds", text, allowed)
-    return list(range(values[0]))
+    return values
 
 
 def list_values(name: str, text: str) -> list[str]:
@@ -74,26 +69,9 @@ def list_values(name: str, text: str) -> list[str]:
     return values
 
 
-def read_axes(text: str | None) -> list[str]:
-    """Read the names of horizontal axes of pictures, joined by commas; time is the default.
-
-    Raises:
-      ConfigError: If there is no axis of a name.
-    """
-    return [check_name("against", name, AXES) for name in (text or "time").split(",")]
-
-
-def check_metrics(text: str | None, known: Sequence[str]) -> list[str] | None:
-    """Read the names of metrics to draw, joined by commas; None (all of them) if not given.
-
-    Args:
-      text: What the user gave.
-      known: The metrics there are.
-
-    Raises:
-      ConfigError: If there is no metric of a name.
-    """
-    return None if text is None else [check_name("metric", name, known) for name in text.split(",")]
+def read_names(field: str, text: str, known: Iterable[str]) -> list[str]:
+    """Read known names that are joined by commas; see `check_name`."""
+    return [check_name(field, name, known) for name in text.split(",")]
 
 
 def read_number(name: str, text: str | None, default: float) -> float:
@@ -138,33 +116,24 @@ def read_whole(name: str, text: str | None, default: int, *, least: int = 1) -> 
     return value
 
 
-def refuse_flags(arguments: argparse.Namespace, names: Iterable[str], system: str) -> None:
-    """Refuse flags that a system does not use.
-
-    Args:
-      arguments: The flags given.
-      names: The flags that the system does not use.
-      system: The system's name, for the error message.
-
-    Raises:
-      ConfigError: If one of these flags was given.
-    """
-    for name in names:
-        if (value := getattr(arguments, name)) not in (None, False):
-            raise ConfigError(name, value, f"left out for {system}, which has no use for it")
-
-
 def read_partition_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read the options of the partition that were given, by name.
 
     Raises:
       ConfigError: If a text is no value of its option.
     """
+    readers: dict[str, Any] = {
+        "alpha": (float, "a number"),
+        "group_sizes": (
+            lambda text: tuple(map(int, text.split("+"))),
+            "whole numbers joined by +, such as 5+15",
+        ),
+    }
     options = {}
     for name in PARTITION_FLAGS:
         text = getattr(arguments, name)
         if text is not None:
-            read, allowed = _PARTITION_READERS.get(name, (int, "a whole number"))
+            read, allowed = readers.get(name, (int, "a whole number"))
             try:
                 options[name] = read(text)
             except ValueError:
@@ -292,14 +261,3 @@ def choose_folder(base: str, *, resume: bool) -> Path:
         return path
     unfinished = [old for old in taken if (old / UNFINISHED).exists()]
     return unfinished[-1] if unfinished else Path(base)
-
-
-def _read_sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split("+"))
-
-
-_PARTITION_READERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "alpha": (float, "a number"),
-    "group_sizes": (_read_sizes, "whole numbers joined by +, such as 5+15"),
-}
-"""How to read the options that are no whole numbers, and what is allowed."""

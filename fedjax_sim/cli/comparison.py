@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_sim import lifecycle, settings, trees
+from fedjax_sim import lifecycle, settings
 from fedjax_sim.cli import arguments as texts
 from fedjax_sim.cli.defaults import Defaults, defaults_of
 from fedjax_sim.engine.planning import drawing
+from fedjax_sim.engine.planning.lanes import Lane, groups_of
 from fedjax_sim.reporting.results import Folder
 from fedjax_sim.results import kept_settings
 from fedjax_sim.results.summaries import label_of
@@ -62,7 +63,7 @@ class Contender(NamedTuple):
         return set.intersection(*(set(settings.idle_of(hyper)) for _, hyper in self.points()))
 
     def with_client_names(self, names: Sequence[Sequence[Any]]) -> "Contender":
-        """Put tables of clients and traces in the order of the clients whom they name.
+        """Put tables of clients and traces in the order of the clients that they name.
 
         Args:
           names: The names of the clients in the data, one list per seed.
@@ -100,7 +101,7 @@ class Contender(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What commands that simulate have in common.
+    """Systems, seeds and time budget of a command that simulates.
 
     Attributes:
       defaults: Defaults of the data set, and the preset.
@@ -269,23 +270,19 @@ def draw_schedules(
       ConfigError: If the time budget is too short for one tick, or too long.
     """
     system = contender.system
-    hypers = [system.fit.complete(hyper, None) for _, hyper in contender.points()]
     if system.live is not None:
         allowed = f"without {system.name}, whose schedule follows from what is learnt: run it"
         raise ConfigError("systems", system.name, allowed)
-    groups: dict[
-        trees.TypedStructure, list[int]
-    ] = {}  # Numbers of settings with equal static parts.
-    for i, hyper in enumerate(hypers):
-        groups.setdefault(trees.typed_structure(hyper), []).append(i)
+    hypers = [system.fit.complete(hyper, None) for _, hyper in contender.points()]
+    points = list(itertools.product(hypers, seeds))
     found: list[list[Timeline]] = [[] for _ in hypers]
-    for group in groups.values():
-        points = [i for i in group for _ in seeds]
-        inputs = [*seeds] * len(group), [hypers[i] for i in points]
-        drawing.measure_plan(system, *inputs, Time(time_budget))
-        drawn, ticks = drawing.request_timelines(system, *inputs, Time(time_budget))
-        for lane, i in enumerate(points):
-            found[i].append(Timeline(*(leaf[lane, : ticks[lane]] for leaf in drawn)))
+    for group in groups_of([Lane(i, hyper, None, seed) for i, (hyper, seed) in enumerate(points)]):
+        schedules = drawing.Schedules.of(system, group, Time(time_budget))
+        schedules.measure()
+        drawn, ticks = schedules.request()
+        for lane, row in zip(group, schedules.row, strict=True):
+            timeline = Timeline(*(leaf[row, : ticks[row]] for leaf in drawn))
+            found[lane.place // len(seeds)].append(timeline)
     return found
 
 

@@ -20,7 +20,12 @@ from fedjax_sim.partition import Partition, parts
 from fedjax_sim.problems import latent
 from fedjax_sim.problems.augmentation import AUGMENTATIONS
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import LatentProblem, Plan, Problem
+from fedjax_sim.types import LatentProblem, Plan, Problem, System
+
+GRADIENT_FLAGS = ("convolution", "augmentation", "low_bit", "client_variance")
+"""Flags of `run` that only systems of gradient steps use."""
+MIXTURE_FLAGS = ("components", "dimensions")
+"""Flags of `run` that only systems of expectation maximisation use."""
 
 
 class Data(NamedTuple):
@@ -87,8 +92,10 @@ def load_data(arguments: argparse.Namespace, asked: Asked) -> Data:
     """
     system, defaults = asked.contenders[0].system, asked.defaults
     is_latent = system.fit.learns is LatentProblem
-    unused = texts.GRADIENT_FLAGS if is_latent else texts.MIXTURE_FLAGS
-    texts.refuse_flags(arguments, unused, system.name)
+    for flag in GRADIENT_FLAGS if is_latent else MIXTURE_FLAGS:
+        if (value := getattr(arguments, flag)) not in (None, False):
+            allowed = f"left out for {system.name}, which has no use for it"
+            raise ConfigError(flag, value, allowed)
     model, facts = (_latent_facts if is_latent else _network_facts)(arguments, defaults)
     usual = "iid" if is_latent else defaults.partition
     kind = texts.check_name("partition", arguments.partition or usual, partition.PARTITIONS)
@@ -219,20 +226,20 @@ def read_metrics(
         return None
     known: dict[str, Any] = {}
     for contender in contenders:
-        fit, algorithm = contender.system.fit, contender.system.algorithm
-
-        def observe(
-            problem: Any, hyper: Any, algorithm: Callable[..., Any] = algorithm
-        ) -> dict[str, Any]:
-            made = algorithm(problem, hyper, Plan())
-            state = made.init(jax.random.key(0))
-            return {**problem.evaluate(made.model(state)), **made.metrics(state)}
-
+        system = contender.system
         problem = data.make(data.partitions[contender.hyper.num_clients][:1])[0]
         for _, hyper in contender.points():
-            known |= jax.eval_shape(observe, problem, fit.complete(hyper, problem))
+            whole = system.fit.complete(hyper, problem)
+            known |= jax.eval_shape(partial(_observe, system), problem, whole)
             if getattr(hyper, "privacy", None) is not None:
                 known["epsilon"] = None
     if arguments.client_variance:
         known["client_variance"] = None
-    return texts.check_metrics(arguments.plot, list(known))
+    return texts.read_names("metric", arguments.plot, list(known))
+
+
+def _observe(system: System, problem: Any, hyper: Any) -> dict[str, Any]:
+    """Measure the first model of a system."""
+    made = system.algorithm(problem, hyper, Plan())
+    state = made.init(jax.random.key(0))
+    return {**problem.evaluate(made.model(state)), **made.metrics(state)}

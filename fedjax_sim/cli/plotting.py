@@ -7,7 +7,7 @@ from pathlib import Path
 import xarray as xr
 
 from fedjax_sim.cli import comparison, tables
-from fedjax_sim.cli.arguments import check_metrics, read_axes
+from fedjax_sim.cli.arguments import read_names
 from fedjax_sim.reporting import plots, results
 from fedjax_sim.results.summaries import summary
 from fedjax_sim.settings import ConfigError
@@ -22,10 +22,10 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
       ConfigError: For a folder without curves, or an unknown metric.
     """
-    axes = read_axes(arguments.against)
+    axes = read_names("against", arguments.against or "time", results.AXES)
     curves = read_folders(arguments.folders, trust=arguments.trust)
     drawn = list(dict.fromkeys(name for data in curves.values() for name in plots.drawable(data)))
-    metrics = check_metrics(arguments.plot, drawn)
+    metrics = None if arguments.plot is None else read_names("metric", arguments.plot, drawn)
     folder = comparison.find_folder(arguments, "results-plot", resume=False)
     figures = plots.metric_figures(curves, metrics, axes)
     folder.open()
@@ -59,9 +59,9 @@ def read_folders(paths: Sequence[str], *, trust: bool) -> dict[str, xr.Dataset]:
     if len(paths) == 1:
         return dict(curves[paths[0]])
     names = {path: Path(path).resolve().name for path in paths}
-    short = len(set(names.values())) == len(paths)
+    names = names if len({*names.values()}) == len(paths) else {path: path for path in paths}
     return {
-        f"{system} ({names[path] if short else path})": data
+        f"{system} ({names[path]})": data
         for path, found in curves.items()
         for system, data in found.items()
     }

@@ -133,19 +133,19 @@ def save(folder: Folder, entries: Sequence[Entry], config: Mapping[str, Any]) ->
     return content
 
 
-def cells(entries: Sequence[Entry]) -> tuple[list[str], list[list[str]]]:
-    """Tabulate the facts of all entries: titles of columns, and the cells of each row."""
+def rows_of(entries: Sequence[Entry]) -> list[dict[str, str]]:
+    """Tabulate the facts of all entries: the cells of each row by title of the column."""
 
     def cell(name: str, value: float | None) -> str:
         if value is None or np.isnan(value):
             return "-"
         return f"{value:.0%}" if name in SHARES else f"{value:.4g}"
 
-    rows = [
-        [entry.label, *(cell(name, facts[name]) for name in COLUMNS)]
-        for entry, facts in ((entry, entry.facts()) for entry in entries)
+    facts = {entry.label: entry.facts() for entry in entries}
+    return [
+        {"system": label, **{title: cell(name, found[name]) for name, title in COLUMNS.items()}}
+        for label, found in facts.items()
     ]
-    return ["system", *COLUMNS.values()], rows
 
 
 def relative_influence(timeline: Timeline, num_clients: int) -> np.ndarray:

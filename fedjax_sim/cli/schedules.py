@@ -35,6 +35,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.json:
         tables.print_json({"folder": str(folder.path), **content})
         return
-    tables.print_table(*schedule_report.cells(entries))
+    tables.print_table(schedule_report.rows_of(entries))
     seeds = f"{len(asked.seeds)} seed{'s' * (len(asked.seeds) > 1)}"
     tables.print_sentence(f"Means over {seeds}. Written to {folder.path}")

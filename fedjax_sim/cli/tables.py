@@ -54,35 +54,33 @@ def print_sentence(sentence: str) -> None:
     make_console().print(sentence, highlight=False, soft_wrap=True)
 
 
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     """Print as many columns of a table as fit the console, and name those that do not.
 
     Args:
-      titles: Titles of the columns, the most important ones first. The first column is aligned to
-        the left, and folded if it would take more than half of the width.
-      rows: The cells of each row.
+      rows: The cells of each row by title of the column, the most important ones first. The first
+        column is aligned to the left, and folded if it would take more than half of the width.
     """
     console = make_console()
-    cells = [[row[k] for row in rows] for k in range(len(titles))]
-    longest = max(map(len, cells[0]))
+    columns = {title: [row[title] for row in rows] for title in rows[0]}
+    head, *titles = columns
+    longest = max(map(len, columns[head]))
     first = longest if longest <= console.width // 2 else console.width // 3
-    # A title is folded at spaces, to the width of its column's cells, unless all columns fit.
-    named = list(zip(titles, cells, strict=True))
-    widths = [max(map(len, [title, *each])) + GAP for title, each in named]
-    if first + sum(widths[1:]) > console.width:
-        widths = [max(map(len, [*title.split(), *each])) + GAP for title, each in named]
+    widths = {title: max(map(len, [title, *columns[title]])) + GAP for title in titles}
+    if first + sum(widths.values()) > console.width:
+        # Titles are folded at spaces, to the width of their column's cells.
+        for title in titles:
+            widths[title] = max(map(len, [*title.split(), *columns[title]])) + GAP
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
-    table.add_column(titles[0], width=first, overflow="fold")
-    shown, missing, left = [0], [], console.width - first
-    for k in range(1, len(titles)):
-        if widths[k] > left:
-            missing.append(titles[k])
-            continue
-        shown.append(k)
-        left -= widths[k]
-        table.add_column(textwrap.fill(titles[k], widths[k] - GAP), justify="right", no_wrap=True)
+    table.add_column(head, width=first, overflow="fold")
+    shown, missing, left = [head], [], console.width - first
+    for title, width in widths.items():
+        (shown if width <= left else missing).append(title)
+        if width <= left:
+            left -= width
+            table.add_column(textwrap.fill(title, width - GAP), justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(row[k] for k in shown))
+        table.add_row(*(row[title] for title in shown))
     console.print(table, highlight=False)
     if missing:
         sentence = f"Not shown in {console.width} columns: {', '.join(missing)}."
@@ -96,14 +94,14 @@ def print_results(curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]) 
       curves: The curves of `sweep`, by system.
       summary: The content of summary.json for these curves.
     """
-    print_table(*final_cells(curves, summary))
+    print_table(final_rows(curves, summary))
     for sentence in failures(curves):
         print_sentence(sentence)
 
 
-def final_cells(
+def final_rows(
     curves: Mapping[str, xr.Dataset], summary: Mapping[str, Any]
-) -> tuple[list[str], list[list[str]]]:
+) -> list[dict[str, str]]:
     """Tabulate the final values of every system and swept setting, as means over seeds.
 
     After the mean accuracy follow the median and the worst seed, the numbers of seeds that
@@ -115,46 +113,50 @@ def final_cells(
       summary: The content of summary.json for these curves.
 
     Returns:
-      The titles of the columns, and the cells of each row.
+      The cells of each row, by title of the column.
     """
     found = {name for data in curves.values() for name in data.data_vars}
-    shown = [name for names in SHOWN for name in names if name in found]
-    if "epsilon" in found:
-        shown.append("epsilon")
-    titles = ["system"]
-    for name in shown:
-        titles.append(f"final {TITLES.get(name, name)}")
-        if name == "accuracy":
-            titles += ["median", "worst", "failed", "collapsed"]
-            titles += [f"time to {100 * target:g} %" for target in TARGETS]
-    titles += ["virtual time", "server steps", "local steps", "sent up", "sent down"]
+    shown = [name for names in (*SHOWN, ("epsilon",)) for name in names if name in found]
     rows = []
     for system, data in curves.items():
         entry = summary["systems"][system]
-        for (point, lanes), final in zip(
-            settings_of(data), entry.get("settings", [entry]), strict=True
-        ):
-            cells, unknown = [label_of(system, point)], "diverged" if lanes["failed"].all() else "-"
+        entries = entry.get("settings", [entry])
+        for (point, lanes), final in zip(settings_of(data), entries, strict=True):
+            row = {"system": label_of(system, point)}
+            unknown = "diverged" if lanes["failed"].all() else "-"
             for name in shown:
-                cells.append(_mean_and_std(final["final"].get(name), unknown))
+                value = final["final"].get(name)
+                row[f"final {TITLES.get(name, name)}"] = _mean_and_std(value, unknown)
                 if name == "accuracy":
-                    cells += _accuracy_cells(lanes, final["final"].get(name))
-            cells += [f"{final['virtual_time']:.0f}", str(final["ticks"])]
-            cells += [str(final["local_steps"]), _bits(final["uplink_bits"])]
-            rows.append([*cells, _bits(float(lanes["downlink_bits"].isel(eval=-1).mean()))])
-    return titles, rows
+                    row |= _accuracy_cells(lanes, value)
+            rows.append(
+                row
+                | {
+                    "virtual time": f"{final['virtual_time']:.0f}",
+                    "server steps": str(final["ticks"]),
+                    "local steps": str(final["local_steps"]),
+                    "sent up": _bits(final["uplink_bits"]),
+                    "sent down": _bits(float(lanes["downlink_bits"].isel(eval=-1).mean())),
+                }
+            )
+    return rows
 
 
-def _accuracy_cells(lanes: xr.Dataset, final: Mapping[str, float | None] | None) -> list[str]:
-    """Lay out the spread over clients at one point; see `final_cells`."""
+def _accuracy_cells(lanes: xr.Dataset, final: Mapping[str, float | None] | None) -> dict[str, str]:
+    """Lay out the spread over seeds at one point; see `final_rows`."""
+    cells = {"median": "-", "worst": "-", "failed": "-", "collapsed": "-"}
+    times = {f"time to {100 * target:g} %": target for target in TARGETS}
+    cells |= dict.fromkeys(times, "-")
     if final is None:
-        return ["-"] * (4 + len(TARGETS))
-    cells = ["-" if final[name] is None else f"{final[name]:.3f}" for name in ("median", "min")]
+        return cells
+    for title, name in (("median", "median"), ("worst", "min")):
+        cells[title] = "-" if final[name] is None else f"{final[name]:.3f}"
     failed = lanes["failed"]
-    cells += [str(int(failed.sum())), str(int(((lanes["collapsed_at"] >= 0) & ~failed).sum()))]
-    for target in TARGETS:
-        time = median_reach(first_reach(lanes, target))
-        cells.append("-" if time is None else f"{time:.0f}")
+    cells["failed"] = str(int(failed.sum()))
+    cells["collapsed"] = str(int(((lanes["collapsed_at"] >= 0) & ~failed).sum()))
+    for title, target in times.items():
+        if (time := median_reach(first_reach(lanes, target))) is not None:
+            cells[title] = f"{time:.0f}"
     return cells
 
 
@@ -165,20 +167,16 @@ def failures(curves: Mapping[str, xr.Dataset]) -> list[str]:
         "collapsed": "ended at chance, without being better than a constant guess (seeds {seeds}).",
         "stopped": "were stopped early, and count with their last values (seeds {seeds}).",
     }
-    named: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    named: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for lane in flagged(curves):
-        label = label_of(lane["system"], lane["set"])
-        named.setdefault((label, lane["what"]), []).append(lane)
-    sentences = []
-    for (label, what), lanes in named.items():
-        num_lanes = curves[lanes[0]["system"]].sizes.get("seed", 1)
-        seeds = ", ".join(str(lane["seed"]) for lane in lanes)
-        first = min(lane["evaluation"] for lane in lanes)
-        sentences.append(
-            f"{label}: {len(lanes)} of {num_lanes} lanes {ends[what].format(seeds=seeds)} "
-            f"It showed first at evaluation {first}."
-        )
-    return sentences
+        key = (lane["system"], label_of(lane["system"], lane["set"]), lane["what"])
+        named.setdefault(key, []).append(lane)
+    return [
+        f"{label}: {len(lanes)} of {curves[system].sizes.get('seed', 1)} lanes "
+        f"{ends[how].format(seeds=', '.join(str(lane['seed']) for lane in lanes))} "
+        f"It showed first at evaluation {min(lane['evaluation'] for lane in lanes)}."
+        for (system, label, how), lanes in named.items()
+    ]
 
 
 def _mean_and_std(value: Mapping[str, float | None] | None, unknown: str) -> str:

@@ -58,7 +58,7 @@ class Study(NamedTuple):
     tracker_names: Sequence[str]
 
     def config(self) -> dict[str, Any]:
-        """Return what decides the results, for config.json and to compare with a resumed run."""
+        """Return all that decides the results, for config.json and to compare resumed runs."""
         return self.asked.described() | {
             "dataset": {"name": self.data.dataset.name, "sha256": self.data.digest()},
             "partition": self.data.partition,
@@ -102,7 +102,8 @@ def run(arguments: argparse.Namespace) -> None:
       ConfigError: For input that is not allowed.
     """
     _join(arguments)
-    axes, launcher = texts.read_axes(arguments.against), launching.read_launcher(arguments)
+    axes = texts.read_names("against", arguments.against or "time", results.AXES)
+    launcher = launching.read_launcher(arguments)
     study = _read(arguments)
     folder, config = study.folder, study.config()
     metrics = read_metrics(arguments, study.asked.contenders, study.data)
@@ -225,10 +226,10 @@ def _read_trackers(arguments: argparse.Namespace) -> list[str]:
     if arguments.parts is not None or arguments.launcher is not None:
         allowed = "left out with --parts and --launcher; run --part takes it"
         raise ConfigError("tracker", arguments.tracker, allowed)
-    names = list(dict.fromkeys(arguments.tracker.split(",")))
+    names = dict.fromkeys(texts.read_names("tracker", arguments.tracker, trackers.TRACKERS))
     for name in names:
-        trackers.check_tracker(texts.check_name("tracker", name, trackers.TRACKERS))
-    return names
+        trackers.check_tracker(name)
+    return [*names]
 
 
 @contextlib.contextmanager

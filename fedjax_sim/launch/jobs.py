@@ -64,7 +64,7 @@ class Job(NamedTuple):
 def jobs_of(
     num_parts: int, within: Path, command: Callable[[str, Path], Sequence[str]]
 ) -> list[Job]:
-    """List the jobs of a study in parts, each with a folder of its own.
+    """List the jobs of a study in parts, each with its folder.
 
     Args:
       num_parts: Number of parts.

@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_sim
 from fedjax_sim.cli.commands import main
-from fedjax_sim.cli.tables import final_cells
+from fedjax_sim.cli.tables import final_rows
 from fedjax_sim.privacy import epsilon_after, parse_privacy
 from fedjax_sim.privacy.accounting import Mechanism
 from fedjax_sim.reporting import results
@@ -47,15 +47,14 @@ def test_epsilon_against_rounds(regression: Callable, small: Callable) -> None:
     assert set(finals[1].values()) == {None}
     curves = run.curves.assign(accuracy=run.curves.loss)
     summary = results.summary({"fedavg": curves})
-    titles, rows = final_cells({"fedavg": curves}, summary)
-    assert all(len(row) == len(titles) for row in rows)
+    rows = final_rows({"fedavg": curves}, summary)
+    assert rows[0].keys() == rows[1].keys()
     # The lanes without privacy have no epsilon, and did not diverge.
-    at = titles.index("final epsilon")
-    assert rows[0][at].endswith(" +- 0.000") and rows[1][at] == "-"
+    assert rows[0]["final epsilon"].endswith(" +- 0.000") and rows[1]["final epsilon"] == "-"
     failed = curves.failed.copy(data=[[False, False], [True, True]])
     curves = curves.assign(failed=failed, collapsed_at=failed.astype(int) - 1)
     summary = results.summary({"fedavg": curves})
-    assert final_cells({"fedavg": curves}, summary)[1][1][at] == "diverged"
+    assert final_rows({"fedavg": curves}, summary)[1]["final epsilon"] == "diverged"
 
 
 def test_a_run_longer_than_its_target_is_refused(regression: Callable, small: Callable) -> None:
