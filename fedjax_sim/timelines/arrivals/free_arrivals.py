@@ -149,7 +149,7 @@ def first_arrivals(
 
 
 def _place(queue: _Queue) -> Array:
-    """Order arrivals at the same time, `i64[...]`: by tie breaker, then by the number of the visit."""
+    """Order arrivals at the same time, `i64[...]`: by tie breaker, then by visit."""
     return (queue.tie.astype("int64") << 31) | queue.visit
 
 
