@@ -124,8 +124,8 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
         is_here = is_member & are_available(devices, everyone, now)
         may = jnp.where(is_here.any(), is_here, is_member)
         tier_key = jax.random.fold_in(streams.lane_stream(key, "tier clients"), tier)
-        lot = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
-        drawn, clients = jax.lax.top_k(jnp.where(may, lot, -1), hyper.num_selected)
+        draws = jax.random.uniform(jax.random.fold_in(tier_key, carried.rounds[tier]), (num,))
+        drawn, clients = jax.lax.top_k(jnp.where(may, draws, -1), hyper.num_selected)
         is_there = drawn >= 0
         work = live.begin_work(devices, clients, carried.turns[clients], now, version)
         work = work._replace(client=jnp.where(is_there, clients, EMPTY).astype("int32"))

@@ -247,14 +247,6 @@ def count_bits_of_clients(
     return up, downlink_of_slots(hyper, timeline, model, given)
 
 
-def count_bits(
-    problem: Problem, hyper: Hyper, timeline: types.Timeline
-) -> tuple[types.Leaf, types.Leaf]:
-    """Count the bits sent up and down at each tick: `i64[T]` each."""
-    up, down = count_bits_of_clients(problem, hyper, timeline)
-    return up.sum(axis=1), down.sum(axis=1)
-
-
 def ticks_within(hyper: Hyper, time: float) -> float:
     """Estimate how many rounds fit in a stretch of time, if clients report at their mean rate."""
     share = np.maximum(1, hyper.num_clients / hyper.num_selected / 2)
@@ -275,7 +267,8 @@ system = live.with_clock(
     summary="semi-synchronous rounds: everyone trains, late reports are kept for the next mean",
     can_repeat=False,
     messages=report_messages(has_weights=False)._replace(
-        per_tick=count_bits, by_client=lambda *lane: sum(count_bits_of_clients(*lane))
+        per_tick=lambda *lane: tuple(bits.sum(axis=1) for bits in count_bits_of_clients(*lane)),
+        by_client=lambda *lane: sum(count_bits_of_clients(*lane)),
     ),
     hints=types.Hints(ticks_within),
 )

@@ -60,7 +60,7 @@ class _Queue(NamedTuple):
     client: Array  # i32[C]
     attempt: Array  # i32[C]
     visit: Array  # i32[C]  number of the arrival among its client's, from 0
-    tie: Array  # u32[C]  lot that orders arrivals at the same time
+    tie: Array  # u32[C]  orders arrivals at the same time
     start: Array  # f64[C]
     finish: Array  # f64[C]
 
@@ -87,13 +87,13 @@ def first_arrivals(
 ) -> Arrived:
     """Find the first `num` arrivals.
 
-    An update that takes no time arrives after the one it follows, whatever its lot.
+    An update that takes no time arrives after the one it follows, whatever its tie breaker.
 
     Args:
       follow: Function from clients `i32[...]`, the numbers of their last attempts `i32[...]` (-1
         before the first) and the times `f64[...]` at which these arrived, to their next updates.
-      tie: Function from clients and attempts to lots `u32[...]`. Of arrivals at the same time the
-        one with the smaller lot comes first. None orders them by client number.
+      tie: Function from clients and attempts to tie breakers `u32[...]`. Of arrivals at the same
+        time the one with the smaller number comes first. None orders them by client number.
       num_clients: Number of clients N.
       num: Number of arrivals A.
 
@@ -105,9 +105,9 @@ def first_arrivals(
     block = min(BLOCK, num_clients)
     capacity = num + max(num_clients, num // 4) + 2 * block
     everyone = jnp.arange(num_clients, dtype="int32")
-    lots = tie or (lambda client, attempt: client.astype("uint32"))
+    tie_breakers = tie or (lambda client, attempt: client.astype("uint32"))
     attempt, start, finish = follow(everyone, jnp.full_like(everyone, -1), jnp.zeros(num_clients))
-    ties = lots(everyone, attempt)
+    ties = tie_breakers(everyone, attempt)
     first = _Queue(everyone, attempt, jnp.zeros_like(everyone), ties, start, finish)
     queue = _Queue(*(jnp.zeros(capacity, leaf.dtype).at[:num_clients].set(leaf) for leaf in first))
 
@@ -122,9 +122,9 @@ def first_arrivals(
         # The next updates of a block's clients join the queue if they may be among the
         # first `num`.
         attempt, start, finish = follow(followed.client, followed.attempt, followed.finish)
-        lot = lots(followed.client, attempt)
-        lot = jnp.where(finish == followed.finish, jnp.maximum(lot, followed.tie), lot)
-        following = _Queue(followed.client, attempt, followed.visit + 1, lot, start, finish)
+        drawn = tie_breakers(followed.client, attempt)
+        drawn = jnp.where(finish == followed.finish, jnp.maximum(drawn, followed.tie), drawn)
+        following = _Queue(followed.client, attempt, followed.visit + 1, drawn, start, finish)
         joins = _is_first(following, latest, latest_place) & (jnp.arange(block) < write - read)
         packed = _packed(following, joins, block)
         return search._replace(
@@ -149,7 +149,7 @@ def first_arrivals(
 
 
 def _place(queue: _Queue) -> Array:
-    """Order arrivals at the same time, `i64[...]`: by lot, then by the number of the visit."""
+    """Order arrivals at the same time, `i64[...]`: by tie breaker, then by visit."""
     return (queue.tie.astype("int64") << 31) | queue.visit
 
 
@@ -201,7 +201,7 @@ def _in_order(
     search: _Search, num_clients: int, num: int, spare: int, *, by_client: bool
 ) -> Arrived:
     """Sort the arrivals found by time, and count the earlier arrivals in each client's model."""
-    # More than `num` arrivals remain only if clients drew the same lot at the same time.
+    # More than `num` arrivals remain only if clients drew the same tie breaker at the same time.
     size = num + spare
     queue = _Queue(*(leaf[:size] for leaf in search.queue))
     is_there = jnp.arange(size) < search.write

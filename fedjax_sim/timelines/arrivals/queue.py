@@ -6,8 +6,8 @@ the level above it, so the search follows Z nodes from the top down and compares
 each level. Taking Z clients and putting them back costs O(Z log(Z) log(N / Z)), and nothing as
 large as the queue is copied: the changed nodes are written in place.
 
-A key is a row of numbers: the time, and optionally a lot that orders equal times. Clients with
-equal keys are in order of their numbers.
+A key is a row of numbers: the time, and optionally a tie breaker. Clients with equal keys are in
+order of their numbers.
 
 Dimension letters: `N` clients, `Z` clients taken at a time, `D` numbers of a key, `M` nodes of a
 level.
