@@ -37,7 +37,7 @@ def supervised(
 ) -> Supervised: ...
 
 
-@checked
+@checked  # type: ignore[misc]  # The options are listed here alone.
 def supervised(
     model: Model,
     loss: PerExample,

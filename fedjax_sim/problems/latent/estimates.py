@@ -229,7 +229,7 @@ def load_fit(path: str | Path, *, trust: bool = False) -> Fitted:
         raise ConfigError("file of the fit", str(path), allowed) from None
 
 
-def _fields(model: object) -> list[str]:
+def _fields(model: Any) -> list[str]:
     """List the fields of a model."""
     return [field.name for field in dataclasses.fields(model)]
 
