@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_sim.datasets.text import make_encoder, pack_clients
+from fedjax_sim.datasets.text import encode_clients
 from fedjax_sim.settings import ConfigError, check_file
 
 T = TypeVar("T")
@@ -247,15 +247,13 @@ def read_shakespeare(archive: Path) -> dict[str, np.ndarray]:
     Raises:
       ConfigError: If the archive is damaged or incomplete.
     """
-    encode = make_encoder(SHAKESPEARE_CHARACTERS, length=80)
+
+    def speeches(group: Any) -> list[str]:
+        return [speech.decode("utf-8", "replace") for speech in group["snippets"][()]]
+
     files = _files_of_clients(archive, "shakespeare")
-
-    def sequences(group: Any) -> np.ndarray:
-        speeches = (speech.decode("utf-8", "replace") for speech in group["snippets"][()])
-        return np.concatenate([encode(speech) for speech in speeches])
-
-    train, test = (_read_clients(archive, file, sequences) for file in files)
-    return pack_clients(train, test, SHAKESPEARE_CHARACTERS)
+    train, test = (_read_clients(archive, file, speeches) for file in files)
+    return encode_clients(train, test, SHAKESPEARE_CHARACTERS, length=80)
 
 
 def _emnist_examples(archive: Path, file: str) -> Iterator[tuple[np.ndarray, int, int]]:

@@ -1,8 +1,7 @@
-"""Texts as sequences of characters or words, each with its speaker, to predict the next one.
+"""Texts as sequences of characters, each with its speaker, to predict the next one.
 
-Texts that were published by clients, such as LEAF's Shakespeare and Stack Overflow, are made of
-speeches or sentences (`make_encoder`, `pack_clients`) and cached as arrays (`from_npz`). A play
-is read from text (`from_text`, `from_file`).
+LEAF's Shakespeare, a text that was published by clients, is made of speeches (`encode_clients`) and
+cached as arrays (`from_npz`). A play is read from text (`from_text`, `from_file`).
 
 A play is plain text made of speeches, separated by empty lines. The first line of a speech names
 the speaker, followed by a colon:
@@ -10,12 +9,12 @@ the speaker, followed by a colon:
     First Citizen:
     Before we proceed any further, hear me speak.
 
-Letters: `n` sequences; `L` characters or words to predict in a sequence.
+Letters: `n` sequences; `L` characters to predict in a sequence.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -33,10 +32,8 @@ FIRST_CHARACTER = 2
 """Code of the first character in `Text.characters`; the others follow in order."""
 MOST_CHARACTERS = 254
 """Largest number of different characters, because codes are bytes."""
-
-
 ENDS = ("<beginning>", "<end>")
-"""The beginning and the end of a speech or sentence, for texts that were published by clients."""
+"""The beginning and the end of a speech, in texts that were published by clients."""
 
 
 @checked
@@ -47,12 +44,12 @@ class Text(NamedTuple):
     follows each input.
 
     Attributes:
-      train_sequences: `u8[n, L + 1]`, or `u16` with many words. A code is PADDING, UNKNOWN, or
-        FIRST_CHARACTER plus the position in `characters`.
+      train_sequences: `u8[n, L + 1]`. A code is PADDING, UNKNOWN, or FIRST_CHARACTER plus the
+        position in `characters`.
       train_speakers: `i32[n]`, positions in `speakers`.
       test_sequences: As `train_sequences`, with its own number of sequences.
       test_speakers: As `train_speakers`, one for each test sequence.
-      characters: The characters, or words, that have a code.
+      characters: The characters that have a code; in a text by clients also the names in `ENDS`.
       speakers: Names of the speakers.
       name: Name of the text, used in tables and pictures.
     """
@@ -180,69 +177,49 @@ def from_file(path: Path, name: str | None = None) -> Text:
     return from_text(text, name=name or path.stem)
 
 
-def make_encoder(
-    vocabulary: Sequence[str], *, length: int
-) -> Callable[[Iterable[str]], np.ndarray]:
-    """Make a function that turns a speech or a sentence into sequences of codes.
-
-    The first codes after UNKNOWN are those of the beginning and of the end of a speech, before
-    those of the vocabulary.
-
-    Args:
-      vocabulary: The characters, or words, that have a code.
-      length: Symbols to predict in a sequence, L.
-
-    Returns:
-      A function from the symbols of a speech to `u8[n, L + 1]` or, with more than
-      `MOST_CHARACTERS` codes, `u16[n, L + 1]`. Each symbol is predicted once, and so is the end.
-    """
-    first = FIRST_CHARACTER + len(ENDS)
-    code = {symbol: first + i for i, symbol in enumerate(vocabulary)}
-    dtype = np.uint8 if first + len(vocabulary) <= 256 else np.uint16
-
-    def encode(symbols: Iterable[str]) -> np.ndarray:
-        codes = [code.get(symbol, UNKNOWN) for symbol in symbols]
-        whole = np.array([FIRST_CHARACTER, *codes, FIRST_CHARACTER + 1], dtype)
-        return _cut(whole, length)
-
-    return encode
-
-
-def pack_clients(
-    train: Iterator[tuple[str, np.ndarray]],
-    test: Iterator[tuple[str, np.ndarray]],
-    vocabulary: Sequence[str],
+def encode_clients(
+    train: Iterable[tuple[str, list[str]]],
+    test: Iterable[tuple[str, list[str]]],
+    characters: str,
+    *,
+    length: int,
 ) -> dict[str, np.ndarray]:
-    """Gather clients' sequences into the arrays that `from_npz` reads.
+    """Turn clients' speeches into the arrays that `from_npz` reads.
+
+    A speech gets a code at its beginning and at its end. Each character is predicted once, and so
+    is the end.
 
     Args:
-      train: Names of the training clients, each with its sequences `[n, L + 1]`.
-      test: The same for testing, with a client once at most. Clients without training sequences
+      train: Names of the training clients, each with its speeches.
+      test: The same for testing, with a client once at most. Clients without training speeches
         count as the client -1.
-      vocabulary: The symbols that were given to `make_encoder`.
+      characters: The characters that have a code, after those of `ENDS`.
+      length: Characters to predict in a sequence, L.
 
     Returns:
       The first four arrays of `Text` by name, `characters` and `speakers`.
     """
+    code = {symbol: i for i, symbol in enumerate(characters, FIRST_CHARACTER + len(ENDS))}
     arrays: dict[str, np.ndarray] = {}
-    speaker: dict[str, int] = {}
+    number: dict[str, int] = {}
     for split, clients in (("train", train), ("test", test)):
         sequences, speakers = [], []
-        for name, rows in clients:
+        for name, speeches_of in clients:
             if split == "train":
-                speaker[name] = len(speaker)
-            sequences.append(rows)
-            speakers.append(np.full(len(rows), speaker.get(name, -1), np.int32))
+                number[name] = len(number)
+            for speech in speeches_of:
+                codes = [code.get(character, UNKNOWN) for character in speech]
+                whole = np.array([FIRST_CHARACTER, *codes, FIRST_CHARACTER + 1], np.uint8)
+                sequences.append(_cut(whole, length))
+                speakers.append(np.full(len(sequences[-1]), number.get(name, -1), np.int32))
         arrays[f"{split}_sequences"] = np.concatenate(sequences)
         arrays[f"{split}_speakers"] = np.concatenate(speakers)
-    return arrays | {
-        "characters": np.array([*ENDS, *vocabulary]),
-        "speakers": np.array(list(speaker)),
-    }
+    names = {"characters": np.array([*ENDS, *characters]), "speakers": np.array(list(number))}
+    return arrays | names
 
 
 def from_npz(path: Path, name: str) -> Text:
-    """Read a text from the arrays that `pack_clients` made.
+    """Read a text from the arrays that `encode_clients` made.
 
     Args:
       path: File with the arrays.

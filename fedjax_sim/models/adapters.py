@@ -10,8 +10,8 @@ Dimension letters: `B` examples of a mini-batch.
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,14 @@ import jax.numpy as jnp
 from fedjax_sim.checking import checked
 from fedjax_sim.models.calls import Model, check_switches, switches_of
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Key, Params
+from fedjax_sim.types import Array, Key, Params
+
+if TYPE_CHECKING:
+    import equinox as eqx
+    from flax import nnx
+
+Rngs = Mapping[str, Key] | None
+"""Random streams by name; None in evaluations."""
 
 
 @checked
@@ -108,27 +115,27 @@ def from_haiku(function: Callable[..., Any]) -> Model:
     return _Haiku(function)
 
 
-def _dropout_key(train: bool, rngs: Any) -> Key | None:
+def _dropout_key(train: bool, rngs: Rngs) -> Key | None:
     """Return the key of local steps, None in evaluations."""
-    return rngs["dropout"] if train else None
+    return (rngs or {})["dropout"] if train else None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Nnx:
     """See `from_nnx`. Everything that follows from `make` is left out of comparisons."""
 
-    make: Callable[[Any], Any]
-    graph: Any = dataclasses.field(compare=False)
-    structure: Any = dataclasses.field(compare=False)
-    rest: Any = dataclasses.field(compare=False)
+    make: "Callable[[nnx.Rngs], nnx.Module]"
+    graph: "nnx.GraphDef" = dataclasses.field(compare=False)
+    structure: jax.tree_util.PyTreeDef = dataclasses.field(compare=False)
+    rest: "nnx.State" = dataclasses.field(compare=False)
 
-    def init(self, key: Key, x: Any) -> Params:
+    def init(self, key: Key, x: Array) -> Params:
         """Draw the parameters."""
         from flax import nnx
 
         return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(key)), nnx.Param))
 
-    def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
+    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Rngs = None) -> Any:
         """Compute the outputs of `[B, ...]`."""
         from flax import nnx
 
@@ -155,17 +162,17 @@ class _Nnx:
 class _Equinox:
     """See `from_equinox`. Everything that follows from `make` is left out of comparisons."""
 
-    make: Callable[[Key], Any]
+    make: "Callable[[Key], eqx.Module]"
     takes_key: bool
     fixed: Any = dataclasses.field(compare=False)
 
-    def init(self, key: Key, x: Any) -> Params:
+    def init(self, key: Key, x: Array) -> Params:
         """Draw the parameters."""
         import equinox as eqx
 
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
-    def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
+    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Rngs = None) -> Any:
         """Compute the outputs of `[B, ...]`."""
         import equinox as eqx
 
@@ -184,7 +191,7 @@ class _Haiku:
 
     function: Callable[..., Any]
 
-    def init(self, key: Key, x: Any) -> Params:
+    def init(self, key: Key, x: Array) -> Params:
         """Draw the parameters."""
         import haiku as hk
 
@@ -196,7 +203,7 @@ class _Haiku:
         options = switches_of(self.function, train=False)
         return hk.transform(self.function).init(key, x, **options)
 
-    def apply(self, params: Params, x: Any, *, train: bool = False, rngs: Any = None) -> Any:
+    def apply(self, params: Params, x: Array, *, train: bool = False, rngs: Rngs = None) -> Any:
         """Compute the outputs of `[B, ...]`."""
         import haiku as hk
 
