@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+# Context variables, as JAX's own precision of products is: layers of models and losses of problems
+# ask for the machine, which users call with arrays alone.
 _TARGET: ContextVar[str | None] = ContextVar("target", default=None)
 _TOGETHER: ContextVar[int] = ContextVar("together", default=1)
 

@@ -11,7 +11,5 @@ from fedjax_sim.events.event import Event as Event
 from fedjax_sim.events.event import Facts as Facts
 from fedjax_sim.events.event import Leaf as Leaf
 from fedjax_sim.events.event import PackedRows as PackedRows
+from fedjax_sim.events.event import Trace as Trace
 from fedjax_sim.events.event import check_fixed as check_fixed
-from fedjax_sim.events.event import fixing_loops as fixing_loops
-from fedjax_sim.events.event import next_trace as next_trace
-from fedjax_sim.events.event import noting_changes as noting_changes

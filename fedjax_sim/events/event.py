@@ -7,10 +7,8 @@ facts about that field, so that what runs and what is counted follow the new val
 Dimension letters: those of `fedjax_sim.types`.
 """
 
-import contextlib
-import itertools
-from collections.abc import Collection, Iterator
-from contextvars import ContextVar
+import dataclasses
+from collections.abc import Collection
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -31,8 +29,22 @@ A slot with zero local steps is not empty: a FAVANO client that finished no step
 HAPPENED = "happened:"
 """The beginning of names of counts of what happened at ticks that were not those of a schedule."""
 
-_changes: ContextVar[set[str] | None] = ContextVar("changes", default=None)
-_loops_are_fixed: ContextVar[bool] = ContextVar("loops_are_fixed", default=False)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """The trace of one step, which its events carry.
+
+    It equals itself alone, so that no function is taken from JAX's cache with what an earlier trace
+    has noted.
+
+    Attributes:
+      is_fixed: Whether loops of local steps have a fixed length, see `check_fixed`.
+      replaced: Those of the fields `clients` and `steps` that the step has replaced in an event of
+        the schedule.
+    """
+
+    is_fixed: bool = False
+    replaced: set[str] = dataclasses.field(default_factory=set)
 
 
 class PackedRows(NamedTuple):
@@ -65,8 +77,7 @@ class Facts(NamedTuple):
       packed: Rows of `most_steps` steps into which slots are laid end to end; None if they are not.
       is_live: Whether they come from a live clock: its events are no ones that were drawn before,
         and nobody has replaced anything of them.
-      trace: A number that differs between two traces of a step, so that no function is taken from
-        JAX's cache with what an earlier trace has noted.
+      trace: The trace of the step that is under way; None outside of steps.
       owner: What their rows and clients belong to: the system's name, its number of clients, and
         the rows of the store. Empty outside of bound programs.
     """
@@ -79,7 +90,7 @@ class Facts(NamedTuple):
     same_steps: bool = False
     packed: PackedRows | None = None
     is_live: bool = False
-    trace: int = 0
+    trace: Trace | None = None
     owner: tuple[str | int, ...] = ()
 
     def without(self, names: Collection[str]) -> "Facts":
@@ -123,7 +134,6 @@ class Facts(NamedTuple):
 
 DRAWN = Facts(is_drawn=True)
 """Facts of every event of a schedule."""
-_traces = itertools.count(1)
 
 
 class _Fields(NamedTuple):
@@ -219,26 +229,28 @@ class Event(_Fields):
             if "steps" not in changes:
                 raise ConfigError("most_steps", most_steps, "given with new steps only")
             known = known._replace(most_steps=int(most_steps))
-        if "steps" in changes and _loops_are_fixed.get():
-            check_fixed(known)
-        if self.facts.is_drawn and (noted := _changes.get()) is not None:
-            noted |= changes.keys() & {"clients", "steps"}
+        if (trace := known.trace) is not None:
+            if "steps" in changes and trace.is_fixed:
+                check_fixed(known)
+            if known.is_drawn:
+                trace.replaced.update(changes.keys() & {"clients", "steps"})
         found = self.within(facts=known, **changes)
         is_tidy = known.all_filled and "steps" not in changes
         return found if is_tidy or not changes.keys() - {"offset"} else found.tidied()
 
-    def within(self, *, facts: Facts = Facts(is_inner=True), **changes: Leaf) -> Self:
+    def within(self, *, facts: Facts | None = None, **changes: Leaf) -> Self:
         """Describe other work within the tick, such as that of the clients of a group.
 
         Unlike `_replace` this does not change what the tick is: who reports, and what is counted.
 
         Args:
-          facts: What is known of that work.
+          facts: Facts of that work; nothing is known of it if None.
           changes: The fields that differ, of any shape.
 
         Returns:
           An event.
         """
+        facts = Facts(is_inner=True, trace=self.facts.trace) if facts is None else facts
         return type(self)(**{**self._asdict(), **changes}, facts=facts)
 
     def take(self, slots: jax.Array) -> Self:
@@ -329,33 +341,3 @@ def check_fixed(facts: Facts) -> None:
         allowed = "given with most_steps, as in event._replace(steps=..., most_steps=5), in a "
         allowed += "program that was bound as differentiable: its loops have a fixed length"
         raise ConfigError("event.steps", "replaced", allowed)
-
-
-@contextlib.contextmanager
-def fixing_loops() -> Iterator[None]:
-    """Refuse steps that are replaced by nobody knows how many, see `check_fixed`."""
-    token = _loops_are_fixed.set(True)
-    try:
-        yield
-    finally:
-        _loops_are_fixed.reset(token)
-
-
-def next_trace() -> int:
-    """Return a number that no trace has had."""
-    return next(_traces)
-
-
-@contextlib.contextmanager
-def noting_changes() -> Iterator[set[str]]:
-    """Note which of the fields `clients` and `steps` of a schedule's events are replaced.
-
-    Yields:
-      A set that names them.
-    """
-    noted: set[str] = set()
-    token = _changes.set(noted)
-    try:
-        yield noted
-    finally:
-        _changes.reset(token)

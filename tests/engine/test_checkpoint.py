@@ -491,7 +491,8 @@ def test_a_run_that_was_stopped_at_its_last_tick_is_logged(
 def test_stretches_take_about_ten_seconds() -> None:
     """They end at evaluations. Heavy ticks count for more."""
     work = np.array([1] * 50 + [9] * 50)
-    replay = SimpleNamespace(program=SimpleNamespace(chunk=(1, 60), block=1), work=work)
+    placed = SimpleNamespace(schedule=SimpleNamespace(work=work[None] - 1))
+    replay = SimpleNamespace(program=SimpleNamespace(chunk=(1, 60), block=1), placed=placed)
     pace, done, ends = _Pace(replay), 0, []  # type: ignore[arg-type]
     while done < 100:
         end = pace.end_after(done) if done < 60 else min(100, pace.end_after(done))

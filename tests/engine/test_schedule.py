@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_sim import ConfigError, Timeline
-from fedjax_sim.engine.planning.budgets import lengthen_to_ticks, lengthen_to_time, ticks_in_budget
+from fedjax_sim.engine.planning.budgets import lengthen, ticks_in_budget
 from fedjax_sim.engine.planning.schedule import (
     _steps_before_of_all,
     lay_out,
@@ -21,7 +21,7 @@ from fedjax_sim.engine.planning.schedule import (
     steps_before,
 )
 from fedjax_sim.engine.planning.store import MANY, assign_rows, assign_rows_of_all, store_rows
-from fedjax_sim.types import EMPTY
+from fedjax_sim.types import EMPTY, Ticks, Time
 
 NAN, INF = np.nan, np.inf
 
@@ -111,7 +111,7 @@ def test_timelines_are_drawn_until_every_lane_covers_the_budget() -> None:
         asked.append(num)
         return periodic(num)
 
-    timelines, ticks = lengthen_to_time(draw, 20.0, first=3, overshoot=False)
+    timelines, ticks = lengthen(draw, Time(20.0), first=3)
     assert asked == [3, 6, 12, 24]
     assert ticks.tolist() == [20, 10]
     assert timelines.time.shape == (2, 24)
@@ -119,7 +119,7 @@ def test_timelines_are_drawn_until_every_lane_covers_the_budget() -> None:
 
 def test_unknown_ticks_are_drawn_again() -> None:
     """A free-running schedule knows only its first arrivals, here half of what was drawn."""
-    _, ticks = lengthen_to_ticks(lambda num: periodic(num, known=num // 2), 6)
+    _, ticks = lengthen(lambda num: periodic(num, known=num // 2), Ticks(6))
     assert ticks.tolist() == [6, 6]
 
 
@@ -128,12 +128,12 @@ def test_more_ticks_than_a_trace_holds() -> None:
         time=np.where(np.arange(8) < 5, np.arange(1.0, 9.0), INF)[None].repeat(2, 0)
     )
     with pytest.raises(ConfigError, match="num_ticks is 8, but must be at most the 5 ticks"):
-        lengthen_to_ticks(lambda num: ended, 8)
+        lengthen(lambda num: ended, Ticks(8))
 
 
 def test_a_budget_before_the_first_tick() -> None:
     with pytest.raises(ConfigError, match=r"time_budget is 1.5, but must be at least 2"):
-        lengthen_to_time(periodic, 1.5, first=8, overshoot=False)
+        lengthen(periodic, Time(1.5), first=8)
 
 
 def test_a_budget_that_no_timeline_reaches() -> None:
@@ -143,7 +143,7 @@ def test_a_budget_that_no_timeline_reaches() -> None:
         return timeline_of(np.zeros((1, num)), np.zeros((1, num, 1), np.int32))
 
     with pytest.raises(ConfigError, match="short enough"):
-        lengthen_to_time(still, 1.0, first=2**22, overshoot=True)
+        lengthen(still, Time(1.0), first=2**22, overshoot=True)
 
 
 @st.composite

@@ -58,7 +58,11 @@ _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
 """When code was last asked for, how long its trace took, and its number."""
 
 _of_call: ContextVar[dict[Hashable, int] | None] = ContextVar("of_call", default=None)
-"""Numbers of the code in the call that is under way, in which nobody edits code."""
+"""Numbers of the code in the call that is under way, in which nobody edits code.
+
+A context variable and no argument, because it only spares traces and decides no number: every
+function between a caller and a schedule would pass it on.
+"""
 
 _said: set[Hashable] = set()
 _failed: set[Hashable] = set()

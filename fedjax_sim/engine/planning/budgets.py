@@ -7,12 +7,11 @@ Dimension letters: `L` lanes, `T` ticks, `S` slots.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from fedjax_sim.settings import ConfigError
-from fedjax_sim.types import Budget, Energy, System, Ticks, Time, Timeline
+from fedjax_sim.types import Budget, Energy, HyperT, System, Ticks, Time, Timeline
 
 Meters = Sequence[Callable[[Timeline], np.ndarray]] | None
 """From the timelines of lanes to the energy of each tick, `f64[T]`; None if it does not matter."""
@@ -27,7 +26,7 @@ MOST_OF_ESTIMATE = 4
 """How many times the estimated ticks a live lane has at most, if nobody says."""
 
 
-def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
+def as_planned(system: System, hypers: Sequence[HyperT], budget: Budget) -> Budget:
     """Return the budget of the timelines that are drawn: a live system's have all ticks at most.
 
     Raises:
@@ -53,7 +52,7 @@ def as_planned(system: System, hypers: Sequence[Any], budget: Budget) -> Budget:
     return Ticks(most)
 
 
-def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:
+def ticks_to_draw(system: System, hypers: Sequence[HyperT], budget: Budget) -> int:
     """Estimate how many ticks cover the budget of every lane.
 
     Raises:
@@ -71,140 +70,85 @@ def ticks_to_draw(system: System, hypers: Sequence[Any], budget: Budget) -> int:
 
 
 def lengthen(
-    draw: Callable[[int], Timeline], budget: Budget, *, first: int, system: System, meters: Meters
+    draw: Callable[[int], Timeline],
+    budget: Budget,
+    *,
+    first: int = 0,
+    overshoot: bool = False,
+    meters: Meters = None,
 ) -> tuple[Timeline, np.ndarray]:
     """Draw longer and longer timelines until all lanes cover their budget.
 
     Args:
       draw: From a number of ticks to leaves `[L, T, ...]`.
       budget: How long a run lasts.
-      first: Number of ticks to draw first.
+      first: Number of ticks to draw first, at least those of the budget.
+      overshoot: As in `System`.
       meters: As in `request_timelines`.
 
     Returns:
       The timelines, and `i64[L]`, the ticks of each lane.
 
     Raises:
-      ConfigError: If the budget is too short for one tick, or too long.
+      ConfigError: If the budget ends before the first tick, a recorded trace holds fewer ticks, or
+        too many ticks must be drawn.
     """
+    asked = max(first, budget.num_ticks) if isinstance(budget, Ticks) else first
+    while asked <= MAX_TICKS:
+        timelines = draw(asked)
+        asked *= 2
+        if isinstance(budget, Ticks):
+            if _has_ticks(timelines, budget.num_ticks):
+                return timelines, np.full(len(timelines.time), budget.num_ticks)
+            continue
+        used, limit = timelines.time, budget.named[1]
+        if isinstance(budget, Energy):
+            used, overshoot = _energy_used(timelines, meters), False
+        counts = [ticks_in_budget(lane, limit, overshoot=overshoot) for lane in used]
+        known = [count for count in counts if count is not None]
+        if len(known) == len(counts):
+            if min(known) == 0:
+                raise _too_short(budget, float(used[:, 0].max()))
+            return timelines, np.asarray(known)
+        if isinstance(budget, Energy):
+            # So many ticks would be needed if they went on as they began.
+            least = float(np.nanmax(used, axis=1, initial=0.0).min())
+            needed = asked / 2 * limit / least if least > 0 else asked
+            asked = max(asked, min(int(1.1 * needed), 2 * MAX_TICKS))
     if isinstance(budget, Ticks):
-        return lengthen_to_ticks(draw, budget.num_ticks, first=first)
-    if isinstance(budget, Energy):
-        assert meters is not None
-        return lengthen_to_energy(draw, budget.energy_budget, meters, first=first)
-    return lengthen_to_time(draw, budget.time_budget, first=first, overshoot=system.overshoot)
+        raise ConfigError("num_ticks", budget.num_ticks, f"at most {MAX_TICKS // 2}")
+    raise _too_long(budget)
 
 
-def lengthen_to_ticks(
-    draw: Callable[[int], Timeline], num_ticks: int, *, first: int = 0
-) -> tuple[Timeline, np.ndarray]:
-    """Draw longer and longer timelines until `num_ticks` ticks of all lanes are known.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      num_ticks: Ticks of every lane.
-      first: Number of ticks to draw first, if more than `num_ticks`.
-
-    Returns:
-      The timelines, and `i64[L]`, the ticks of each lane.
+def _has_ticks(timelines: Timeline, num_ticks: int) -> bool:
+    """Tell whether so many ticks of all lanes are known.
 
     Raises:
-      ConfigError: If a recorded trace holds fewer ticks, or too many must be drawn.
+      ConfigError: If a recorded trace holds fewer.
     """
-    asked = max(num_ticks, first)
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        missing = np.isinf(timelines.time[:, :num_ticks])
-        if missing.any():
-            known = int(np.argmax(missing.any(axis=0)))
-            allowed = f"at most the {known} ticks that the trace holds"
-            raise ConfigError("num_ticks", num_ticks, allowed)
-        if not np.isnan(timelines.time[:, :num_ticks]).any():
-            return timelines, np.full(len(timelines.time), num_ticks)
-        asked *= 2
-    raise ConfigError("num_ticks", num_ticks, f"at most {MAX_TICKS // 2}")
+    missing = np.isinf(timelines.time[:, :num_ticks])
+    if missing.any():
+        known = int(np.argmax(missing.any(axis=0)))
+        raise ConfigError("num_ticks", num_ticks, f"at most the {known} ticks that the trace holds")
+    return not np.isnan(timelines.time[:, :num_ticks]).any()
 
 
-def lengthen_to_time(
-    draw: Callable[[int], Timeline], budget: float, *, first: int, overshoot: bool
-) -> tuple[Timeline, np.ndarray]:
-    """Draw longer and longer timelines until all lanes cover a budget of virtual time.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      budget: Virtual time.
-      first: Number of ticks to draw first.
-      overshoot: As in `System`.
-
-    Returns:
-      The timelines, and `i64[L]`, the ticks of each lane.
-
-    Raises:
-      ConfigError: If the budget ends before the first tick, or too many ticks must be drawn.
-    """
-    asked = first
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        counts = [ticks_in_budget(time, budget, overshoot=overshoot) for time in timelines.time]
-        if (known := _all_known(counts)) is not None:
-            if min(known) == 0:
-                acts = float(timelines.time[:, 0].max())
-                allowed = f"at least {acts:g}, when the server first acts"
-                raise ConfigError("time_budget", budget, allowed)
-            return timelines, known
-        asked *= 2
-    raise _too_long(Time(budget))
+def _energy_used(timelines: Timeline, meters: Meters) -> np.ndarray:
+    """Sum the energy up to each tick: `f64[L, T]`; nan where a tick is not known yet."""
+    assert meters is not None
+    lanes = [Timeline(*leaves) for leaves in zip(*timelines, strict=True)]
+    each = np.stack([meter(lane) for meter, lane in zip(meters, lanes, strict=True)])
+    # A trace has ended where times are infinite.
+    total = np.cumsum(np.where(np.isposinf(timelines.time), np.inf, each), axis=1)
+    return np.where(np.isnan(timelines.time), np.nan, total)
 
 
-def lengthen_to_energy(
-    draw: Callable[[int], Timeline],
-    budget: float,
-    meters: Sequence[Callable[[Timeline], np.ndarray]],
-    *,
-    first: int,
-) -> tuple[Timeline, np.ndarray]:
-    """Draw longer and longer timelines until all lanes have used their energy.
-
-    Args:
-      draw: From a number of ticks to leaves `[L, T, ...]`.
-      budget: The energy.
-      meters: From each lane's timeline to the energy of its ticks, `f64[T]`.
-      first: Number of ticks to draw first.
-
-    Returns:
-      The timelines, and `i64[L]`, the ticks of each lane.
-
-    Raises:
-      ConfigError: If the first tick takes more, or too many ticks must be drawn.
-    """
-    asked = first
-    while asked <= MAX_TICKS:
-        timelines = draw(asked)
-        used, counts = [], []
-        for lane, meter in enumerate(meters):
-            timeline = Timeline(*(leaf[lane] for leaf in timelines))
-            # A trace has ended where times are infinite, and more is to be drawn where they are
-            # not known.
-            each = np.where(np.isposinf(timeline.time), np.inf, meter(timeline))
-            used.append(np.where(np.isnan(timeline.time), np.nan, np.cumsum(each)))
-            counts.append(ticks_in_budget(used[-1], budget))
-        if (known := _all_known(counts)) is not None:
-            if min(known) == 0:
-                needed = float(max(each[0] for each in used))
-                allowed = f"at least {needed!r}, which the first tick takes"
-                raise ConfigError("energy_budget", budget, allowed)
-            return timelines, known
-        # So many ticks would be needed if they went on as they began.
-        least = min(float(np.nanmax(each, initial=0.0)) for each in used)
-        needed_ticks = asked * budget / least if least > 0 else 2 * asked
-        asked = max(2 * asked, min(int(1.1 * needed_ticks), 2 * MAX_TICKS))
-    raise _too_long(Energy(budget))
-
-
-def _all_known(counts: Sequence[int | None]) -> np.ndarray | None:
-    """Return the counts, if all are known."""
-    known = [count for count in counts if count is not None]
-    return np.asarray(known) if len(known) == len(counts) else None
+def _too_short(budget: Budget, first: float) -> ConfigError:
+    """Refuse a budget that ends before the first tick, which takes or acts at so much."""
+    allowed = f"at least {first!r}, which the first tick takes"
+    if isinstance(budget, Time):
+        allowed = f"at least {first:g}, when the server first acts"
+    return ConfigError(*budget.named, allowed)
 
 
 def ticks_in_budget(time: np.ndarray, budget: float, *, overshoot: bool = False) -> int | None:

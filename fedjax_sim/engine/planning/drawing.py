@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.machine.memory import SHARE, OutOfMemoryError, free_on_host, is_out_of_memory
@@ -27,7 +27,7 @@ from fedjax_sim.streams import stream
 from fedjax_sim.targets import tracing_for
 from fedjax_sim.timelines import checks
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import Array, Budget, Key, System, Timeline
+from fedjax_sim.types import Array, Budget, HyperT, Key, System, Timeline
 
 BYTES_OF_A_SLOT = 520
 """Memory that drawing takes for each slot of each tick, measured for FAVANO and FedBuff."""
@@ -87,7 +87,7 @@ CLIENTS_AS_A_SLOT = 8
 def request_timelines(
     system: System,
     seeds: Sequence[int],
-    hypers: Sequence[Any],
+    hypers: Sequence[HyperT],
     budget: Budget,
     *,
     meters: Meters = None,
@@ -112,7 +112,9 @@ def request_timelines(
     first = budgets.ticks_to_draw(system, hypers, budget)
     try:
         draw = partial(draw_timelines, system, seeds, hypers)
-        return budgets.lengthen(draw, budget, first=first, system=system, meters=meters)
+        return budgets.lengthen(
+            draw, budget, first=first, overshoot=system.overshoot, meters=meters
+        )
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -124,7 +126,7 @@ def request_timelines(
 def measure_plan(
     system: System,
     seeds: Sequence[int],
-    hypers: Sequence[Any],
+    hypers: Sequence[HyperT],
     budget: Budget,
 ) -> int:
     """Count the bytes that schedules take, drawn and laid out, without drawing them.
@@ -153,7 +155,7 @@ def measure_plan(
 def count_ticks(
     system: System,
     seeds: Sequence[int],
-    hypers: Sequence[Any],
+    hypers: Sequence[HyperT],
     budget: Budget,
     *,
     meters: Meters = None,
@@ -237,7 +239,7 @@ class Schedules(NamedTuple):
 
 
 def draw_timelines(
-    system: System, seeds: Sequence[int], hypers: Sequence[Any], num_ticks: int
+    system: System, seeds: Sequence[int], hypers: Sequence[HyperT], num_ticks: int
 ) -> Timeline:
     """Draw timelines.
 
@@ -356,12 +358,18 @@ def _cpu() -> jax.Device:
         raise ConfigError("JAX_PLATFORMS", platforms, allowed) from None
 
 
+Atom = Var | Literal
+
+Draw = Callable[[Key, Any, int], Timeline]
+"""A system's timeline: from a key, settings and a number of ticks."""
+
+
 Drawn = tuple[Timeline, dict[str, tuple[Array, Array]]]
 """Timelines, and the fractions in them that `check_whole` refuses."""
 
 
 def _draw_with(
-    timeline: Callable[[Key, Any, int], Timeline],
+    timeline: Draw,
     num_ticks: int,
     code: int,
     seeds: np.ndarray,
@@ -417,12 +425,12 @@ def _identity_of_program(program: ClosedJaxpr) -> tuple[str, int]:
 
 @partial(RunsOnce, static_argnums=(0, 1, 2, 3))
 def _draw(
-    timeline: Callable[[Key, Any, int], Timeline],
+    timeline: Draw,
     num_ticks: int,
-    structure: Any,
+    structure: jax.tree_util.PyTreeDef,
     code: int,
-    seeds: Any,
-    leaves: list[Any],
+    seeds: Array,
+    leaves: list[Array],
 ) -> Drawn:
     """Draw timelines, and find the fractions. code: Number of the timeline's code."""
     hypers = jax.tree.unflatten(structure, leaves)
@@ -433,7 +441,7 @@ def _draw(
     ]
     hypers = hypers.replace(shared=shared)
 
-    def lane(seed: Any, varying: list[Any]) -> Timeline:
+    def lane(seed: Array, varying: list[Array | None]) -> Timeline:
         key = stream(jax.random.key(seed), "timeline")
         return timeline(key, hypers.of_lane(varying), num_ticks)
 
@@ -442,7 +450,7 @@ def _draw(
     return drawn._replace(**whole), checks.find_fractions(drawn)
 
 
-def settings_read(system: System, hyper: Any) -> list[bool]:
+def settings_read(system: System, hyper: HyperT) -> list[bool]:
     """Find out which numeric settings the timeline reads: one entry for each leaf of the settings.
 
     A setting is read if the timeline's program has a path from it to a result.
@@ -450,12 +458,12 @@ def settings_read(system: System, hyper: Any) -> list[bool]:
     return _traced(system, hyper).reads
 
 
-def settings_of_places(system: System, hyper: Any) -> list[bool]:
+def settings_of_places(system: System, hyper: HyperT) -> list[bool]:
     """Find out which numeric settings decide more than weights of slots, as `settings_read`."""
     return _traced(system, hyper).places
 
 
-def timeline_digest(system: System, hyper: Any) -> str:
+def timeline_digest(system: System, hyper: HyperT) -> str:
     """Hash the program that draws schedules with these settings, or with others of equal parts.
 
     It is hashed as it was traced, without being lowered: the version of JAX and this text decide
@@ -483,7 +491,7 @@ class _Traced(NamedTuple):
     program: ClosedJaxpr
 
 
-def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
+def _traced(system: System, hyper: HyperT, num_ticks: int = 2) -> _Traced:
     """Trace a short timeline with these settings, or others of equal static parts."""
     shapes = tuple(np.shape(leaf) for leaf in jax.tree.leaves(hyper))
     given = system.timeline, typed_structure(hyper), shapes, num_ticks
@@ -492,7 +500,7 @@ def _traced(system: System, hyper: Any, num_ticks: int = 2) -> _Traced:
 
 
 def _program_of(
-    timeline: Callable[[Key, Any, int], Timeline],
+    timeline: Draw,
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
     num_ticks: int,
@@ -507,7 +515,7 @@ def _program_of(
 
 @functools.lru_cache(maxsize=256)
 def _trace(
-    timeline: Callable[[Key, Any, int], Timeline],
+    timeline: Draw,
     structure: TypedStructure,
     shapes: tuple[tuple, ...],
     num_ticks: int,
@@ -517,7 +525,7 @@ def _trace(
     checks.check_form(drawn)
     program = closed.jaxpr
 
-    def reads_of(results: Sequence[Any]) -> list[bool]:
+    def reads_of(results: Sequence[Atom]) -> list[bool]:
         # From the results backwards. An equation with a program inside reads all its inputs.
         needed = {id(var) for var in results}
         for equation in reversed(program.eqns):

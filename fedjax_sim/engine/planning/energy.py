@@ -7,18 +7,17 @@ Dimension letters: those of `fedjax_sim.types`.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from fedjax_sim.engine.planning.lanes import Lane, distinct_objects, distinct_rows
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.trees import shapes_of_model
-from fedjax_sim.types import EMPTY, Budget, Energy, Params, System, Timeline
+from fedjax_sim.types import EMPTY, AnyProblem, Budget, Energy, HyperT, Params, System, Timeline
 
 
 def energy_of_ticks(
-    system: System, problem: Any, hyper: Any, model: Params, timeline: Timeline
+    system: System, problem: AnyProblem, hyper: HyperT, model: Params, timeline: Timeline
 ) -> np.ndarray | None:
     """Compute the energy that each tick of a lane takes.
 
@@ -89,7 +88,7 @@ def meters_of(
     return [partial(_energy_of, system, budget, each) for each in lanes]
 
 
-def _counts_by_tick(system: System, problem: Any, hyper: Any) -> bool:
+def _counts_by_tick(system: System, problem: AnyProblem, hyper: HyperT) -> bool:
     """Tell whether a lane's bits follow from who reported, and not from how many did."""
     per_tick = system.messages.per_tick
     nobody = np.full((1, 1), EMPTY, "int32")

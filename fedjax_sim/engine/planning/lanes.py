@@ -11,7 +11,7 @@ Dimension letters: `L` lanes.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,9 @@ import numpy as np
 
 from fedjax_sim.settings import known_values
 from fedjax_sim.trees import TypedStructure, typed_structure
-from fedjax_sim.types import AnyProblem
+from fedjax_sim.types import AnyProblem, Array, HyperT, Leaf, Params
+
+ObjectT = TypeVar("ObjectT")
 
 
 class Lane(NamedTuple):
@@ -39,13 +41,13 @@ class Lane(NamedTuple):
     problem: AnyProblem
     seed: int
     point: Mapping[str, Any] = MappingProxyType({})
-    start: Any = None
+    start: Params | None = None
 
 
 def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
     """Group lanes of equal static settings and shapes."""
 
-    def static_part(lane: Lane) -> Any:
+    def static_part(lane: Lane) -> tuple[TypedStructure, TypedStructure, list[tuple]]:
         leaves = jax.tree.leaves(lane.problem)
         kinds = map(jax.typeof, leaves)
         shapes = [(kind.shape, kind.dtype, kind.weak_type) for kind in kinds]
@@ -54,7 +56,7 @@ def groups_of(lanes: list[Lane]) -> list[list[Lane]]:
     # By settings and problem, because thousands of seeds may share both.
     objects = [lane.hyper for lane in lanes], [lane.problem for lane in lanes]
     firsts, number = distinct_rows(*(distinct_objects(each)[1] for each in objects))
-    parts: list[Any] = []
+    parts: list[tuple[TypedStructure, TypedStructure, list[tuple]]] = []
     part_of = np.empty(len(firsts), np.int64)
     for i in np.argsort(firsts):
         static = static_part(lanes[firsts[i]])
@@ -112,7 +114,7 @@ def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
     """
     if row.max() + 1 == len(group):
         return np.arange(len(group)), 1
-    families: dict[Any, list[int]] = {}
+    families: dict[tuple[int, int, int], list[int]] = {}
     for i, lane in enumerate(group):
         families.setdefault((lane.seed, id(lane.problem), int(row[i])), []).append(i)
     sizes = {len(members) for members in families.values()}
@@ -121,7 +123,7 @@ def families_of(group: list[Lane], row: np.ndarray) -> tuple[np.ndarray, int]:
     return np.array(list(families.values())).ravel(), sizes.pop()
 
 
-def distinct_objects(each: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+def distinct_objects(each: Sequence[ObjectT]) -> tuple[list[ObjectT], np.ndarray]:
     """Leave out repetitions of an object; thousands of seeds often share settings and problem.
 
     Args:
@@ -169,8 +171,8 @@ class Stacked:
         them; see `fedjax_sim.settings.setting`.
     """
 
-    varying: list[Any]
-    shared: list[Any]
+    varying: list[Array | None]
+    shared: list[Array | None]
     structure: TypedStructure = dataclasses.field(metadata={"static": True})
     known: tuple[tuple[str, float], ...] = dataclasses.field(default=(), metadata={"static": True})
 
@@ -178,7 +180,7 @@ class Stacked:
         """Return the same trees but for some fields."""
         return dataclasses.replace(self, **changes)
 
-    def of_lane(self, varying: list[Any]) -> Any:
+    def of_lane(self, varying: list[Array | None]) -> Any:
         """Build one lane's tree from the lane's entries of `varying`."""
         leaves = [
             here if here is not None else everywhere
@@ -203,13 +205,13 @@ class Lanes(NamedTuple):
       problem: Problems of all lanes.
     """
 
-    seed: Any
-    row: Any
+    seed: Leaf
+    row: Leaf
     hyper: Stacked
     problem: Stacked
 
 
-def precision_of(model: Any) -> np.dtype:
+def precision_of(model: Params) -> np.dtype:
     """Return the type in which lanes hold real numbers: 64 bits only where their models have these.
 
     A setting or a weight of more bits than a model would change the model's type.
@@ -221,7 +223,7 @@ def precision_of(model: Any) -> np.dtype:
     return np.dtype("float64" if bits > 32 else "float32")
 
 
-def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) -> Stacked:
+def stack_settings(hypers: Sequence[HyperT], dtype: np.typing.DTypeLike = float) -> Stacked:
     """Stack settings of equal static parts. Numbers that are equal in all lanes are held once.
 
     Args:
@@ -240,7 +242,7 @@ def stack_settings(hypers: Sequence[Any], dtype: np.typing.DTypeLike = float) ->
     return Stacked(varying, shared, typed_structure(hypers[0]), tuple(sorted(known)))
 
 
-def stack_problems(problems: Sequence[Any]) -> Stacked:
+def stack_problems(problems: Sequence[AnyProblem]) -> Stacked:
     """Stack problems of equal static parts. Leaves that are the same array are held once."""
     varying, shared = [], []
     distinct, rows = distinct_objects(problems)
@@ -251,7 +253,7 @@ def stack_problems(problems: Sequence[Any]) -> Stacked:
     return Stacked(varying, shared, typed_structure(problems[0]))
 
 
-def _stack(leaves: list[Any]) -> Any:
+def _stack(leaves: list[Leaf]) -> Array | np.ndarray:
     """Stack leaves of lanes: on the host, which compiles nothing, if NumPy has their type."""
     kind = jax.typeof(leaves[0])
     if kind.weak_type or jnp.issubdtype(kind.dtype, jax.dtypes.extended):

@@ -9,7 +9,7 @@ The thresholds below were measured on 2 CPU cores by `scripts/benchmark.py layou
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -116,7 +116,7 @@ class Placement(NamedTuple):
     members: int = 1
     narrow: int = 0
     packed: bool = False
-    devices: tuple[Any, ...] = ()
+    devices: tuple[jax.Device, ...] = ()
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -135,7 +135,7 @@ class Placement(NamedTuple):
         """Whether the devices are only described, so that nothing can run on them."""
         return bool(self.devices)
 
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> dict[str, str]:
         """Return the layout as text, for a checkpoint's identity."""
         return {name: str(value) for name, value in self._asdict().items() if name != "devices"}
 
@@ -228,7 +228,7 @@ def choose(
     steps: np.ndarray,
     cost: StepCost,
     members: int = 1,
-    devices: tuple[Any, ...] = (),
+    devices: tuple[jax.Device, ...] = (),
     has_alternatives: bool = False,
 ) -> Placement:
     """Choose the parts of the layout that the caller left open.

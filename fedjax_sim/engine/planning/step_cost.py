@@ -2,14 +2,15 @@
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from fedjax_sim.engine.contract import check_loss, check_model
 from fedjax_sim.trees import TypedStructure, programs_within, typed_structure
-from fedjax_sim.types import Params
+from fedjax_sim.types import AnyProblem, Params
 
 
 class StepCost(NamedTuple):
@@ -24,7 +25,7 @@ class StepCost(NamedTuple):
     bytes: int
 
 
-def describe_model(problem: Any, code: int = 0) -> Params:
+def describe_model(problem: AnyProblem, code: int = 0) -> Params:
     """Describe the models that a problem draws, once for problems of equal shapes.
 
     Args:
@@ -47,7 +48,7 @@ def _model_of(structure: TypedStructure, leaves: tuple, code: int, is_wide: bool
         jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type) for leaf in leaves
     ]
 
-    def init(leaves: list[Any]) -> Params:
+    def init(leaves: list[jax.Array]) -> Params:
         model = structure.unflatten(leaves).init(jax.random.key(0))
         check_model(model)  # Outside of the trace, numbers of Python would be arrays.
         return model
@@ -56,7 +57,7 @@ def _model_of(structure: TypedStructure, leaves: tuple, code: int, is_wide: bool
 
 
 def measure_step(
-    problem: Any, model: Params, num_examples: int, *, has_loss: bool = True, code: int = 0
+    problem: AnyProblem, model: Params, num_examples: int, *, has_loss: bool = True, code: int = 0
 ) -> StepCost:
     """Estimate the cost of one local step.
 
@@ -98,7 +99,7 @@ def _products_of_loss(
     return _count_products(program.jaxpr)
 
 
-def _count_products(program: Any) -> float:
+def _count_products(program: Jaxpr) -> float:
     """Count the operations of matrix products and convolutions in a jaxpr.
 
     The body of a `scan` counts once per iteration, of other loops once; of a `cond` the largest

@@ -18,7 +18,7 @@ from fedjax_sim.engine import contract
 from fedjax_sim.engine.machine.compiling import RunsOnce
 from fedjax_sim.engine.planning.schedule import Ends, Ticks, event_at
 from fedjax_sim.engine.program.opened import Machine, Opened, loud, open_lane
-from fedjax_sim.events import check_fixed, fixing_loops
+from fedjax_sim.events import check_fixed
 from fedjax_sim.settings import ConfigError, check, fields, value_of
 from fedjax_sim.trees import TypedStructure
 from fedjax_sim.types import (
@@ -174,7 +174,8 @@ class Bound(Generic[HyperT, StateT, InfoT]):
     def _opened(self) -> Opened:
         """Make the algorithm for the trace that is under way."""
         hyper: Any = dataclasses.replace(self.hyper, **dict(self._static.known))
-        return open_lane(self.system, self.problem, hyper, self.key, self.plan)
+        opened = open_lane(self.system, self.problem, hyper, self.key, self.plan)
+        return opened._replace(is_differentiable=self._static.differentiable)
 
     def event(self, t: int | Array | slice) -> Event:
         """Return the event of a tick, or of some ticks.
@@ -593,8 +594,7 @@ def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
 
     def repeatable(state: Any, event: Event) -> tuple[Any, Any]:
         check_fixed(event.facts)
-        with fixing_loops():
-            return step(state, event)
+        return step(state, event)
 
     return jax.checkpoint(repeatable)
 

@@ -20,7 +20,19 @@ from fedjax_sim.events.clocks import ENDINGS, RUNS, Clock, Instant, Received, Si
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.streams import clock_key, tick_key
 from fedjax_sim.targets import is_for_cpu, put
-from fedjax_sim.types import EMPTY, Array, Event, Facts, Key, Plan, System
+from fedjax_sim.types import (
+    EMPTY,
+    AnyProblem,
+    Array,
+    Event,
+    Facts,
+    HyperT,
+    InfoT,
+    Key,
+    Plan,
+    StateT,
+    System,
+)
 
 TICKS, BUDGET, IDLE, DONE, TIME, STEPS, VERSIONS, CLIENTS, _ = range(len(ENDINGS))
 """Why a lane does nothing more: places in `ENDINGS`."""
@@ -83,7 +95,7 @@ class LiveLane(NamedTuple):
     energies: tuple[np.ndarray, np.ndarray] | None
     is_batched: bool
 
-    def init(self, state: Any) -> Lived:
+    def init(self, state: StateT) -> Lived:
         """Begin at time 0, without a limit.
 
         Args:
@@ -102,8 +114,8 @@ class LiveLane(NamedTuple):
             jnp.int32(RUNS),
         )
 
-    def draw_ahead(self, lived: Lived, number: int) -> Any:
-        """Draw what the clock draws whatever is learnt, for the next ticks of an accelerator.
+    def draw_ahead(self, lived: Lived, number: int) -> tuple[Array, Any] | None:
+        """Pre-draw the clock's random numbers, for the next ticks of an accelerator.
 
         Args:
           lived: What the lane carries before these ticks.
@@ -287,10 +299,10 @@ class LiveLane(NamedTuple):
 
 def learn_if(
     goes_on: Array,
-    learn: Callable[[Any, Event], tuple[Any, Any]],
-    state: Any,
+    learn: Callable[[StateT, Event], tuple[StateT, InfoT]],
+    state: StateT,
     event: Event,
-) -> tuple[Any, Any]:
+) -> tuple[StateT, InfoT]:
     """Take the algorithm's step, or leave the state and count nothing.
 
     Without a copy of the state, unless lanes that are batched together may end at different ticks.
@@ -304,8 +316,8 @@ def learn_if(
     def step(state: Any) -> tuple[Any, Any]:
         state, info = learn(state, event)
         if isinstance(changed := getattr(info, "event", ()), Event):
-            # Facts hold the number of the trace, and the two branches are traced apart.
-            known = changed.within(facts=changed.facts._replace(trace=0))
+            # Facts hold the trace, and the two branches are traced apart.
+            known = changed.within(facts=changed.facts._replace(trace=None))
             info = info._replace(event=known)
         return state, info
 
@@ -314,7 +326,9 @@ def learn_if(
     return jax.lax.cond(goes_on, step, lambda state: (state, nothing), state)
 
 
-def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) -> LiveLane | None:
+def open_live(
+    system: System, problem: AnyProblem, hyper: HyperT, key: Key, plan: Plan
+) -> LiveLane | None:
     """Bind a system's clock; None if its schedule is planned.
 
     Args:
@@ -335,7 +349,7 @@ def open_live(system: System, problem: Any, hyper: Any, key: Key, plan: Plan) ->
     )
 
 
-def sizes_of(system: System, hypers: Sequence[Any]) -> Sizes | None:
+def sizes_of(system: System, hypers: Sequence[HyperT]) -> Sizes | None:
     """Find out what the clocks of some lanes never exceed; None if schedules are planned.
 
     Args:
@@ -376,7 +390,7 @@ def happened_of(lived: Lived, event: Event) -> dict[str, Array]:
     }
 
 
-def _where(condition: Array, new: Any, old: Any) -> Any:
+def _where(condition: Array, new: StateT, old: StateT) -> StateT:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 

@@ -8,7 +8,7 @@ Dimension letters: those of `fedjax_sim.types`.
 import contextlib
 import functools
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from fedjax_sim.engine.program.live import LiveLane, has_twice, learn_if, open_l
 from fedjax_sim.results.metric_names import check_metrics
 from fedjax_sim.targets import is_for_cpu, tracing_for
 from fedjax_sim.types import Algorithm
+
+TreeT = TypeVar("TreeT")
+"""A pytree of arrays."""
 
 
 class Machine(NamedTuple):
@@ -89,15 +92,17 @@ class Opened(NamedTuple):
       plan: How the machine is used.
       algorithm: The algorithm.
       live: The system's live clock; None if the schedule is planned.
+      is_differentiable: Whether loops of local steps have a fixed length, for reverse mode.
     """
 
     system: types.System
-    problem: Any
+    problem: types.AnyProblem
     hyper: Any
     key: types.Key
     plan: types.Plan
     algorithm: Algorithm
     live: LiveLane | None = None
+    is_differentiable: bool = False
 
     def init(self, start: types.Params | None = None) -> Any:
         """Make the initial state.
@@ -150,15 +155,14 @@ class Opened(NamedTuple):
         return module.partition(".")[0] == __name__.partition(".")[0]
 
     def _learn(self, state: Any, event: types.Event) -> tuple[Any, Any]:
-        event = event.within(facts=event.facts._replace(trace=events.next_trace()))
-        state, event = _apart((state, event))
-        with events.noting_changes() as changes:
-            key = streams.tick_key(self.key, event.tick)
-            result = self.algorithm.step(key, state, event)
-        contract.check_step(state, event, result, changes)
+        trace = events.Trace(self.is_differentiable)
+        state, event = _apart((state, event.within(facts=event.facts._replace(trace=trace))))
+        key = streams.tick_key(self.key, event.tick)
+        result = self.algorithm.step(key, state, event)
+        contract.check_step(state, event, result, trace.replaced)
         after, info = _apart((contract.keep_narrow(state, result[0]), result[1]))
         faults = self._faults_of(event)
-        if "steps" in changes:
+        if "steps" in trace.replaced:
             faults += _impossible_steps(info.event)
         return loud(after, faults), info
 
@@ -205,21 +209,21 @@ def _impossible_steps(event: types.Event) -> list[types.Array]:
     return [is_wrong.any()]
 
 
-def loud(tree: Any, faults: list[types.Array]) -> Any:
+def loud(tree: TreeT, faults: list[types.Array]) -> TreeT:
     """Make a tree nan if there is a fault."""
     if not faults:
         return tree
     is_wrong = functools.reduce(jnp.logical_or, faults)
 
-    def marked(leaf: Any) -> Any:
+    def marked(leaf: types.Array) -> types.Array:
         is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
         return jnp.where(is_wrong, jnp.nan, leaf) if is_real else leaf
 
     return jax.tree.map(marked, tree)
 
 
-def _apart(tree: Any) -> Any:
-    """Keep what is before apart from what is after: last bits would depend on both.
+def _apart(tree: TreeT) -> TreeT:
+    """Barrier: XLA must not fuse a step with its caller, or last bits would depend on both.
 
     Whole numbers have none, and on a GPU each that is kept apart may be a launch.
     """
@@ -231,13 +235,17 @@ def _apart(tree: Any) -> Any:
     return jax.tree.unflatten(structure, found)
 
 
-def _is_exact(leaf: Any) -> bool:
+def _is_exact(leaf: types.Array) -> bool:
     kind = jnp.result_type(leaf)
     return jnp.issubdtype(kind, jnp.integer) or jnp.issubdtype(kind, bool)
 
 
 def open_lane(
-    system: types.System, problem: Any, hyper: Any, key: types.Key, plan: types.Plan
+    system: types.System,
+    problem: types.AnyProblem,
+    hyper: types.HyperT,
+    key: types.Key,
+    plan: types.Plan,
 ) -> Opened:
     """Make the algorithm of a lane and check it.
 

@@ -108,6 +108,13 @@ class _Carry(NamedTuple):
     versions: Any
 
 
+Observed = tuple[dict[str, types.Array], types.Params | None]
+"""Metrics of evaluations, and their models if these are kept."""
+
+Place = types.Array | tuple[types.Array, types.Array, types.Array]
+"""Where a chunk begins and, if it is a stretch, which ticks it has; see `_advance`."""
+
+
 class Replay:
     """The programs of placed lanes: the first state, a chunk of ticks, and the final models.
 
@@ -149,7 +156,7 @@ class Replay:
 
     def _inputs(
         self, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> tuple[Tables, Any, types.Array | None]:
+    ) -> tuple[Tables, Place, types.Array | None]:
         """Collect the inputs of a chunk besides lanes and carries: `_advance` says what they are.
 
         Args:
@@ -169,7 +176,7 @@ class Replay:
             runs = placed.put(lanes[placed.lane_of])
         return placed.tables(number, number + num_evals), placed.put(place, is_whole=True), runs
 
-    def begin(self) -> tuple[_Carry, Any]:
+    def begin(self) -> tuple[_Carry, Observed]:
         """Begin to compute initial carries and the first evaluation of all lanes."""
         return self._begin(self.program, *self._first)
 
@@ -247,7 +254,7 @@ class Replay:
 
     def advance(
         self, carries: _Carry, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> tuple[_Carry, Any]:
+    ) -> tuple[_Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
         """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
@@ -282,7 +289,7 @@ class Replay:
 @partial(RunsOnce, static_argnums=0, keep_unused=True)
 def _begin(
     program: Program, lanes: Lanes, holders: types.Array | None, starts: types.Params | None = None
-) -> Any:
+) -> tuple[_Carry, Observed]:
     """Compute initial carries and the first evaluation of all lanes.
 
     Args:
@@ -306,7 +313,7 @@ def _begin(
     return _over_lanes(begin, program, lanes, tables=holders, varying=varying)
 
 
-def _received(lane: Opened, state: Any) -> types.Params:
+def _received(lane: Opened, state: types.StateT) -> types.Params:
     """Return the model that clients receive of the server's version, for `client_variance`."""
     return (lane.algorithm.received or lane.algorithm.model)(lane.learnt(state))
 
@@ -315,11 +322,11 @@ def _received(lane: Opened, state: Any) -> types.Params:
 def _advance(
     program: Program,
     lanes: Lanes,
-    carries: Any,
+    carries: _Carry,
     tables: Tables,
-    place: Any,
+    place: Place,
     is_running: types.Array | None,
-) -> Any:
+) -> tuple[_Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
     """Replay a chunk.
 
     Args:
@@ -395,7 +402,7 @@ def _advance(
             both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
             return jax.lax.fori_loop(shortest, longest, take, both)
 
-        def observe(carry: _Carry, number: types.Array, counted: Collection[str] = ()) -> Any:
+        def observe(carry: _Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
             held = tables.held and look_up(tables.held.holders, (row, number))
             return _observe(program, lane, carry, held, counted)
 
@@ -457,10 +464,10 @@ def _counts_of(info: Any) -> tuple[dict[str, types.Array], dict[str, types.Array
     }
 
 
-def _summed(counts: dict[str, types.Array]) -> dict[str, Any]:
+def _summed(counts: dict[str, types.Array]) -> dict[str, types.Array | Limbs]:
     """Sum the counts of ticks, each `[ticks]`. Whole numbers of 32 bits become `Limbs`."""
 
-    def total(count: types.Array) -> Any:
+    def total(count: types.Array) -> types.Array | Limbs:
         if count.dtype.kind not in "biu" or count.dtype.itemsize > 4:
             return count.sum(axis=0)
         count = count.astype("int32")
@@ -472,7 +479,7 @@ def _summed(counts: dict[str, types.Array]) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _final_models(program: Program, lanes: Lanes, carries: Any) -> Any:
+def _final_models(program: Program, lanes: Lanes, carries: _Carry) -> types.Params:
     def final(lane: Opened, row: types.Array, _: None, carry: _Carry) -> types.Params:
         return lane.algorithm.model(lane.learnt(carry.state))
 
@@ -486,7 +493,7 @@ def _observe(
     carry: _Carry,
     holders: types.Array | None,
     counted: Collection[str] = (),
-) -> tuple[dict[str, types.Array], Any]:
+) -> Observed:
     """Compute an evaluation's metrics; also return the model if models are kept, else None.
 
     counted: names of the algorithm's `Info`.
