@@ -471,10 +471,11 @@ def _densities(left: Any, right: Any, samples: np.ndarray, goal: Gaussian) -> No
     away = np.stack(np.meshgrid(x - goal.mean[0], y - goal.mean[1]), axis=-1)
     density = np.exp(-np.einsum("xyi,ij,xyj->xy", away, np.linalg.inv(goal.covariance), away) / 2)
     names = {"xlabel": "first coordinate of the model", "ylabel": "second coordinate"}
-    left.contourf(x, y, density, levels=12)
+    left.contourf(x, y, density, levels=np.r_[0, np.exp(-(np.linspace(3.5, 0, 15) ** 2) / 2)])
     left.set(title="(d) target, alpha = 0", **names)
     right.hist2d(samples[:, 0], samples[:, 1], bins=60, range=[(x[0], x[-1]), (y[0], y[-1])])
-    right.contour(x, y, density, levels=4, colors="white", linewidths=0.6)
-    right.set(**names, title=f"(e) {len(samples)} samples, K = 10; lines: target")
+    deviations = np.exp(-(np.array([3, 2, 1]) ** 2) / 2)
+    right.contour(x, y, density, levels=deviations, colors="white", linewidths=0.8)
+    right.set(**names, title=f"(e) {len(samples)} samples, K = 10; target at 1, 2, 3 deviations")
     for axes in (left, right):
         axes.locator_params(axis="x", nbins=5)  # Longer labels would touch.

@@ -203,8 +203,9 @@ def run(arguments: Arguments) -> Outcome:
         name: np.array([against_server(RUN._replace(**{name: value})) for value in values]).T
         for name, values in VARIED.items()
     }
-    figure = Figure(figsize=(20, 3.8))
-    panels = figure.subplots(1, 5)
+    figure = Figure(figsize=(13, 7.6))
+    *panels, empty = figure.subplots(2, 3).ravel()
+    empty.set_axis_off()
     words = {
         "step_size": "step size",
         "rho": "rho (share of noise in common)",
@@ -232,10 +233,10 @@ def run(arguments: Arguments) -> Outcome:
     ):
         panels[4].plot(line, accuracy, label=label, **plots.look(i, "all"))
         for rho, x, y in [*zip(VARIED["rho"], line, accuracy, strict=True)][1:]:
-            panels[4].annotate(f"{rho:g}", (x, y), (3, 3), textcoords="offset points", fontsize=7)
+            panels[4].annotate(f"{rho:g}", (x, y), (4, 4), textcoords="offset points")
     panels[4].set(xlabel="epsilon", ylabel="stationary W2", xscale="log", yscale="log")
     panels[4].set_title("rho next to its points, the first is 0")
-    plots.name_beside(figure, panels[0])
+    empty.legend(*panels[0].get_legend_handles_labels(), loc="center left")
     both = [
         list(zip(epsilons["step_size"][i], deltas["step_size"][i], strict=True)) for i in (0, 1)
     ]

@@ -586,7 +586,7 @@ CLAIMS = Claims(
             "Sec. 2",
             (
                 'FedBuff: "in practice, during the first iterations, only fast clients contribute. '
-                "[...] A huge amount of server iterations has to be accomplished to reach the "
+                "[...] a huge amount of server iterations has to be accomplished to reach the "
                 'stationary regime."'
             ),
             Criterion(
@@ -635,8 +635,8 @@ CLAIMS = Claims(
             ),
             kind="algebra",
             changed=(
-                "no row; the same formula is a row of Table 1, claim 23. With 20 of 100 clients "
-                "alone, tried first, the wrong middle term is too small to matter."
+                "no row; the same formula is a row of Table 1, claim 23. Its wrong middle term "
+                "is too small to matter with 20 of 100 clients, tried first, and with 2 of 1000."
             ),
             since="2026-11-29",
         ),

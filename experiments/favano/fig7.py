@@ -49,7 +49,11 @@ def run(arguments: Arguments) -> Outcome:
     ran = setup.runs(arguments, images, [COLUMN], methods)
     inputs = setup.inputs_of(ran, COLUMN)
     text = harness.spread_table(inputs["final"], CHANCE)
-    title = f"{ran.config['dataset']}, {COLUMN}, {ran.config['model']}"
+    rate = ran.config["settings"][f"{next(iter(methods))} | {COLUMN}"]["lr"]
+    title = (
+        f"{ran.config['dataset']}, {COLUMN}, {ran.config['model']}, lr {rate:g}, "
+        f"T = {ran.config['time_budget']:g}"
+    )
     figures = {"fig7.png": setup.picture(ran.of(COLUMN), "accuracy", title=title)}
     return Outcome(setup.as_groups(ran.curves), figures, judge(inputs), ran.config, text, inputs)
 

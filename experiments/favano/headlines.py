@@ -59,7 +59,8 @@ def measure_start(sizes: Sizes) -> dict[str, dict[str, Any]]:
 def judge_start(measured: Mapping[str, Any]) -> Verdict:
     """Judge claim 32 from numbers of `measure_start`."""
     marks, parts, told = CLAIMS[32].criterion, {}, []
-    for reading, found in measured.items():
+    readings = {name: found for name, found in measured.items() if name != "parts"}
+    for reading, found in readings.items():
         first, settled = found["first"], found["settled"]["mean"]
         few = Interval(marks.first - first["mean"], marks.far * first["error"]).above()
         parts[f"only fast ones at first ({reading})"] = few
@@ -76,7 +77,7 @@ def judge_start(measured: Mapping[str, Any]) -> Verdict:
             f"settled, not yet nine tenths of it for {TEN * reached} steps"
         )
     ruling = harness.rule(parts, deciding=harness.begins("only fast"))
-    return verdict(32, {**measured, "parts": parts}, ruling, "; ".join(told))
+    return verdict(32, {**readings, "parts": parts}, ruling, "; ".join(told))
 
 
 # Claim 33 ----------------------------------------------------------------------------------------
@@ -162,16 +163,16 @@ def measure_corollary() -> dict[str, float]:
     for (n, s), smoothness in itertools.product(sizes, np.geomspace(1e-3, 1e3, 7)):
         noise = smoothness * gap
         setup = theory.FavanoSetup(n, s, 20, smoothness, noise, noise, 1.4, gap, 0.35, 1.35)
-        most = theory.largest_step_size(setup)
+        terms = bounds.error_terms(setup)
+        eta = np.geomspace(1e-7, 1, 400) / terms.cap
         for eps in smoothness * gap * np.geomspace(1e-4, 1, 5):
             for name, order in orders.items():
                 two, middle, one = order(setup)
-                ticks = int(np.ceil(factor * (two / eps**2 + middle / eps**1.5 + one / eps)))
-                tried = [
-                    bounds.bound(setup, step_size=eta, num_ticks=ticks)
-                    for eta in most * np.geomspace(1e-7, 1, 200)
-                ]
-                worst[name] = max(worst[name], min(tried) / eps)
+                ticks = factor * (two / eps**2 + middle / eps**1.5 + one / eps)
+                tried = (
+                    terms.initial / (eta * ticks) + terms.linear * eta + terms.quadratic * eta**2
+                )
+                worst[name] = max(worst[name], float(tried.min()) / eps)
     return worst
 
 

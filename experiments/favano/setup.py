@@ -387,7 +387,8 @@ def side_by_side(
       columns: Number of panels side by side.
     """
     order = sorted(METHODS, key=lambda name: (name not in PRINTED, "FedBuff" in name))
-    looks = {name: plots.look(number) for number, name in enumerate(order)}
+    again = order.index(REST) + len(plots.COLORS)  # `REST` is in every panel; its colour stays its.
+    looks = {name: plots.look(i + (i >= again)) for i, name in enumerate(order)}
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.4 * columns + 2.0, 3.9 * rows + 0.5))
     grid = figure.subplots(rows, columns, sharey="row", squeeze=False)

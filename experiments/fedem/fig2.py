@@ -148,19 +148,21 @@ def trend_figure(totals: Mapping[str, np.ndarray], seen: np.ndarray, title: str)
     """Draw totals over sites at each time, all on one axis, and below the share of missing cells.
 
     Args:
-      totals: `f[L]` by name; thick lines without marks are smoothed, as in the paper's panel.
+      totals: `f[L]` by name; thin lines are the totals themselves, and thick ones are
+        smoothed, as in the paper's panel. Totals far above the truth are cut off.
       seen: `bool[J, L]`, the cells that somebody visited.
       title: The title.
     """
     figure = Figure(figsize=(8.5, 5.6))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
-    time = np.arange(seen.shape[1])
+    time, top = np.arange(seen.shape[1]), 0.0
     for i, (name, total) in enumerate(totals.items()):
-        style = plots.look(i, points=len(time), linewidth=0.9)
-        above.plot(time, total, label=name, **style)
-        above.plot(time, smoothed(np.asarray(total, float)), color=style["color"], linewidth=2.4)
-    above.set(ylabel="total over sites", title=title)
-    above.set_ylim(bottom=min(0.0, *(float(np.min(total)) for total in totals.values())))
+        style = plots.look(i, points=len(time), linewidth=2.2)
+        trend = smoothed(np.asarray(total, float))
+        above.plot(time, total, color=style["color"], linewidth=0.6, alpha=0.35)
+        above.plot(time, trend, label=name, **style)
+        top = max(top, trend.max(), np.max(total) if name == "truth" else 0.0)
+    above.set(ylabel="total over sites", title=title, ylim=(-0.05 * top, 1.3 * top))
     below.plot(time, 100 * (~seen).mean(axis=0), **plots.look(7, "none"))
     below.set(xlabel="time (months)", ylabel="cells missing, %", ylim=(0, 105))
     plots.name_beside(figure, above)

@@ -507,10 +507,23 @@ def best_lr(baseline: xr.DataArray) -> float:
 def pictures(
     curves: Mapping[str, xr.Dataset], name: str, title: str, metric: str = "accuracy"
 ) -> dict[str, Figure]:
-    """Draw a metric of every seed and its median, against time and against rounds."""
+    """Draw a metric of every seed and its median, against time and against rounds.
+
+    The vertical axis is that of the values after the first fifth, whose rise would hide the rest.
+    """
     found = {}
     for axis, word in (("time", "time"), ("ticks", "rounds")):
-        found[f"{name}_{word}.png"] = plots.curves_figure(curves, metric, against=axis, title=title)
+        figure = plots.curves_figure(curves, metric, against=axis, title=title)
+        found[f"{name}_{word}.png"] = figure
+        late = []
+        for line in figure.axes[0].get_lines():
+            x, y = (np.asarray(each, float) for each in line.get_data())
+            late.append(y[(x >= 0.2 * np.max(x)) & np.isfinite(y)])
+        values = np.concatenate(late)
+        if values.size and np.ptp(values) > 0:
+            figure.axes[0].set_ylim(
+                *(np.quantile(values, (0, 1)) + np.array([-0.02, 0.02]) * np.ptp(values))
+            )
     return found
 
 

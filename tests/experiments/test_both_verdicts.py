@@ -12,6 +12,7 @@ import pytest
 from experiments.harness import Verdict, ledger
 from experiments.harness.statistics import FAILS, HOLDS, NOT_HERE, PARTLY
 from tests.experiments import (
+    test_headlines,
     test_verdicts,
     test_verdicts_fald,
     test_verdicts_favano,
@@ -35,6 +36,7 @@ def tried() -> Iterator[Verdict]:
             yield case.judge(module.found_of(name))
         for name, path, value, _ in module.ROWS:
             yield module.CASES[name].judge(changed(module.found_of(name), path, value))
+    yield from test_headlines.tried()
     stale = test_verdicts_fedstaleweight
     for number, judge in stale.JUDGES.items():
         yield judge(stale.NUMBERS[number])

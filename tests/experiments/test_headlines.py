@@ -1,0 +1,148 @@
+"""Verdicts on the papers' short statements, on made-up numbers on either side of the criterion."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.fald import fig3_4
+from experiments.fald import headlines as fald
+from experiments.favano import headlines as favano
+from experiments.fedem import headlines as fedem
+from experiments.fedstaleweight import headlines as fedstaleweight
+from experiments.harness import Verdict
+from experiments.harness.statistics import FAILS, HOLDS
+from experiments.hierarchical import headlines as hierarchical
+from tests.experiments.verdict_rows import Path, assert_verdict, changed, numbers
+
+
+def slow_share(first: float, early: float) -> dict[str, Any]:
+    """Make FedBuff's shares of slow clients: at the start, in ten windows, and settled."""
+    windows = {"mean": [early] * 10, "error": [1e-3] * 10}
+    return {
+        "first": {"mean": first, "error": 1e-3},
+        "windows": windows,
+        "settled": {"mean": 0.5},
+    }
+
+
+def best_of(named: float) -> dict[str, Any]:
+    """Make p-values that no other K is better, of the named K and of all others."""
+    doubts = {
+        panel: {f"{k}": named if k in names else 0.5 for k in (1, 10, 20, 50, 100)}
+        for panel, names in fig3_4.NAMED.items()
+    }
+    best = dict.fromkeys(doubts, 1)
+    size = {"seeds": 10, "rounds": 2000, "words": ""}
+    return {"best": best, "p that no other is better": doubts, **size}
+
+
+GOOD: dict[str, tuple[Callable[[Any], Verdict], dict[str, Any]]] = {
+    "favano-32": (favano.judge_start, {"blocked": slow_share(0.01, 0.2)}),
+    "favano-33": (favano.judge_floor, {"2 bits": {"square": 1.0, "error": 0.1, "floor": 2.0}}),
+    "favano-34": (favano.judge_corollary, {"printed": 0.5, "corrected": 0.5}),
+    "fald-24": (fald.judge_privacy, {"alike": 0.5, "apart": 0.9}),
+    "fald-25": (fig3_4.judge_named, best_of(0.99)),
+    "fald-26": (
+        fald.judge_best,
+        {"best": [3, 300], "power": 0.5, "Fig. 1": {"10": 5.0, "3000": 9.0}, "root": 5.8},
+    ),
+    "fald-27": (
+        fald.judge_everyone,
+        {"floors": [5e-3, 3e-3, 1e-3, 5e-4, 1e-4], "rounds": [*range(5)]},
+    ),
+    "fedem-26": (fedem.judge_corollary, {"largest share": 0.9, "cases": 1}),
+    "fedem-27": (
+        fedem.judge_evaluations,
+        {"powers": {"omega": 0.5, "n": 0.5}, "with whole batches": 1.0},
+    ),
+    "fedem-28": (fedem.judge_bits, {"cases": {"dithering": 2.0}, "one block": {"10": 1.5}}),
+    "fedem-29": (
+        fedem.judge_dithering,
+        {"largest share": 0.9, "standard errors off": 2.0, "draws": 10},
+    ),
+    "fedstaleweight-23": (
+        fedstaleweight.judge_indifference,
+        {"influence": {"1": 0.066, "0.1": 0.067}, "share": 1 / 15},
+    ),
+    "fedstaleweight-24": (
+        fedstaleweight.judge_synchronous,
+        {"largest staleness": 0.0, "weights off": 0.0, "models off": 1e-7},
+    ),
+    "fedstaleweight-25": (
+        fedstaleweight.judge_divergence,
+        {"normalised": 0.7, "not normalised": 0.3},
+    ),
+    "hierarchical-37": (
+        hierarchical.judge,
+        {"closest": {"1": {"S": 5.0, "apart": 1.0, "fewer": 30.0}}, "bounds": [2.0, 2.0]},
+    ),
+}
+"""By claim: the function that judges it, and numbers by which it holds."""
+CHANGED: list[tuple[str, Path, Any, str]] = [
+    ("favano-32", ("blocked", "first", "mean"), 0.2, "fails"),
+    ("favano-32", ("blocked", "first", "mean"), 0.049, "undecided"),
+    ("favano-32", ("blocked", "windows", "mean", 3), 0.5, "holds in part, false: not settled"),
+    ("favano-33", ("2 bits", "square"), 3.0, "fails"),
+    ("favano-33", ("2 bits", "square"), 1.8, "undecided"),
+    ("favano-34", ("printed",), 2.0, "fails"),
+    ("fald-24", ("apart",), 1.1, "fails"),
+    (
+        "fald-25",
+        ("p that no other is better", "mnist, brier", "20"),
+        1e-5,
+        "fails, false: mnist, b",
+    ),
+    ("fald-25", ("p that no other is better", "mnist, brier", "20"), 0.1, "undecided"),
+    ("fald-25", ("p that no other is better", "mnist, accuracy", "50"), 1e-5, "holds"),
+    ("fald-26", ("power",), 0.6, "fails"),
+    ("fald-26", ("Fig. 1", "3000"), 1.0, "holds in part, false: on Fig. 1"),
+    ("fald-27", ("floors", 4), 4e-4, "fails"),
+    ("fald-27", ("rounds", 0), 2, "fails"),
+    ("fedem-26", ("largest share",), 1.1, "fails"),
+    ("fedem-27", ("powers", "n"), 0.6, "fails"),
+    ("fedem-28", ("cases", "dithering"), 0.9, "fails"),
+    ("fedem-28", ("one block", "10"), 0.9, "holds in part, false: one block"),
+    ("fedem-29", ("largest share",), 1.1, "fails"),
+    ("fedem-29", ("standard errors off",), 5.1, "fails"),
+    ("fedstaleweight-23", ("influence", "0.1"), 0.05, "fails"),
+    ("fedstaleweight-24", ("weights off",), 1e-3, "fails"),
+    ("fedstaleweight-24", ("models off",), 1e-3, "fails"),
+    ("fedstaleweight-24", ("largest staleness",), 1.0, "undecided"),
+    ("fedstaleweight-25", ("not normalised",), None, "fails"),
+    ("hierarchical-37", ("closest", "1", "apart"), 6.0, "fails"),
+    ("hierarchical-37", ("closest", "1", "fewer"), 10.0, "fails"),
+    ("hierarchical-37", ("bounds", 1), 1.0, "holds in part, false: the bound"),
+]
+"""Claim, place of a number, another number, and the verdict on it or a part of its scope."""
+
+
+def tried() -> list[Verdict]:
+    """Judge all made-up numbers."""
+    return [judge(found) for judge, found in GOOD.values()] + [
+        GOOD[id][0](changed(GOOD[id][1], path, value)) for id, path, value, _ in CHANGED
+    ]
+
+
+@pytest.mark.parametrize("id", GOOD)
+def test_criterion_is_met(id: str) -> None:
+    judge, found = GOOD[id]
+    verdict = judge(found)
+    assert (verdict.id, verdict.verdict) == (id, HOLDS)
+
+
+@pytest.mark.parametrize(("id", "path", "value", "expected"), CHANGED)
+def test_one_number_decides(id: str, path: Path, value: Any, expected: str) -> None:
+    judge, found = GOOD[id]
+    assert_verdict(judge(changed(found, path, value)), expected)
+
+
+def test_nothing_holds_on_what_is_not_a_number() -> None:
+    """Numbers that are told only, and panels of p-values, are left out."""
+    told = {"best", "corrected", "cases", "draws", "S", "with whole batches", "seeds", "rounds"}
+    for id, (judge, found) in GOOD.items():
+        for path in numbers(found):
+            if id != "fald-25" and (id, path[0]) != ("fald-27", "rounds") and not told & {*path}:
+                verdict = judge(changed(found, path, np.nan)).verdict
+                assert verdict not in (HOLDS, FAILS), (id, path)
