@@ -293,8 +293,7 @@ def _kind_of_union(args: Sequence[Any]) -> Kind:
     def parse(text: str) -> Any:
         for kind in kinds:
             with contextlib.suppress(ValueError):
-                if kind.parse is not None:
-                    return kind.parse(text)
+                return _parsed(kind, text)
         raise ValueError(text)
 
     return Kind(
@@ -330,9 +329,7 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
                 and all(each.accepts(item, {}) for each, item in zip(kinds, value, strict=True))
             ),
             f"{len(kinds)} values: " + ", ".join(each.words for each in kinds),
-            lambda text: tuple(
-                each.parse(word) for each, word in zip(kinds, text.split("+"), strict=True)
-            ),
+            lambda text: tuple(map(_parsed, kinds, text.split("+"))),
         )
     of = kind_of(args[0]) if args else ANYTHING
     is_open = not issubclass(kind, Sequence)  # To sets and iterators too.
@@ -346,7 +343,7 @@ def _kind_of_several(kind: type, args: Sequence[Any]) -> Kind:
             and _dims(value) != 0
         ),
         "a list" if of is ANYTHING else f"a list, each {of.words}",
-        lambda text: tuple(map(of.parse, text.split("+"))),
+        lambda text: tuple(_parsed(of, word) for word in text.split("+")),
     )
 
 
@@ -441,6 +438,13 @@ def _accepts_path(value: Any, _: Lengths) -> bool:
     if isinstance(value, str):
         return bool(value) and "\0" not in value
     return isinstance(value, os.PathLike)
+
+
+def _parsed(kind: Kind, text: str) -> Any:
+    """Read a value from the command line's text."""
+    if kind.parse is None:
+        raise ValueError(text)
+    return kind.parse(text)
 
 
 def _parse_bool(text: str) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -110,9 +110,11 @@ def struct(cls: type[HyperT]) -> type[HyperT]:
         about = field.metadata if isinstance(field, dataclasses.Field) else {}
         if "meaning" in about and "is_part" not in about:
             field.metadata = declared.completed(notes[name], field.metadata)
-    hidden = {"repr": False, "compare": False, "metadata": {"pytree_node": False}}
+    assumed = dataclasses.field(
+        default=Assumed(), repr=False, compare=False, metadata={"pytree_node": False}
+    )
     cls.__annotations__ = {**inspect.get_annotations(cls), ASSUMED: Assumed}
-    setattr(cls, ASSUMED, dataclasses.field(default=Assumed(), **hidden))
+    setattr(cls, ASSUMED, assumed)
     made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
     made.replace = _replace
     init, all_fields = made.__init__, dataclasses.fields(made)
@@ -162,7 +164,7 @@ def _register(made: Any) -> None:
         leaves, rest = flatten(hyper)
         return list(zip(keys, leaves, strict=True)), rest
 
-    def unflatten(rest: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    def unflatten(rest: tuple[Any, ...], leaves: Iterable[Any]) -> Any:
         hyper = object.__new__(made)
         held = dict(zip((*traced, *static), (*leaves, *rest[:-1]), strict=True))
         held[ASSUMED] = Assumed({name: held[name] for name in rest[-1]})

@@ -6,6 +6,8 @@ The parameters of classical EM are theta_k = T(S_k). It is the baseline of FedEM
 every client evaluates all its examples and sends their mean statistics uncompressed.
 """
 
+from typing import Literal
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,7 +25,7 @@ class Hyper(CoinRounds, Expectation):
 
     participation: float = fixed(1.0)
     batch_size: int = redefault(Expectation, "batch_size", 200)
-    batches: str = fixed("full")
+    batches: Literal["full"] = fixed("full")
 
 
 def algorithm(

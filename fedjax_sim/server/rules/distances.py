@@ -36,7 +36,8 @@ class Nearest(Rule):
 
     def knowing(self, dropped: Array) -> Rule:
         """Assume so many fewer of the messages to be malicious, but no negative number."""
-        return dataclasses.replace(self, assumed=jnp.maximum(self.assumed - dropped, 0))
+        assumed: Any = jnp.maximum(self.assumed - dropped, 0)
+        return dataclasses.replace(self, assumed=assumed)
 
     def least(self) -> Any:
         """Return 2 f + 3, as 2 f + 2 < n is assumed."""

@@ -57,9 +57,10 @@ class ClientQueues(Clients):
             tell what waits in queues.
         """
         super().check_together()
-        if np.shape(self.routing) not in ((), (self.num_clients,)):
+        routing = np.asarray(() if self.routing is None else self.routing)
+        if self.routing is not None and routing.shape not in ((), (self.num_clients,)):
             allowed = f"one number, or num_clients = {self.num_clients}"
-            raise ConfigError("routing", f"of {np.size(self.routing)} numbers", allowed)
+            raise ConfigError("routing", f"of {routing.size} numbers", allowed)
         if self.delays.trace is not None:
             allowed = "left out: the server decides who gets a task"
             raise ConfigError("delays.trace", "given", allowed)

@@ -7,7 +7,7 @@ Dimension letters: `N` clients, `K` local steps of an update.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -186,8 +186,8 @@ class ClientDelays(Checked):
         law, own = self.runtime_law, self.has_own_speeds
         rates, spreads = ({name: getattr(self, name) for name in each} for each in (RATES, SPREADS))
         if own:
-            rates = {"client_table rate": self.client_table.rate}
-            spreads = {"client_table spread": self.client_table.spread}
+            rates = {"client_table rate": self._own_speeds.rate}
+            spreads = {"client_table spread": self._own_speeds.spread}
         is_probability, is_pareto = law in ("runtime_geom", "count_geom"), law == "runtime_pareto"
         for name, value in rates.items():
             if is_probability and (most := float(np.max(value))) > 1:
@@ -237,13 +237,18 @@ class ClientDelays(Checked):
         return self.client_table is not None and self.client_table.rate is not None
 
     @property
+    def _own_speeds(self) -> Any:
+        """The table, where it has every client's speed."""
+        return self.client_table
+
+    @property
     def mean_rate(self) -> float:
         """Average rate of the clients, in steps or updates (see `time_of`) per unit of time.
 
         Not inside a trace.
         """
         if self.has_own_speeds:
-            return self.client_table.rate.mean()
+            return self._own_speeds.rate.mean()
         return self.rate_fast + self.slow_fraction * (self.rate_slow - self.rate_fast)
 
     @property
@@ -253,7 +258,7 @@ class ClientDelays(Checked):
         Not inside a trace.
         """
         if self.has_own_speeds:
-            return (1 / self.client_table.rate).mean()
+            return (1 / self._own_speeds.rate).mean()
         typical = (1 - self.slow_fraction) / self.rate_fast + self.slow_fraction / self.rate_slow
         return typical * np.exp(self.rate_spread**2)
 
@@ -261,7 +266,7 @@ class ClientDelays(Checked):
     def largest_rate(self) -> float:
         """Rate of the fastest client, without any spread of rates; not inside a trace."""
         if self.has_own_speeds:
-            return self.client_table.rate.max()
+            return self._own_speeds.rate.max()
         return np.maximum(self.rate_fast, self.rate_slow)
 
     @property
@@ -360,8 +365,8 @@ class Clients(Checked):
     @property
     def recorded(self) -> Trace:
         """The trace, with the numbers of its clients."""
-        table = self.delays.client_table
-        return self.delays.trace.of_clients(self.num_clients, () if table is None else table.names)
+        table, trace = self.delays.client_table, cast(Trace, self.delays.trace)
+        return trace.of_clients(self.num_clients, () if table is None else table.names)
 
     @property
     def source_of_times(self) -> str:
@@ -469,7 +474,7 @@ def draw_client_speeds(key: Key, clients: Clients) -> Speeds:
     """
     delays, num = clients.delays, clients.num_clients
     if delays.has_own_speeds:
-        table = delays.client_table
+        table = cast(ClientTable, delays.client_table)
         return Speeds(jnp.asarray(table.rate, float), jnp.asarray(table.spread, float))
     place = jnp.arange(num)[::-1]
     if delays.slow_clients == "random":

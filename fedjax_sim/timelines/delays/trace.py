@@ -8,7 +8,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,17 +61,17 @@ class Trace:
         self.texts: tuple[str, ...] = ()
         self.rows: tuple[int, ...] = ()
         self._numbers: dict[str, float] = {}  # texts that are numbers
-        text = np.zeros(0, np.int32)
-        if len(client) > 0 and all(isinstance(each, str) for each in client):
-            first = dict(reversed([(each, row) for row, each in enumerate(client, start=1)]))
+        text, named = np.zeros(0, np.int32), cast(Sequence[Any], client)
+        if len(named) > 0 and all(isinstance(each, str) for each in named):
+            first = dict(reversed([(each, row) for row, each in enumerate(named, start=1)]))
             self.texts, self.rows = zip(*sorted(first.items(), key=lambda x: x[1]), strict=True)
             place = {each: i for i, each in enumerate(self.texts)}
-            text = np.array([place[each] for each in client], np.int32)
+            text = np.array([place[each] for each in named], np.int32)
             for each in self.texts:
                 with contextlib.suppress(ValueError):
                     self._numbers[each] = float(each)
             is_numbered = len(self._numbers) == len(self.texts)
-            client = [self._numbers[each] if is_numbered else -1 for each in client]
+            client = [self._numbers[each] if is_numbered else -1 for each in named]
         columns = [np.asarray(client), np.asarray(start, float), np.asarray(finish, float)]
         shapes = [column.shape for column in columns]
         if len(set(shapes)) > 1 or len(shapes[0]) != 1 or shapes[0][0] == 0:

@@ -98,7 +98,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
     [
         (([0, 1], [0.0], [1.0, 2.0]), "of the same length"),
         (([], [], []), "at least 1"),
-        (([[0]], [[0.0]], [[1.0]]), "three columns"),
+        (([[0]], [[0.0]], [[1.0]]), "an array of shape"),
         (([0], [0.0], [np.nan]), "finite numbers"),
         (([0], [np.inf], [np.inf]), "finite numbers"),
         (([0], [2.0], [1.0]), "start <= finish"),
