@@ -203,7 +203,7 @@ class Listed(NamedTuple):
 
 def listed(
     system: System[HyperT, Any, Any],
-    problem: AnyProblem | Sequence[AnyProblem],
+    problem: AnyProblem | list[AnyProblem] | Callable[[int], AnyProblem],
     hyper: HyperT | None,
     *,
     seeds: int | Sequence[int] = 1,
