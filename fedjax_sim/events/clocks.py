@@ -126,17 +126,6 @@ class Instant(NamedTuple):
         """
         return type(self)(self.value[index], self.rest[index])
 
-    def put(self, index: Any, other: Self) -> Self:
-        """Replace some of several instants.
-
-        Args:
-          index: Places, as an array is indexed.
-          other: The new ones.
-        """
-        return type(self)(
-            self.value.at[index].set(other.value), self.rest.at[index].set(other.rest)
-        )
-
     @property
     def is_finite(self) -> jax.Array:
         """Whether it will ever come: `bool[...]`."""

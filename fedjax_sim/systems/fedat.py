@@ -136,7 +136,7 @@ def clock(problem: Problem, hyper: Hyper) -> Clock:
             rounds=put(carried.rounds, tier, carried.rounds[tier] + 1),
             turns=carried.turns.at[clients].add(is_there),
             work=put(carried.work, tier, work),
-            ends=carried.ends.put(tier, Instant(last, rest)),
+            ends=put(carried.ends, tier, Instant(last, rest)),
         )
 
     def init(key: Key) -> Tiers:

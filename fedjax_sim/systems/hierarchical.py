@@ -100,10 +100,8 @@ class Hyper(EdgeTraining):
         super().check_together()
         if self.clock.ticks_per_round > 1 and self.has_one_batch:
             if self.training.optimizer is not optax.sgd:
-                allowed = (
-                    "1 with an optimizer other than sgd, because its state starts afresh each "
-                )
-                allowed += "tick"
+                reason = "because its state starts afresh each tick"
+                allowed = f"1 with an optimizer other than sgd, {reason}"
                 raise ConfigError("clock.ticks_per_round", self.clock.ticks_per_round, allowed)
             if self.training.sampling == "reshuffled":
                 allowed = '1 with sampling "reshuffled", because each tick would shuffle again'

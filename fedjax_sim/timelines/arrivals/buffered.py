@@ -275,12 +275,9 @@ def _free(key: Key, hyper: Arrivals, num_ticks: int) -> Timeline:
     size, num = hyper.buffer_size, num_ticks * hyper.buffer_size
 
     def first(key: Key, hyper: Arrivals) -> Arrived:
-        return first_arrivals(
-            partial(_arriving, draw_devices(key, hyper)),
-            tie_breakers(key) if hyper.clock.ties == "random" else None,
-            num_clients=hyper.num_clients,
-            num=num,
-        )
+        following = partial(_arriving, draw_devices(key, hyper))
+        order = tie_breakers(key) if hyper.clock.ties == "random" else None
+        return first_arrivals(following, order, num_clients=hyper.num_clients, num=num)
 
     time, client, before, at_own = lane_by_lane(first, key, hyper, Arrivals)
     shape = (num_ticks, size)

@@ -221,11 +221,11 @@ def _in_order(
     in_between = ~at_own & (start > 0)
     # A model taken between the client's arrivals contains all arrivals up to then, but none after
     # the update that is computed from it.
-    until = jax.lax.cond(
-        in_between.any(),
-        lambda: jnp.searchsorted(finish[order], start, side="right").astype("int32"),
-        lambda: jnp.zeros(size, "int32"),
-    )
+
+    def arrived() -> Array:
+        return jnp.searchsorted(finish[order], start, side="right").astype("int32")
+
+    until = jax.lax.cond(in_between.any(), arrived, lambda: jnp.zeros(size, "int32"))
     known = jnp.where(in_between, jnp.minimum(until, rank), 0)
     before = jnp.where(at_own, jnp.roll(rank, 1) + 1, known)
     order = order[:num]

@@ -350,12 +350,11 @@ def _read_first(now: Array, *values: Array) -> tuple[Array, ...]:
     The branch makes XLA compute them in one place. Otherwise it reads them again wherever they are
     used, and copies the whole arrays to have the old entries at hand.
     """
-    return jax.lax.cond(
-        now >= 0,
-        lambda *values: values,
-        lambda *values: tuple(map(jnp.zeros_like, values)),
-        *values,
-    )
+
+    def zeros(*values: Array) -> tuple[Array, ...]:
+        return tuple(map(jnp.zeros_like, values))
+
+    return jax.lax.cond(now >= 0, lambda *values: values, zeros, *values)
 
 
 def _take(table: Array, row: Array) -> Array:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_sim import targets
 from fedjax_sim.timelines.live import Instant
 
 
@@ -59,7 +60,7 @@ def test_differences_comparisons_and_selections(start: float) -> None:
     assert early.or_later(late) == late == late.or_later(early)
     both = Instant(*(jnp.stack(pair) for pair in zip(early, late, strict=True)))
     assert both.take(1) == late
-    assert both.put(0, late).take(0) == late
+    assert targets.put(both, jnp.int32(0), late).take(0) == late
 
 
 def test_never_is_after_everything_and_stays_so() -> None:
