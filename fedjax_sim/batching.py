@@ -10,7 +10,7 @@ Systems do not know which is used; `fedjax_sim.engine.planning.placement` decide
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import chex
 import jax
@@ -20,6 +20,10 @@ from jax.custom_batching import custom_vmap
 from fedjax_sim import targets
 from fedjax_sim.types import Array, Params, Plan
 
+TreeT = TypeVar("TreeT")
+OtherT = TypeVar("OtherT")
+ResultT = TypeVar("ResultT")
+
 LANE_AXIS = "lane"
 """Axis name of lanes that are batched by `vmap`."""
 FAMILY_AXIS = "family"
@@ -28,7 +32,9 @@ LOOKED_AHEAD = 2**20
 """Most bytes that `look_ahead` keeps for one slot."""
 
 
-def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: int = 1) -> Any:
+def map_lanes(
+    run: Callable[[TreeT], ResultT], lanes: TreeT, *, at_once: bool, batches: int = 1
+) -> ResultT:
     """Apply a function to every lane.
 
     Args:
@@ -52,13 +58,13 @@ def map_lanes(run: Callable[..., Any], lanes: Any, *, at_once: bool, batches: in
 
 
 def map_families(
-    run: Callable[[tuple[Any, Any]], Any],
-    shared: Any,
-    varying: Any,
+    run: Callable[[tuple[TreeT, OtherT]], ResultT],
+    shared: TreeT,
+    varying: OtherT,
     *,
     size: int,
     map_over: Callable[[Callable[..., Any], Any], Any],
-) -> Any:
+) -> ResultT:
     """Apply a function to every lane, batching the members of each family.
 
     What the members share is passed once for the family, so that everything computed from it alone,
@@ -77,7 +83,7 @@ def map_families(
     if size == 1:
         return map_over(run, (shared, varying))
 
-    def family(inputs: Any) -> Any:
+    def family(inputs: tuple[TreeT, OtherT]) -> ResultT:
         of_family, of_members = inputs
         members = jax.vmap(
             lambda member: run((of_family, member)), axis_name=FAMILY_AXIS, axis_size=size
@@ -162,7 +168,7 @@ def map_slots(
     results, taken = _in_turn(at_once, blocks, is_summed=weights is not None)
     back = jnp.argsort(order[:num])
 
-    def in_order(results: Any) -> Any:
+    def in_order(results: TreeT) -> TreeT:
         return jax.tree.map(lambda leaf: leaf[:num][back], _merge(results))
 
     if weights is not None:
@@ -198,7 +204,7 @@ def _in_turn(run: Callable[[Any], Any], inputs: Any, *, is_summed: bool) -> Any:
     return (total, second), taken
 
 
-def look_ahead(draw: Callable[[Array], Any], most_steps: int | None) -> Callable[[Array], Any]:
+def look_ahead(draw: Callable[[Array], TreeT], most_steps: int | None) -> Callable[[Array], TreeT]:
     """Draw a client's random numbers for all its steps together, before the first.
 
     One pass over the numbers of all steps is much cheaper than a pass in each step.
@@ -258,7 +264,7 @@ def split_over_devices(
     steps_here = jnp.where(places < num, steps[rows], 0)
     slots_here = jax.tree.map(lambda leaf: leaf[rows], slots)
 
-    def gather(results: Any) -> Any:
+    def gather(results: TreeT) -> TreeT:
         return jax.tree.map(
             lambda leaf: jax.lax.all_gather(leaf, "clients", tiled=True)[:num], results
         )
@@ -347,11 +353,11 @@ def _times(weight: Array, model: Params) -> Params:
     return jax.tree.map(product, model)
 
 
-def _split(tree: Any, num: int) -> Any:
+def _split(tree: TreeT, num: int) -> TreeT:
     """Split the leading axis of every leaf into `num` equal parts: `[num, L / num, ...]`."""
     return jax.tree.map(lambda leaf: leaf.reshape(num, -1, *leaf.shape[1:]), tree)
 
 
-def _merge(tree: Any) -> Any:
+def _merge(tree: TreeT) -> TreeT:
     """Merge the two leading axes of every leaf."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)

@@ -7,14 +7,18 @@ does not count these, so that a part can be trained, averaged and sent like a mo
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn
 
-from fedjax_sim.types import Array, Params
+from fedjax_sim.types import AnyProblem, Array, Params
+
+TreeT = TypeVar("TreeT")
+"""A pytree of arrays."""
 
 
 def paths_of(model: Params) -> list[str]:
@@ -68,7 +72,7 @@ def has(value: Any, name: str) -> bool:
     return True
 
 
-def shapes_of_model(problem: Any) -> Params:
+def shapes_of_model(problem: AnyProblem) -> Params:
     """Describe the models of a problem by their shapes and types; nothing is computed.
 
     Args:
@@ -91,8 +95,8 @@ class TypedStructure(NamedTuple):
       types: The type of the node, and `types` of each child in its place.
     """
 
-    structure: Any
-    types: Any
+    structure: jax.tree_util.PyTreeDef
+    types: Hashable
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Build a tree.
@@ -116,7 +120,7 @@ def typed_structure(tree: Any) -> TypedStructure:
       What equals that of another tree only if the nodes of both are of the same classes.
     """
 
-    def types_in(structure: Any) -> Any:
+    def types_in(structure: jax.tree_util.PyTreeDef) -> Hashable:
         node = structure.node_data()
         return node and node[0], tuple(map(types_in, structure.children()))
 
@@ -181,7 +185,7 @@ def join(part: Params, other: Params) -> Params:
     )
 
 
-def is_narrow(dtype: Any) -> bool:
+def is_narrow(dtype: np.dtype) -> bool:
     """Tell whether a type is of real numbers of fewer than 32 bits, such as bfloat16.
 
     Args:
@@ -190,7 +194,7 @@ def is_narrow(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def in_32_bits(tree: Any) -> Any:
+def in_32_bits(tree: TreeT) -> TreeT:
     """Convert floating-point leaves of fewer than 32 bits, such as bfloat16, to float32.
 
     Whole numbers of fewer than 8 bits, which files do not know, become int32.
@@ -213,7 +217,7 @@ def in_32_bits(tree: Any) -> Any:
     return jax.tree.map(widen, tree)
 
 
-def programs_within(equation: Any) -> list[Any]:
+def programs_within(equation: JaxprEqn) -> list[Jaxpr]:
     """List the programs that an equation of a traced program runs, such as the body of a loop.
 
     Args:
@@ -221,4 +225,5 @@ def programs_within(equation: Any) -> list[Any]:
     """
     given = jax.tree.leaves(list(equation.params.values()))
     # Most are closed over constants; those of `jax.checkpoint` are not.
-    return [each for each in (getattr(p, "jaxpr", p) for p in given) if hasattr(each, "eqns")]
+    programs = (getattr(each, "jaxpr", each) for each in given)
+    return [each for each in programs if isinstance(each, Jaxpr)]

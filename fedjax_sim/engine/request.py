@@ -138,19 +138,20 @@ def list_lanes(
     system: System, problem: Any, hyper: Any, grid: Grid, options: Options
 ) -> list[Lane]:
     """Check the inputs and list the lanes: settings as given, then seeds."""
-    seeds = list(grid.seeds)
+    seeds, problems = list(grid.seeds), None
     if has_default_clients(system, hyper, grid):
         # Their number is needed for the other checks.
         problems = _problems_of(system, problem, seeds)
         given = system.Hyper() if hyper is None else hyper
         hyper = dataclasses.replace(given, num_clients=problems[0].counts.shape[0])
-        points, hypers = check_call(system, hyper, grid, options)
-    else:
-        points, hypers = check_call(system, hyper, grid, options)
-        problems = _problems_of(system, problem, seeds)
-    _check_clients(hypers, problems)
-    _check_models(problems)
-    completed = _completed(system, hypers, problems)
+    points, hypers = check_call(system, hyper, grid, options)
+    problems = problems or _problems_of(system, problem, seeds)
+    distinct, number = distinct_objects(problems)
+    for each, one in itertools.product(hypers, distinct):
+        if each.num_clients != (num_clients := one.counts.shape[0]):
+            raise ConfigError("num_clients", each.num_clients, f"{num_clients}, as in the problem")
+    _check_models(distinct)
+    completed = [[whole[i] for i in number] for whole in _completed(system, hypers, distinct)]
     return [
         Lane(p * len(seeds) + s, completed[p][s], problems[s], seed, points[p])
         for p in range(len(points))
@@ -183,33 +184,25 @@ def _problems_of(system: System, problem: Any, seeds: list[int]) -> list[AnyProb
     distinct, number = distinct_objects(problems)
     for each in distinct:
         contract.check_problem(system, each)
-    whole = list(map(_without_numbers, distinct))
+
+    def as_typed(leaf: Any) -> Any:
+        """Make an array of a number of Python; it has no definite type either."""
+        return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+
+    whole = []
+    for each in distinct:
+        has_arrays = all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(each))
+        whole.append(each if has_arrays else jax.tree.map(as_typed, each))
     return [whole[i] for i in number]
 
 
-def _without_numbers(problem: AnyProblem) -> AnyProblem:
-    """Make arrays of a problem's numbers of Python; these have no definite type either."""
-    if all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(problem)):
-        return problem
-    return jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf), problem)
-
-
-def _distinct(problems: list[AnyProblem]) -> list[AnyProblem]:
-    """Leave out repetitions of an object."""
-    return distinct_objects(problems)[0]
-
-
-def _check_clients(hypers: Sequence[Any], problems: list[AnyProblem]) -> None:
-    numbers = [problem.counts.shape[0] for problem in _distinct(problems)]
-    for hyper, num_clients in itertools.product(hypers, numbers):
-        if hyper.num_clients != num_clients:
-            raise ConfigError("num_clients", hyper.num_clients, f"{num_clients}, as in the problem")
-
-
 def _check_models(problems: list[AnyProblem]) -> None:
-    """Check that models and metrics of all problems have one form, so that lanes fit together."""
-    first: dict[str, Any] = {}
-    distinct = {_form_of(problem): problem for problem in _distinct(problems)}
+    """Check that models and metrics of problems have one form, so that lanes fit together."""
+    first: dict[str, dict[str, tuple[int, ...]]] = {}
+    distinct = {
+        (typed_structure(each), tuple(map(np.shape, jax.tree.leaves(each)))): each
+        for each in problems
+    }
     for problem in distinct.values() if len(distinct) > 1 else ():
         model = shapes_of_model(problem)
         metrics: Any = jax.eval_shape(problem.evaluate, model)
@@ -220,10 +213,6 @@ def _check_models(problems: list[AnyProblem]) -> None:
                 raise ConfigError(f"shapes of a problem's {name}", shapes, allowed)
 
 
-def _form_of(problem: AnyProblem) -> Any:
-    return typed_structure(problem), tuple(np.shape(leaf) for leaf in jax.tree.leaves(problem))
-
-
 def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves, _ = jax.tree.flatten_with_path(tree)
     return {jax.tree_util.keystr(path): leaf.shape for path, leaf in leaves}
@@ -232,17 +221,20 @@ def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
 def _completed(
     system: System[HyperT, Any, Any], hypers: list[HyperT], problems: list[AnyProblem]
 ) -> list[list[HyperT]]:
-    """Complete each point's settings from each seed's problem, once for each distinct problem."""
-    distinct, number = distinct_objects(problems)
-    places, found = number.tolist(), []
-    for hyper in hypers:
-        completed = []
-        for problem in distinct:
-            named = _with_client_names(hyper, problem)
-            whole = _with_message_bits(system, system.fit.complete(named, problem), problem)
-            completed.append(whole)
-        found.append([completed[i] for i in places])
-    return found
+    """Complete each point's settings from each problem."""
+
+    def completed(hyper: Any, problem: Any) -> HyperT:
+        # Names in a table of clients, or a trace, are matched with those of the problem's clients.
+        names = problem.client_ids if has(problem, "client_ids") else None
+        if names is not None and hasattr(hyper, "delays"):
+            hyper = hyper.with_client_names(names)
+        whole: Any = system.fit.complete(hyper, problem)
+        if getattr(whole, "needs_message_bits", False):  # The clock asks how long messages are.
+            bits = system.messages.bits(shapes_of_model(problem), whole)
+            whole = whole.with_message_bits(*bits)
+        return whole
+
+    return [[completed(hyper, problem) for problem in problems] for hyper in hypers]
 
 
 def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> set[str]:
@@ -273,23 +265,6 @@ def settings_completed_from(system: System, hyper: Any, problem: AnyProblem) -> 
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         jax.vmap(partial(note, place, name))(np.asarray(leaf, float)[None])
     return found
-
-
-def _with_client_names(hyper: HyperT, problem: AnyProblem) -> HyperT:
-    """Match the names in a table of clients, or a trace, with those of the problem's clients."""
-    this: Any = hyper
-    known: Any = problem
-    names = known.client_ids if has(problem, "client_ids") else None
-    return hyper if names is None or not hasattr(hyper, "delays") else this.with_client_names(names)
-
-
-def _with_message_bits(system: System, hyper: HyperT, problem: AnyProblem) -> HyperT:
-    """Set how many bits messages have, if the clock needs to know."""
-    this: Any = hyper
-    if not getattr(this, "needs_message_bits", False):
-        return hyper
-    model = shapes_of_model(problem)
-    return this.with_message_bits(*system.messages.bits(model, hyper))
 
 
 def check_call(

@@ -4,6 +4,7 @@ Dimension letters: those of `fedjax_sim.types`; `V` evaluations.
 """
 
 import dataclasses
+import inspect
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_sim import types
-from fedjax_sim.checking import Count, LaneSeed, Whole, checked, unchecked
+from fedjax_sim.checking import Count, LaneSeed, Whole, checked
 from fedjax_sim.engine import contract, request
 from fedjax_sim.engine.machine.compiling import CompileMeter, keep_by_default
 from fedjax_sim.engine.planning.lanes import Lane
@@ -60,7 +61,7 @@ def simulate(
     Raises:
       ConfigError: Before any training, if an input is not allowed.
     """
-    run = unchecked(sweep)(
+    run: Run[types.HyperT] = inspect.unwrap(sweep)(
         system, problem, hyper, seeds=[seed], budget=budget, checkpoints=checkpoints, **options
     )
     models, samples = jax.tree.map(lambda leaf: leaf[0], (run.models, run.samples))

@@ -19,10 +19,10 @@ import fedjax_sim
 from fedjax_sim import ConfigError, Layout
 from fedjax_sim.engine.machine import compiling, memory
 from fedjax_sim.engine.machine.memory import Free
+from fedjax_sim.engine.planning import drawing
 from fedjax_sim.engine.planning.drawing import (
     DRAWN_TOGETHER,
     Schedules,
-    count_ticks,
     measure_plan,
 )
 from fedjax_sim.engine.program import replay
@@ -450,20 +450,21 @@ def test_ticks_are_counted_a_few_schedules_at_a_time(
     small: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those of all schedules drawn together."""
-    seeds, hypers = range(4), [small(FEDBUFF)] * 4
-    together = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
+    seeds, hypers = [*range(4)], [small(FEDBUFF)] * 4
+    given = FEDBUFF, fedjax_sim.Time(30.0), np.arange(4), seeds, hypers, None
+    together = Schedules(*given).count_ticks()
     drawn: list[int] = []
-    request = count_ticks.__globals__["request_timelines"]
+    request = drawing.request_timelines
 
     def listen(system: Any, few: Any, *given: Any, **budget: Any) -> Any:
         drawn.append(len(few))
         return request(system, few, *given, **budget)
 
-    monkeypatch.setitem(count_ticks.__globals__, "request_timelines", listen)
+    monkeypatch.setattr(drawing, "request_timelines", listen)
     size = measure_plan(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
     free = (DRAWN_TOGETHER + 2.5 / 4 * size) / memory.SHARE
-    monkeypatch.setitem(count_ticks.__globals__, "free_on_host", lambda: free)
-    alone = count_ticks(FEDBUFF, seeds, hypers, fedjax_sim.Time(30.0))
+    monkeypatch.setattr(drawing, "free_on_host", lambda: free)
+    alone = Schedules(*given).count_ticks()
     assert drawn == [2, 2]
     np.testing.assert_array_equal(alone, together)
 

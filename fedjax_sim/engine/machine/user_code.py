@@ -51,7 +51,7 @@ SLOW = 0.1, 10
 """Seconds from which a trace is slow, and within how many times as long it is not repeated."""
 
 _numbers, _lock = itertools.count(1), threading.Lock()
-_arrays: dict[int, tuple["weakref.ref[Any]", Any]] = {}
+_arrays: dict[int, Hashable] = {}
 """Objects that are alive, by their address: contents of arrays, and numbers of others."""
 
 _last: OrderedDict[Hashable, tuple[float, float, int]] = OrderedDict()
@@ -394,7 +394,7 @@ def _part(value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         return kind
     if isinstance(value, jax.Array):
-        if (seen := _seen_as(value)) is None:
+        if (seen := _arrays.get(id(value))) is None:
             is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
             whole = not is_key and value.is_fully_addressable and not value.is_deleted()
             seen = _part_of_array(np.asarray(value)) if whole else next(_numbers)
@@ -402,7 +402,7 @@ def _part(value: Any) -> Any:
         return "array", seen, value.aval
     if isinstance(value, np.ndarray | np.generic):
         part = _part_of_array(np.asarray(value))
-        if isinstance(value, np.ndarray) and (seen := _seen_as(value)) != part:
+        if isinstance(value, np.ndarray) and (seen := _arrays.get(id(value))) != part:
             if seen is not None:
                 # JAX takes an array that it has met in a loop for what it was.
                 jax.clear_caches()
@@ -420,7 +420,7 @@ def _part(value: Any) -> Any:
         return kind, *(_part(getattr(value, each.name, None)) for each in dataclasses.fields(kind))
     if kind.__hash__ not in (None, object.__hash__):
         return kind, value
-    return kind, _seen_as(value) or _see(value, next(_numbers))
+    return kind, _arrays.get(id(value)) or _see(value, next(_numbers))
 
 
 def _part_of_array(array: np.ndarray) -> Hashable:
@@ -430,19 +430,9 @@ def _part_of_array(array: np.ndarray) -> Hashable:
     return array.dtype, array.shape, hashlib.blake2b(flat.data).digest()
 
 
-def _seen_as(value: Any) -> Any:
-    """Look up what an object that is alive was seen as; None if it was not seen."""
-    ref, seen = _arrays.get(id(value), (None, None))
-    return seen if ref is not None and ref() is value else None
-
-
-def _see(value: Any, seen: Any) -> Any:
+def _see(value: Any, seen: Hashable) -> Hashable:
     """Keep what an object is seen as while it is alive, and return that."""
-    place = id(value)
-
-    def forget(gone: "weakref.ref[Any]") -> None:
-        if place in _arrays and _arrays[place][0] is gone:
-            del _arrays[place]
-
-    _arrays[place] = weakref.ref(value, forget), seen
+    if id(value) not in _arrays:
+        weakref.finalize(value, _arrays.pop, id(value)).atexit = False
+    _arrays[id(value)] = seen
     return seen

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -152,40 +152,6 @@ def measure_plan(
     return BYTES_OF_A_PLANNED_SLOT * ticks * slots * num
 
 
-def count_ticks(
-    system: System,
-    seeds: Sequence[int],
-    hypers: Sequence[HyperT],
-    budget: Budget,
-    *,
-    meters: Meters = None,
-) -> np.ndarray:
-    """Count the ticks that belong to the budget of every schedule, and keep no schedule.
-
-    So many are drawn at a time as fit in memory.
-
-    `budget` and `meters` are those of `request_timelines`.
-
-    Args:
-      seeds: D seeds.
-      hypers: D settings of equal static parts.
-
-    Returns:
-      `i64[D]`.
-
-    Raises:
-      ConfigError: As `request_timelines` and `measure_plan`.
-    """
-    size = max(1, measure_plan(system, seeds, hypers, budget))
-    free = SHARE * free_on_host() - DRAWN_TOGETHER
-    at_once = max(1, min(len(seeds), int(free * len(seeds) / size)))
-    drawn = (slice(row, row + at_once) for row in range(0, len(seeds), at_once))
-    request = partial(request_timelines, system, budget=budget)
-    return np.concatenate(
-        [request(seeds[few], hypers[few], meters=meters and meters[few])[1] for few in drawn]
-    )
-
-
 class Schedules(NamedTuple):
     """The D schedules of a group of lanes, before they are drawn. Lanes may share one.
 
@@ -229,9 +195,16 @@ class Schedules(NamedTuple):
         return request_timelines(*given, meters=self.meters)
 
     def count_ticks(self) -> np.ndarray:
-        """Count their ticks, `i64[D]`, see `count_ticks`."""
-        given = self.system, self.seeds, self.hypers, self.budget
-        return count_ticks(*given, meters=self.meters)
+        """Count their ticks, `i64[D]`, and keep none: as many are drawn at a time as fit."""
+        num, size = len(self.seeds), max(1, self.measure())
+        free = SHARE * free_on_host() - DRAWN_TOGETHER
+        at_once = max(1, min(num, int(free * num / size)))
+        found = []
+        for few in (slice(row, row + at_once) for row in range(0, num, at_once)):
+            meters = self.meters and self.meters[few]
+            given = self.system, self.seeds[few], self.hypers[few], self.budget
+            found.append(request_timelines(*given, meters=meters)[1])
+        return np.concatenate(found)
 
     def measure(self) -> int:
         """Count their bytes without drawing them, see `measure_plan`."""
@@ -285,8 +258,8 @@ def draw_timelines(
             leaves = [np.asarray(leaf)[:, :num_ticks] for leaf in timelines]
             whole = whole or [_room_for(leaf, len(seeds)) for leaf in leaves]
             whole = [_filled(into, leaf, first) for into, leaf in zip(whole, leaves, strict=True)]
-    drawn = Timeline(*whole)
-    num_clients = system.messages.num_senders(hypers[0]) or hypers[0].num_clients
+    drawn, hyper = Timeline(*whole), cast(Any, hypers[0])
+    num_clients = system.messages.num_senders(hyper) or hyper.num_clients
     checks.check_values(system, drawn, num_ticks, num_clients)
     if is_small and len(seeds) <= size:
         for leaf in drawn:

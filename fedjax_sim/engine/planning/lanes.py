@@ -171,8 +171,8 @@ class Stacked:
         them; see `fedjax_sim.settings.setting`.
     """
 
-    varying: list[Array | None]
-    shared: list[Array | None]
+    varying: Sequence[Array | np.ndarray | None]
+    shared: Sequence[Array | np.ndarray | None]
     structure: TypedStructure = dataclasses.field(metadata={"static": True})
     known: tuple[tuple[str, float], ...] = dataclasses.field(default=(), metadata={"static": True})
 
@@ -180,7 +180,7 @@ class Stacked:
         """Return the same trees but for some fields."""
         return dataclasses.replace(self, **changes)
 
-    def of_lane(self, varying: list[Array | None]) -> Any:
+    def of_lane(self, varying: Sequence[Array | np.ndarray | None]) -> Any:
         """Build one lane's tree from the lane's entries of `varying`."""
         leaves = [
             here if here is not None else everywhere

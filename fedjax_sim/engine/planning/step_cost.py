@@ -107,13 +107,15 @@ def _count_products(program: Jaxpr) -> float:
     """
     total = 0.0
     for equation in program.eqns:
-        name = equation.primitive.name
+        name, shaped = equation.primitive.name, jax.core.ShapedArray
         if name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left, out = equation.invars[0].aval, equation.outvars[0].aval
+            assert isinstance(left, shaped) and isinstance(out, shaped)
             total += 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
         elif name == "conv_general_dilated":
             kernel, out = equation.invars[1].aval, equation.outvars[0].aval
+            assert isinstance(kernel, shaped) and isinstance(out, shaped)
             features = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
             total += 2.0 * out.size * kernel.size / features
         else:

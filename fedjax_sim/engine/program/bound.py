@@ -23,6 +23,7 @@ from fedjax_sim.settings import ConfigError, check, fields, value_of
 from fedjax_sim.trees import TypedStructure
 from fedjax_sim.types import (
     EMPTY,
+    AnyProblem,
     Array,
     Event,
     Facts,
@@ -108,7 +109,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
     def __init__(
         self,
-        problem: Any,
+        problem: AnyProblem,
         hyper: Any,
         key: Key,
         start: Params | None,
@@ -574,25 +575,27 @@ _event = jax.jit(_event)
 
 
 @RunsOnce
-def _init(bound: Bound, start: Params | None) -> Any:
+def _init(bound: Bound[HyperT, StateT, InfoT], start: Params | None) -> StateT:
     with bound._static.machine.tracing():
         start = None if start is None else contract.fit_start(start, bound.problem)
         state = bound._opened().init(start)
         return state if bound._until is None else state._replace(until=bound._until)
 
 
-def _check_state(bound: Bound, state: Any) -> None:
+def _check_state(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> None:
     """Check that a state has the form of the first one; within a trace, so once for a program."""
     contract.check_state(state, jax.eval_shape(_init.well, bound, None))
 
 
-def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
+def _step_of(
+    bound: Bound[HyperT, StateT, InfoT],
+) -> Callable[[StateT, Event], tuple[StateT, InfoT]]:
     """Return the algorithm's step. Where the run is differentiable, a backward pass repeats it."""
     step = bound._opened().step
     if not bound._static.differentiable:
         return step
 
-    def repeatable(state: Any, event: Event) -> tuple[Any, Any]:
+    def repeatable(state: StateT, event: Event) -> tuple[StateT, InfoT]:
         check_fixed(event.facts)
         return step(state, event)
 
@@ -600,7 +603,7 @@ def _step_of(bound: Bound) -> Callable[[Any, Event], tuple[Any, Any]]:
 
 
 @jax.jit
-def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
+def _step(bound: Bound[HyperT, StateT, InfoT], state: StateT, event: Event) -> tuple[StateT, InfoT]:
     _check_state(bound, state)
     with bound._static.machine.tracing():
         state, info = _step_of(bound)(state, event)
@@ -608,7 +611,9 @@ def _step(bound: Bound, state: Any, event: Event) -> tuple[Any, Any]:
 
 
 @jax.jit
-def _run(bound: Bound, state: Any, events: Event | None) -> tuple[Any, Any]:
+def _run(
+    bound: Bound[HyperT, StateT, InfoT], state: StateT, events: Event | None
+) -> tuple[StateT, InfoT]:
     _check_state(bound, state)
     with bound._static.machine.tracing():
         step = _step_of(bound)
@@ -657,7 +662,7 @@ def _scan_in_blocks(tick: Any, state: Any, given: Any, levels: int = 2) -> tuple
 
 
 @jax.jit
-def _model(bound: Bound, state: Any) -> Params:
+def _model(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> Params:
     _check_state(bound, state)
     with bound._static.machine.tracing():
         opened = bound._opened()
@@ -665,13 +670,13 @@ def _model(bound: Bound, state: Any) -> Params:
 
 
 @jax.jit
-def _evaluate(bound: Bound, state: Any) -> dict[str, Array]:
+def _evaluate(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> dict[str, Array]:
     _check_state(bound, state)
     with bound._static.machine.tracing():
         return bound._opened().evaluate(state)[1]
 
 
-def _guarded(bound: Bound, state: Any) -> Any:
+def _guarded(bound: Bound[HyperT, StateT, InfoT], state: StateT) -> StateT:
     """Let derivatives pass in forward mode alone, unless the program is differentiable."""
     if bound._static.differentiable:
         return state

@@ -313,7 +313,8 @@ def learn_if(
       event: The event.
     """
 
-    def step(state: Any) -> tuple[Any, Any]:
+    def step(state: StateT) -> tuple[StateT, Any]:
+        info: Any
         state, info = learn(state, event)
         if isinstance(changed := getattr(info, "event", ()), Event):
             # Facts hold the trace, and the two branches are traced apart.

@@ -96,7 +96,7 @@ class Program(NamedTuple):
         return Machine(self.placement.platform, self.precision, self.begins_quickly)
 
 
-class _Carry(NamedTuple):
+class Carry(NamedTuple):
     """The state of a lane between two ticks.
 
     Attributes:
@@ -176,11 +176,11 @@ class Replay:
             runs = placed.put(lanes[placed.lane_of])
         return placed.tables(number, number + num_evals), placed.put(place, is_whole=True), runs
 
-    def begin(self) -> tuple[_Carry, Observed]:
+    def begin(self) -> tuple[Carry, Observed]:
         """Begin to compute initial carries and the first evaluation of all lanes."""
         return self._begin(self.program, *self._first)
 
-    def carries(self) -> _Carry:
+    def carries(self) -> Carry:
         """Describe the carries: shapes, dtypes and devices."""
         carries, _ = self._begin.eval_shape(self.program, *self._first)
         return self.placed.carried(carries)
@@ -253,8 +253,8 @@ class Replay:
         return jax.make_jaxpr(results, return_shape=True)(*self._first, *self._inputs(0, 0))
 
     def advance(
-        self, carries: _Carry, begin: int, end: int, is_running: np.ndarray | None = None
-    ) -> tuple[_Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
+        self, carries: Carry, begin: int, end: int, is_running: np.ndarray | None = None
+    ) -> tuple[Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
         """Begin to replay the ticks from `begin` to `end`, a chunk: carries, and evaluations.
 
         The memory of the old carries is reused, so they must not be read again. If the chunk ends
@@ -264,7 +264,7 @@ class Replay:
         inputs = self._inputs(begin, end, is_running)
         return _advance(self.program, self.placed.lanes, carries, *inputs)
 
-    def final_models(self, carries: _Carry) -> types.Params:
+    def final_models(self, carries: Carry) -> types.Params:
         """Fetch the models of all lanes, leaves `[L, ...]`."""
         models = _final_models(self.program, self.placed.lanes, carries)
         return jax.tree.map(lambda leaf: leaf[self.placed.place_of], processes.fetch(models))
@@ -289,7 +289,7 @@ class Replay:
 @partial(RunsOnce, static_argnums=0, keep_unused=True)
 def _begin(
     program: Program, lanes: Lanes, holders: types.Array | None, starts: types.Params | None = None
-) -> tuple[_Carry, Observed]:
+) -> tuple[Carry, Observed]:
     """Compute initial carries and the first evaluation of all lanes.
 
     Args:
@@ -303,10 +303,10 @@ def _begin(
         lane: Opened, row: types.Array, holders: Any, start: types.Params | None = None
     ) -> Any:
         state = lane.init(start)
-        carry = _Carry(state, ())
+        carry = Carry(state, ())
         held = None if holders is None else look_up(holders, (row,))
         if held is not None and lane.algorithm.client_models is None:
-            carry = _Carry(state, first_store(_received(lane, state), held.shape[0]))
+            carry = Carry(state, first_store(_received(lane, state), held.shape[0]))
         return carry, _observe(program, lane, carry, held)
 
     varying = () if starts is None else (starts,)
@@ -322,11 +322,11 @@ def _received(lane: Opened, state: types.StateT) -> types.Params:
 def _advance(
     program: Program,
     lanes: Lanes,
-    carries: _Carry,
+    carries: Carry,
     tables: Tables,
     place: Place,
     is_running: types.Array | None,
-) -> tuple[_Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
+) -> tuple[Carry, tuple[Observed, dict[str, types.Array | Limbs]]]:
     """Replay a chunk.
 
     Args:
@@ -346,7 +346,7 @@ def _advance(
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), advanced)
         return jax.lax.cond(runs, partial(advance, *lane), lambda carry: (carry, nothing), carry)
 
-    def advance(lane: Opened, row: types.Array, given: Any, carry: _Carry) -> Any:
+    def advance(lane: Opened, row: types.Array, given: Any, carry: Carry) -> Any:
         tables, place = given
         algorithm = lane.algorithm
         first = place[0] if program.block else place
@@ -362,10 +362,10 @@ def _advance(
 
         @jax.named_scope("tick")
         def tick(
-            carry: _Carry,
+            carry: Carry,
             given: tuple[tuple[types.Array, types.Array], Any],
             num_ticks: types.Array | None = num_ticks,
-        ) -> tuple[_Carry, Any]:
+        ) -> tuple[Carry, Any]:
             place, ahead = given
             number = (first + place[0]) * per_eval + place[1]
             event = event_at(tables.ticks, row, number, place, facts=program.facts)
@@ -381,10 +381,10 @@ def _advance(
             if tables.held is not None and algorithm.client_models is None:
                 written = look_up(tables.held.write, (row, *place))
                 versions = write_version(versions, written, _received(lane, state))
-            return _Carry(state, versions), (counts, happened)
+            return Carry(state, versions), (counts, happened)
 
         # An evaluation: the ticks before it, and the metrics of the model after them.
-        def take_ticks(carry: _Carry, number: types.Array, begin: Any, length: int) -> Any:
+        def take_ticks(carry: Carry, number: types.Array, begin: Any, length: int) -> Any:
             places = jnp.full(length, number), begin + jnp.arange(length, dtype="int32")
             if not differs:
                 return targets.scan(tick, carry, (places, lane.draw_ahead(carry.state, length)))
@@ -402,11 +402,11 @@ def _advance(
             both = jax.lax.fori_loop(0, shortest, partial(take, num_ticks=None), (carry, found))
             return jax.lax.fori_loop(shortest, longest, take, both)
 
-        def observe(carry: _Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
+        def observe(carry: Carry, number: types.Array, counted: Collection[str] = ()) -> Observed:
             held = tables.held and look_up(tables.held.holders, (row, number))
             return _observe(program, lane, carry, held, counted)
 
-        def evaluation(carry: _Carry, number: types.Array) -> Any:
+        def evaluation(carry: Carry, number: types.Array) -> Any:
             carry, (counts, happened) = take_ticks(carry, number, 0, per_eval)
             return carry, (observe(carry, number, counts), {**_summed(counts), **happened})
 
@@ -415,7 +415,7 @@ def _advance(
 
         # A stretch of ticks: block by block, with counts that add up until the
         # evaluation.
-        def block(i: types.Array, both: tuple[_Carry, Any]) -> tuple[_Carry, Any]:
+        def block(i: types.Array, both: tuple[Carry, Any]) -> tuple[Carry, Any]:
             carry, totals = both
             begin = i * program.block
             carry, (counts, happened) = take_ticks(carry, jnp.int32(0), begin, program.block)
@@ -479,8 +479,8 @@ def _summed(counts: dict[str, types.Array]) -> dict[str, types.Array | Limbs]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _final_models(program: Program, lanes: Lanes, carries: _Carry) -> types.Params:
-    def final(lane: Opened, row: types.Array, _: None, carry: _Carry) -> types.Params:
+def _final_models(program: Program, lanes: Lanes, carries: Carry) -> types.Params:
+    def final(lane: Opened, row: types.Array, _: None, carry: Carry) -> types.Params:
         return lane.algorithm.model(lane.learnt(carry.state))
 
     return _over_lanes(final, program, lanes, varying=(carries,))
@@ -490,7 +490,7 @@ def _final_models(program: Program, lanes: Lanes, carries: _Carry) -> types.Para
 def _observe(
     program: Program,
     lane: Opened,
-    carry: _Carry,
+    carry: Carry,
     holders: types.Array | None,
     counted: Collection[str] = (),
 ) -> Observed:

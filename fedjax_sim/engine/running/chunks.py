@@ -20,11 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.engine.machine import memory, processes
-from fedjax_sim.engine.program.replay import Limbs, Replay
+from fedjax_sim.engine.program.replay import Carry, Limbs, Observed, Replay
 from fedjax_sim.engine.resuming.checkpoint import Checkpoint
 from fedjax_sim.events import HAPPENED, clocks
 from fedjax_sim.lifecycle import Stopped, asked_to_stop, deferring_stops, say
 from fedjax_sim.results.curves import NEVER, Curves
+from fedjax_sim.types import Array, Params
+
+Returned = Observed | tuple[Observed, dict[str, Array | Limbs]]
+"""The evaluation of the beginning, or the evaluations and counts of a chunk."""
+
 
 Report = Callable[[int, Curves], np.ndarray]
 """From the number of evaluations done and what is known so far, without models, to which lanes stop
@@ -113,8 +118,8 @@ class _Chunk(NamedTuple):
 
 def _replayed(
     replay: Replay,
-    carries: Any,
-    first: Any,
+    carries: Carry,
+    first: Observed | None,
     done: int,
     seen: "_Seen",
     checkpoint: Checkpoint | None,
@@ -140,7 +145,7 @@ def _replayed(
     last_ready, lasted = 0.0, 0.0
     with ThreadPoolExecutor(1) as worker:
 
-        def send(begin: int, end: int, returned: Any, sent: float) -> None:
+        def send(begin: int, end: int, returned: Returned, sent: float) -> None:
             # The host may come for the results much later than they are there.
             ready = worker.submit(_when_ready, returned)
             waiting.append(_Chunk(begin, end, returned, carries, sent, ready))
@@ -184,7 +189,7 @@ def _replayed(
             yield fetch_oldest()
 
 
-def _when_ready(returned: Any) -> float:
+def _when_ready(returned: Returned) -> float:
     """Wait for arrays, and return the time."""
     jax.block_until_ready(returned)
     return time.monotonic()
@@ -259,7 +264,7 @@ class _Seen:
         self.stopped_at[stops] = at
         self.repeat(at, stops)
 
-    def repeat(self, at: int, stops: Any = slice(None)) -> None:
+    def repeat(self, at: int, stops: np.ndarray | slice = slice(None)) -> None:
         """Repeat evaluation `at` of some lanes, or of all, in what comes after it."""
         for kind in ("metric", "model"):
             for values in self.kinds[kind].values():
@@ -275,7 +280,7 @@ class _Seen:
         for at in set(stopped_at.tolist()) - {NEVER}:
             self.stop(stopped_at == at, at)
 
-    def put(self, observed: tuple[dict[str, np.ndarray], Any], at: int) -> None:
+    def put(self, observed: tuple[dict[str, np.ndarray], Params | None], at: int) -> None:
         """Write evaluations from number `at` on, lanes in their order.
 
         Args:
@@ -290,7 +295,7 @@ class _Seen:
                 running = self.is_running
                 into[running, at : at + value.shape[1]] = value[self._place_of][running]
 
-    def add(self, infos: dict[str, Any], at: int) -> None:
+    def add(self, infos: dict[str, np.ndarray | Limbs], at: int) -> None:
         """Add the counts of evaluations.
 
         Args:
@@ -302,14 +307,14 @@ class _Seen:
             into = self._into("info", name, counts)
             into[:, at : at + counts.shape[1]] += counts[self._place_of]
 
-    def samples(self, structure: Any) -> Any:
+    def samples(self, structure: jax.tree_util.PyTreeDef) -> Params | None:
         """Return the models in the structure of one model; None if they were not kept."""
         leaves = self.kinds["model"]
         if not leaves:
             return None
         return jax.tree.unflatten(structure, [leaves[str(i)] for i in range(len(leaves))])
 
-    def _into(self, kind: str, name: str, like: Any) -> np.ndarray:
+    def _into(self, kind: str, name: str, like: np.ndarray) -> np.ndarray:
         """Find or make the array of a name, with entries of the shape and type of `[L, C, ...]`."""
         if name not in self.kinds[kind]:
             length = self._num_evals + (kind != "info")

@@ -5,7 +5,7 @@ between two evaluations.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.checks import check_values
-from fedjax_sim.types import Messages, System, Ticks, Timeline
+from fedjax_sim.types import GuessableProblem, Messages, System, Ticks, Timeline
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",
@@ -199,7 +199,8 @@ def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarr
     problems, number = distinct_objects([lane.problem for lane in group])
     for i, problem in enumerate(problems):
         lanes = np.flatnonzero(number == i)
-        chance = problem.chance() if trees.has(problem, "chance") else {}
+        # Attributes may be handed on by a problem's `__getattr__`.
+        chance = cast(GuessableProblem, problem).chance() if trees.has(problem, "chance") else {}
         found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
     return found
 
