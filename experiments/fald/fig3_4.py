@@ -483,7 +483,8 @@ def judge_named(found: Found) -> Verdict:
     The p-value that no other K beats one is at least 1 - `DOUBT` where that one beats all others.
     """
     doubts = found["p that no other is better"]
-    missing = found["words"] or (NAMED.keys() - doubts.keys() and "not all panels have been run")
+    known = all(f"{k}" in doubts.get(panel, ()) for panel, names in NAMED.items() for k in names)
+    missing = found["words"] or (not known and "not all panels and K that are named have been run")
     if missing:
         return verdict(25, found, None, f"not judged: {missing}")
     parts: dict[str, bool | None] = {}

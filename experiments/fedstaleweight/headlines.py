@@ -63,7 +63,7 @@ def measure_synchronous() -> dict[str, float]:
         "keep": fedjax_sim.Keep(models=True),
     }
     steps: dict[str, Any] = {"local_steps": 3, "lr": 0.05, "batch_size": 1}
-    ours = fedstaleweight.paper(buffer_size=num, **clock, **steps)
+    ours: Any = fedstaleweight.paper(buffer_size=num, **clock, **steps)
     ours = ours.replace(clock=ours.clock.replace(restart="after_interaction"))
     drawn = harness.draw(fedstaleweight.system, [ours], 1, ticks)
     staleness = np.arange(ticks)[:, None] - drawn.version[0, 0]

@@ -11,9 +11,10 @@ from experiments.fald import headlines as fald
 from experiments.favano import headlines as favano
 from experiments.fedem import headlines as fedem
 from experiments.fedstaleweight import headlines as fedstaleweight
-from experiments.harness import Verdict
+from experiments.harness import Arguments, Verdict
 from experiments.harness.statistics import FAILS, HOLDS
 from experiments.hierarchical import headlines as hierarchical
+from tests.conftest import slow_but
 from tests.experiments.verdict_rows import Path, assert_verdict, changed, numbers
 
 
@@ -146,3 +147,16 @@ def test_nothing_holds_on_what_is_not_a_number() -> None:
             if id != "fald-25" and (id, path[0]) != ("fald-27", "rounds") and not told & {*path}:
                 verdict = judge(changed(found, path, np.nan)).verdict
                 assert verdict not in (HOLDS, FAILS), (id, path)
+
+
+MODULES = {
+    each.__name__.split(".")[1]: each
+    for each in (fald, favano, fedem, fedstaleweight, hierarchical)
+}
+
+
+@pytest.mark.parametrize("paper", slow_but(["fald", "hierarchical"], list(MODULES)))
+def test_smoke_run(paper: str) -> None:
+    outcome = MODULES[paper].run(Arguments(smoke=True))
+    assert [each.id for each in outcome.verdicts] == [f"{paper}-{n}" for n in MODULES[paper].JUDGES]
+    assert all(each.why and each.id in outcome.text for each in outcome.verdicts)

@@ -22,6 +22,7 @@ from experiments.fald import (
 )
 from experiments.fald.claims import CLAIMS
 from experiments.harness import Verdict, ledger
+from tests.experiments import test_headlines
 from tests.experiments.verdict_rows import Path, assert_verdict, changed, committed, numbers
 
 
@@ -287,7 +288,11 @@ def infinite(found: Any) -> Any:
 
 
 def test_every_claim_is_tried_and_can_fail() -> None:
-    run = {number for number, claim in CLAIMS.items() if not claim.cost}
+    run = {
+        number
+        for number, claim in CLAIMS.items()
+        if not claim.cost and claim.id not in test_headlines.GOOD
+    }
     assert {int(name.split()[1]) for name in CASES} == run
     failing = {row[0] for row in ROWS if row[3].startswith("fails")}
     assert failing == set(CASES)

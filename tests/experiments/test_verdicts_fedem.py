@@ -13,6 +13,7 @@ import pytest
 from experiments.fedem import ablations, fig1, fig2, fig2_shape, fig3, theory
 from experiments.fedem.claims import CLAIMS
 from experiments.harness import Verdict
+from tests.experiments import test_headlines
 from tests.experiments.verdict_rows import Path, assert_verdict, changed, committed, numbers
 
 
@@ -199,7 +200,11 @@ def found_of(name: str) -> Any:
 
 
 def test_every_claim_is_tried_and_can_fail() -> None:
-    run = {number for number, claim in CLAIMS.items() if not claim.cost}
+    run = {
+        number
+        for number, claim in CLAIMS.items()
+        if not claim.cost and claim.id not in test_headlines.GOOD
+    }
     assert {int(name.split()[1]) for name in CASES} == run
     assert {row[0] for row in ROWS if row[3].startswith("fails")} == set(CASES)
 
