@@ -30,6 +30,19 @@ from fedjax_sim.types import System
 
 BLOCKS = parse_compressor("block:norm=2:block=4")
 """The quantizer whose omega is 1."""
+
+
+def exact_variance(compressor: Any, vector: Any) -> Any:
+    """Compute E||Q(x) - x||^2 of a compressor that rounds each entry to one of two neighbours.
+
+    Args:
+      compressor: Q, which defines `around`.
+      vector: x, `f[D]`.
+    """
+    unit, ratio, below, gap = compressor.around(jnp.abs(vector))
+    return jnp.sum(jnp.square(unit) * (ratio - below) * (below + gap - ratio))
+
+
 PAPER: dict[str, Any] = {"alpha": 0.01, "participation": 0.75, "compression": BLOCKS}
 WEIGHTS, MEANS = np.array([0.4, 0.6]), np.array([[-1.0, -0.5], [1.5, 1.0]])
 COVARIANCE = np.array([[1.0, 0.3], [0.3, 1.0]])

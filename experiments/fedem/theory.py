@@ -18,7 +18,15 @@ import xarray as xr
 from experiments.fedem.claims import CLAIMS, Found, verdict
 from experiments.fedem.formulas import bounds as formulas
 from experiments.fedem.formulas import moments, variance_reduction
-from experiments.fedem.setup import BLOCKS, Toy, clients_apart, curves_of, even, figure_of
+from experiments.fedem.setup import (
+    BLOCKS,
+    Toy,
+    clients_apart,
+    curves_of,
+    even,
+    exact_variance,
+    figure_of,
+)
 from experiments.harness import Arguments, Outcome, Sizes, Study, Verdict, verdict_table
 from fedjax_sim import Ticks, compression, streams
 from fedjax_sim.problems import latent
@@ -207,7 +215,7 @@ def measure_quantizers(sizes: Sizes) -> Found:
         samples = [
             jax.vmap(each.apply, (0, None))(jax.random.split(key, draws), x) for each in quantizers
         ]
-        return samples, jax.vmap(BLOCKS.variance)(many)
+        return samples, jax.vmap(lambda x: exact_variance(BLOCKS, x))(many)
 
     with jax.enable_x64(True):
         samples, variances = run(jax.random.key(1), jnp.asarray(x), jnp.asarray(many))

@@ -276,7 +276,11 @@ def draw_schedules(
     hypers = [system.fit.complete(hyper, None) for _, hyper in contender.points()]
     points = list(itertools.product(hypers, seeds))
     found: list[list[Timeline]] = [[] for _ in hypers]
-    for group in groups_of([Lane(i, hyper, None, seed) for i, (hyper, seed) in enumerate(points)]):
+    lanes = [
+        Lane(i, hyper, None, seed)  # type: ignore[arg-type]
+        for i, (hyper, seed) in enumerate(points)
+    ]
+    for group in groups_of(lanes):
         schedules = drawing.Schedules.of(system, group, Time(time_budget))
         schedules.measure()
         drawn, ticks = schedules.request()

@@ -73,7 +73,8 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
             widths[title] = max(map(len, [*title.split(), *columns[title]])) + GAP
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
     table.add_column(head, width=first, overflow="fold")
-    shown, missing, left = [head], [], console.width - first
+    shown, left = [head], console.width - first
+    missing: list[str] = []
     for title, width in widths.items():
         (shown if width <= left else missing).append(title)
         if width <= left:

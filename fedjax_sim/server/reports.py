@@ -568,7 +568,7 @@ class Wire:
         noisy, noises = keep_if_empty(event, (noisy, noises), (exact, memo.noises))
         return optax.tree.cast_like(noisy, updates), memo._replace(noises=noises)
 
-    def _clipped(self, event: Event, updates: Params, bound: Array) -> tuple[Params, Array]:
+    def _clipped(self, event: Event, updates: Params, bound: Array | float) -> tuple[Params, Array]:
         """Clip updates of the schedule's clients in at least 32 bits, as `clip_updates` does.
 
         What is not finite counts as 0, because no norm bounds it.

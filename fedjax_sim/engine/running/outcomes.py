@@ -5,7 +5,7 @@ between two evaluations.
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from fedjax_sim.results.curves import NEVER, Curves, Returned, collapsed_at
 from fedjax_sim.results.metric_names import COORDINATES
 from fedjax_sim.settings import ConfigError
 from fedjax_sim.timelines.checks import check_values
-from fedjax_sim.types import GuessableProblem, Messages, System, Ticks, Timeline
+from fedjax_sim.types import Messages, System, Ticks, Timeline
 
 ENDED_BECAUSE = {
     "idle": "came to a time from which on nobody ever reports",
@@ -200,7 +200,8 @@ def _collapsed_at(group: list[Lane], metrics: dict[str, np.ndarray]) -> np.ndarr
     for i, problem in enumerate(problems):
         lanes = np.flatnonzero(number == i)
         # Attributes may be handed on by a problem's `__getattr__`.
-        chance = cast(GuessableProblem, problem).chance() if trees.has(problem, "chance") else {}
+        known = trees.has(problem, "chance")
+        chance = problem.chance() if known else {}  # type: ignore[union-attr]
         found[lanes] = collapsed_at({k: value[lanes] for k, value in metrics.items()}, chance)
     return found
 

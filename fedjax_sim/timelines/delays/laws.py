@@ -299,7 +299,7 @@ class ClientDelays(Checked):
     def transfer(self) -> Array | None:
         """Time in which each client receives a model and sends an update, `f64[N]`; None if 0."""
         times = [jnp.asarray(x, float) / jnp.asarray(speed, float) for x, speed in self.connections]
-        return sum(times, jnp.zeros(self.client_table.size)) if times else None
+        return sum(times, jnp.zeros(self._own_speeds.size)) if times else None
 
 
 @struct

@@ -437,11 +437,12 @@ def list_members(groups: Groups) -> Members:
     Returns:
       The groups' clients and sizes, as NumPy arrays.
     """
-    group, num = groups.grouping.association, groups.num_groups
-    if group is None:  # in order of the clients' numbers
+    num = groups.num_groups
+    if groups.grouping.association is None:  # in order of the clients' numbers
         parts = np.array_split(np.arange(groups.num_clients), num)
         group = np.repeat(np.arange(num), groups.grouping.group_sizes or [*map(len, parts)])
-    group = np.asarray(group)
+    else:
+        group = np.asarray(groups.grouping.association)
     size = np.bincount(group[group >= 0], minlength=groups.num_groups)
     lists = [np.flatnonzero(group == i) for i in range(groups.num_groups)]
     padded = [np.concatenate([row, np.repeat(row[:1], size.max() - len(row))]) for row in lists]
