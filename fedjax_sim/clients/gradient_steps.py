@@ -63,7 +63,7 @@ class Training(NamedTuple):
     is_corrected: bool = False
     proximal: Array | float | None = None
 
-    def followed(self, slope: Params, model: Params, q: Array, carried: Sequence[Params]) -> Params:
+    def _shifted(self, slope: Params, model: Params, q: Array, carried: Sequence[Params]) -> Params:
         """Direction of a step. carried: the slot's start and the extras."""
         if self.direction is not None:
             slope = self.direction(slope, model, q, *carried)
@@ -437,7 +437,7 @@ def _begin(
             after = local.state
         else:
             slope = turned(given.gradient(turned(local.model), q))
-            slope = given.followed(slope, local.model, q, carried)
+            slope = given._shifted(slope, local.model, q, carried)
             update, after = optimizer.update(slope, local.state, local.model)
         if is_asked is not None:
             update = jax.tree.map(lambda leaf: jnp.where(is_asked, leaf, 0), update)

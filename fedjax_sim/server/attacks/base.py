@@ -77,7 +77,7 @@ class Attack(Kind):
         return True
 
     def first_memory(self, message: Params) -> Any:
-        """Memory of attackers before the first tick; () if they have none.
+        """Return the memory of attackers before the first tick; () if they have none.
 
         Args:
           message: A message, leaves `[...]`, for its shapes.
@@ -85,7 +85,7 @@ class Attack(Kind):
         return ()
 
     def remember(self, key: Key, messages: Params, cohort: Cohort, memory: Any) -> Any:
-        """Memory of attackers after the messages of a tick.
+        """Return the memory of attackers after the messages of a tick.
 
         `messages` and `cohort` are those of `forge`.
 
