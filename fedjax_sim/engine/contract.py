@@ -71,7 +71,7 @@ def with_known_inputs(function: FunctionT) -> FunctionT:
 
 
 def check_problem(system: types.System, problem: Any) -> None:
-    """Check that an object can be what a system learns, without calling it.
+    """Check that an object can be a system's problem, without calling it.
 
     Args:
       problem: The object.

@@ -275,7 +275,7 @@ class Watcher:
         self._order = np.argsort([lane.place for lane in group])
 
     def know(self, ticks: np.ndarray, time: np.ndarray) -> None:
-        """Learn what live lanes have done so far.
+        """Take over the ticks and times of live lanes so far.
 
         Args:
           ticks: `i64[L, v + 1]`, server actions of each lane before each evaluation.

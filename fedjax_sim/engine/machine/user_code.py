@@ -272,7 +272,7 @@ def _replaced(kind: type) -> list[Any]:
 
 
 def _inside_function(function: FunctionType) -> Iterator[Any]:
-    """Iterate over what a function has closed over, its defaults, and what it decorates."""
+    """Iterate over a function's closed-over values, its defaults, and the function it decorates."""
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -284,7 +284,7 @@ def _inside_function(function: FunctionType) -> Iterator[Any]:
 
 
 def _named_in(function: FunctionType) -> Iterator[Any]:
-    """Iterate over what a function names in its module, and in modules that it names there.
+    """Iterate over the globals that a function names, and over those of modules among them.
 
     Its trace reads the same. But there JAX takes an array of NumPy for what it has met before, so
     that arrays which were changed in place are looked for.
@@ -333,7 +333,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def parts_of_program(program: ClosedJaxpr, results: Any) -> Hashable:
-    """Return what tells traced programs apart: their structure, and their constants' contents.
+    """Key of a traced program: its structure, and the contents of its constants.
 
     Args:
       program: The program.
@@ -385,7 +385,7 @@ def _has_program(value: Any) -> bool:
 
 
 def _part(value: Any) -> Any:
-    """Return what tells a constant or a parameter of a program from others; numbers by bits."""
+    """Key of a constant or a parameter of a program; numbers by their bits."""
     kind = type(value)
     if issubclass(kind, float | complex):
         return kind, np.asarray(value).tobytes()
@@ -431,7 +431,7 @@ def _part_of_array(array: np.ndarray) -> Hashable:
 
 
 def _see(value: Any, seen: Hashable) -> Hashable:
-    """Keep what an object is seen as while it is alive, and return that."""
+    """Keep the key of an object while it is alive, and return it."""
     if id(value) not in _arrays:
         weakref.finalize(value, _arrays.pop, id(value)).atexit = False
     _arrays[id(value)] = seen

@@ -389,7 +389,7 @@ _programs: dict[tuple, tuple[Callable[..., Drawn], ClosedJaxpr]] = {}
 
 @functools.lru_cache(maxsize=256)
 def _identity_of_program(program: ClosedJaxpr) -> tuple[str, int]:
-    """Return what tells programs of a timeline apart. Those with callbacks equal themselves alone.
+    """Cache key of a traced timeline; none with callbacks is shared.
 
     Which function of Python a program calls back is not in its text.
     """

@@ -289,7 +289,7 @@ def lay_out(
 
 
 def _so_far(per_tick: np.ndarray, ends: np.ndarray, num_ticks: int) -> np.ndarray:
-    """Sum what ticks count, `[D or 1, T or 1]`, up to each evaluation: `i64[D, V + 1]`."""
+    """Sum the counts of ticks, `[D or 1, T or 1]`, up to each evaluation: `i64[D, V + 1]`."""
     num = len(ends)
     totals = np.cumsum(np.broadcast_to(per_tick, (num, num_ticks)), axis=1, dtype=np.int64)
     totals = np.concatenate([np.zeros((num, 1), np.int64), totals], axis=1)
@@ -333,7 +333,7 @@ def as_lived(
     time: np.ndarray,
     ended: np.ndarray,
 ) -> Schedule:
-    """Replace schedules that say nothing by what happened in live lanes, cut to their ends.
+    """Replace empty schedules by the events of live lanes, cut to their ends.
 
     Args:
       schedule: Those of all lanes, D.
@@ -556,6 +556,6 @@ def event_at(
 
 
 def look_up(leaf: Array, index: tuple) -> Array:
-    """Index the leading axes of an array, except those of length 1, whose entry is for all."""
+    """Index the leading axes of an array; the entry of an axis of length 1 is for all."""
     places = tuple(i if length > 1 else 0 for i, length in zip(index, leaf.shape, strict=False))
     return jnp.asarray(leaf).at[places].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -378,7 +378,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 _fixed(name, leaf)
 
     def _check_given(self, state: Any, event: Any, *, num_dims: int) -> None:
-        """Check what a step is given, and the clients of a changed event where they are known.
+        """Check the arguments of a step, and the clients of a changed event where they are known.
 
         Args:
           num_dims: Dimensions of the event's clients, 1 of one tick and 2 of several.
@@ -420,7 +420,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
             raise ConfigError("event.clients", value, allowed)
 
     def _check_live(self, hyper: Any, changed: set[str]) -> None:
-        """Check that new settings, traced ones too, keep what a live program relies on."""
+        """Check that new settings, traced ones too, keep the facts of a live program."""
         live, names = self._static.plan.live, ", ".join(sorted(changed))
         if live is None or self.system.live is None or self._until is None:
             return
@@ -437,7 +437,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
                 raise ConfigError(names, "changed", allowed)
 
     def _timeline(self, ticks: Ticks) -> Timeline:
-        """Return the schedule, on the host; clients hold what they worked from."""
+        """Return the schedule, on the host; `holds` is the version trained from."""
         shape = (self.num_ticks, np.shape(ticks.clients)[-1])
         clients, steps, staleness, weight = (
             np.broadcast_to(np.asarray(leaf)[0, 0], shape)
@@ -536,7 +536,7 @@ class Bound(Generic[HyperT, StateT, InfoT]):
 
 
 def _words_of(owner: tuple[str | int, ...]) -> str:
-    """Say what an event belongs to, see `Facts.owner`, and how many slots it has."""
+    """Name the owner of an event, see `Facts.owner`, and the number of its slots."""
     *known, slots = owner
     if not known:
         return f"an Event of {slots} slots"

@@ -282,7 +282,7 @@ class LiveLane(NamedTuple):
         return after, info
 
     def _used(self, lived: Lived, clients: Array, steps: Array) -> Instant:
-        """Add the energy of the slots of a tick, with their messages, to what was used before."""
+        """Add the energy of the slots of a tick, with their messages, to the energy used before."""
         if self.energies is None:
             return lived.used
         of_step, of_byte = (jnp.asarray(each, float)[clients] for each in self.energies)
@@ -351,7 +351,7 @@ def open_live(
 
 
 def sizes_of(system: System, hypers: Sequence[HyperT]) -> Sizes | None:
-    """Find out what the clocks of some lanes never exceed; None if schedules are planned.
+    """Find the limits of the clocks of some lanes; None if schedules are planned.
 
     Args:
       hypers: The lanes' settings, of equal static parts.
@@ -377,7 +377,7 @@ def rows_of(sizes: Sizes) -> int:
 
 
 def happened_of(lived: Lived, event: Event) -> dict[str, Array]:
-    """Name what happened at a tick, besides who took part: times are infinite if nothing did.
+    """Name further facts of a tick than its clients: times are infinite if nothing happened.
 
     Args:
       lived: What the lane carries after the tick.
@@ -396,7 +396,7 @@ def _where(condition: Array, new: StateT, old: StateT) -> StateT:
 
 
 def _facts(known: Facts, sizes: Sizes, *, is_full: bool, is_filled: bool) -> Facts:
-    """Return what is known of an event that a live clock has made.
+    """Return the facts of an event that a live clock has made.
 
     Args:
       known: What is known of its frame.
@@ -461,7 +461,7 @@ def _report_again(clients: Array, is_there: Array, num_clients: int) -> Array:
 
 
 def _check_received(received: Received, sizes: Sizes) -> None:
-    """Check the form of what a clock returned. Values are traced."""
+    """Check the form of a clock's result. Values are traced."""
     if not isinstance(received, Received):
         allowed = "a fedjax_sim.timelines.live.Received, with what the clock carries before it"
         raise ConfigError("what the clock's next returned", type(received).__name__, allowed)

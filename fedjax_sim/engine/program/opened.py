@@ -125,7 +125,7 @@ class Opened(NamedTuple):
         return state if self.live is None else state.state
 
     def draw_ahead(self, state: Any, number: int) -> Any:
-        """Draw what a live clock draws in any case, for many ticks; see `LiveLane.draw_ahead`."""
+        """Pre-draw a live clock's random numbers for many ticks; see `LiveLane.draw_ahead`."""
         return None if self.live is None else self.live.draw_ahead(state, number)
 
     def step(

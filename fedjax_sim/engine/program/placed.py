@@ -117,7 +117,7 @@ class PlacedLanes:
 
     @functools.cached_property
     def lanes(self) -> Lanes:
-        """The lanes: what varies on its lane's device, and what is shared on all devices."""
+        """The lanes: varying leaves on their lane's device, shared ones on all devices."""
         lanes, lane_of = self._given, self.lane_of
         dealt = (lanes.seed, lanes.hyper.varying, lanes.problem.varying)
         if self.is_described:

@@ -1,4 +1,4 @@
-"""Plan a group of lanes: planners, called in order, of which each owns what it finds out.
+"""Plan a group of lanes: planners, called in order, each of which owns its facts.
 
     draw     the timelines: drawn or given, messages checked
     store    the timelines laid out: evaluations, rows of the store, ends of live lanes
@@ -48,7 +48,7 @@ depend on how many others run."""
 
 
 NO_FACTS = types.Messages().facts_of_schedule
-"""What systems have whose messages say nothing of who takes part."""
+"""The default of systems without facts that follow from the clients of a schedule."""
 CHECKED_TOGETHER = 2**20
 """Slots of schedules that are checked together."""
 
@@ -76,7 +76,7 @@ class Drawn(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """The size and cost of what is learnt.
+    """The size of the model, and the cost of learning it.
 
     Attributes:
       model: Shapes and dtypes of a model.
@@ -329,7 +329,7 @@ def _replay_of(
 def _trace_problem(
     problem: Any, num_examples: int, *, has_loss: bool = True
 ) -> tuple[ClosedJaxpr, Any]:
-    """Trace what algorithms of this package may call of a problem, and describe its results."""
+    """Trace the methods of a problem that algorithms of this package call, and describe results."""
 
     def results(problem: Any) -> Iterator[Any]:
         key, client = jax.random.key(0), jnp.int32(0)

@@ -157,7 +157,7 @@ class Replay:
     def _inputs(
         self, begin: int, end: int, is_running: np.ndarray | None = None
     ) -> tuple[Tables, Place, types.Array | None]:
-        """Collect the inputs of a chunk besides lanes and carries: `_advance` says what they are.
+        """Collect the inputs of a chunk besides lanes and carries, see `_advance`.
 
         Args:
           begin: Ticks before the chunk.
@@ -566,7 +566,7 @@ def _over_lanes(
 
 
 def first_store(model: types.Params, rows: int) -> types.Params:
-    """Make a store whose row 0 is the initial model: leaves `[H, ...]`."""
+    """Make a store with the initial model in row 0: leaves `[H, ...]`."""
     return jax.tree.map(
         lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype).at[0].set(leaf), model
     )

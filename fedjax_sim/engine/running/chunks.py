@@ -265,7 +265,7 @@ class _Seen:
         self.repeat(at, stops)
 
     def repeat(self, at: int, stops: np.ndarray | slice = slice(None)) -> None:
-        """Repeat evaluation `at` of some lanes, or of all, in what comes after it."""
+        """Repeat evaluation `at` of some lanes, or of all, in the evaluations after it."""
         for kind in ("metric", "model"):
             for values in self.kinds[kind].values():
                 values[stops, at + 1 :] = values[stops, at : at + 1]

@@ -1,4 +1,4 @@
-"""What a group of lanes returns: curves, the schedules that happened, and what follows from these.
+"""Results of a group of lanes: curves, the schedules that happened, and facts that follow.
 
 Dimension letters: those of `fedjax_sim.types`; `L` lanes, `D` schedules, `V` evaluations, `E` ticks
 between two evaluations.
@@ -106,14 +106,14 @@ def _cut(planned: Planned) -> list[Timeline]:
 
 
 def lived_so_far(planned: Planned, happened: Mapping[str, np.ndarray]) -> Schedule:
-    """Make the schedules of live lanes from what happened so far, `[L, V, E, ...]` by name."""
+    """Make the schedules of live lanes from their events so far, `[L, V, E, ...]` by name."""
     known: Any = dict(happened)
     known["time"] = Instant(known["time"], known.pop("rest")).to_float64()
     return as_lived(planned.schedule.take(planned.row), **known)
 
 
 def _timeline_of(schedule: Schedule, lane: int, happened: Mapping[str, np.ndarray]) -> Timeline:
-    """Return the timeline of a live lane: what its clients hold is what they worked from."""
+    """Return the timeline of a live lane: `holds` is the version trained from."""
     end = int(schedule.ticks[lane, -1])
     value, rest, *slots = (
         happened[name][lane].reshape(-1, *happened[name].shape[3:])[:end]
@@ -136,7 +136,7 @@ def _changed(
 
 
 def _say_what_a_rule_refuses(system: System, group: list[Lane], timelines: list[Timeline]) -> None:
-    """Say which live lane had a tick whose messages its settings do not allow, if any had.
+    """Name the first live lane with a tick of messages that its settings do not allow.
 
     Of a planned schedule this is known, and refused, before learning.
     """

@@ -158,7 +158,7 @@ class _Pieces:
         return plan_or_load(self._system, lanes, options, longest=longest)
 
     def _lanes_that_fit(self, ready: Ready) -> int:
-        """Count the lanes that fit, by what their compiled program takes.
+        """Count the lanes that fit, by the memory of their compiled program.
 
         Raises:
           MemoryError: If the state of one lane, or a number of lanes that was asked for, is too
@@ -269,7 +269,7 @@ def _half(num: int) -> int:
 
 
 def _bytes_that_differ(group: list[Lane]) -> int:
-    """Count the bytes of the lanes' stacked problems, without what is the same array in all."""
+    """Count the bytes of the lanes' stacked problems, without arrays that all share."""
     problems = distinct_objects([lane.problem for lane in group])[0]
     stacks = zip(*map(jax.tree.leaves, problems), strict=True)
     return sum(
