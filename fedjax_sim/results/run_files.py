@@ -23,7 +23,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -42,8 +42,6 @@ from fedjax_sim.types import Timeline
 if TYPE_CHECKING:
     import xarray as xr
 
-    from fedjax_sim.results.runs import Run
-
 
 CURVES, SETTINGS = "results.nc", "settings.json"
 
@@ -52,7 +50,31 @@ TYPE = "jax_dtype"
 """Attribute of a variable of a type that netCDF lacks, such as bfloat16: its bits are kept."""
 
 
-def write_files(folder: Path, run: "Run", without: Collection[str] = ()) -> None:
+class Kept(Protocol):
+    """The parts of a run that are saved; see `fedjax_sim.Run`."""
+
+    @property
+    def curves(self) -> "xr.Dataset":
+        """Labelled curves."""
+
+    @property
+    def models(self) -> Any:
+        """Final models."""
+
+    @property
+    def timelines(self) -> list[Timeline]:
+        """Schedules."""
+
+    @property
+    def hypers(self) -> list[Any]:
+        """Settings."""
+
+    @property
+    def samples(self) -> Any:
+        """Models of all evaluations, or None."""
+
+
+def write_files(folder: Path, run: Kept, without: Collection[str] = ()) -> None:
     """Write a run; see `Run.save`."""
     with writing_to("folder", folder):
         pass
@@ -103,7 +125,7 @@ def write_tables(
 
 
 def files_of(
-    runs: Mapping[str, "Run"], without: Collection[str] = ()
+    runs: Mapping[str, Kept], without: Collection[str] = ()
 ) -> dict[str, Callable[[Path], str]]:
     """List the files of runs.
 
@@ -171,7 +193,7 @@ def read_arrays(path: Path) -> dict[str, "xr.Dataset"]:
         raise InputError(f"{path} is damaged, or no netCDF file ({error}).") from None
 
 
-def _described(run: "Run") -> dict[str, Any]:
+def _described(run: Kept) -> dict[str, Any]:
     """Collect settings and seeds for config.json. A setting is a list of values if it differs."""
     system = run.curves.attrs["system"]
     known = {
@@ -291,14 +313,14 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise InputError(f"{path} is not of the form in which {what} are kept: {error!r}") from None
 
 
-def _names_of(run: "Run") -> Any:
+def _names_of(run: Kept) -> Any:
     """Name each array of a model by its place: the model's containers with names in them."""
     taken = {*run.curves.coords, *run.curves.dims}
     names = list(named_leaves(run.models, taken, alone="model"))
     return jax.tree.unflatten(jax.tree.structure(run.models), names)
 
 
-def _labelled(run: "Run", tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
+def _labelled(run: Kept, tree: Any, more_dims: tuple[str, ...]) -> "xr.Dataset":
     """Label the arrays of models. tree: leaves `[L, *more_dims, ...]`, without L for one lane."""
     import xarray as xr
 
@@ -340,7 +362,7 @@ def _tree_of(data: "xr.Dataset", names: Any, curves: "xr.Dataset") -> Any:
     return jax.tree.map(leaf_of, names)
 
 
-def _labelled_timelines(run: "Run") -> "xr.Dataset":
+def _labelled_timelines(run: Kept) -> "xr.Dataset":
     """Put the schedules one after another. Those with fewer slots are padded."""
     import xarray as xr
 

@@ -183,7 +183,8 @@ def is_same(one: Any, other: Any) -> bool:
     if callable(one) or callable(other):
         return getattr(one, "func", one) is getattr(other, "func", other)
     if dataclasses.is_dataclass(one):  # Other classes may have the same name.
-        return bool(jax.tree.structure(one) == jax.tree.structure(other))  # type: ignore[operator]
+        kinds = {jax.tree.structure(each) for each in (one, other)}
+        return len(kinds) == 1
     return np.shape(one) == np.shape(other)
 
 
