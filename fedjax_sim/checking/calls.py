@@ -175,7 +175,14 @@ def _is_rest(parameter: inspect.Parameter) -> bool:
 
 
 def hints_of(source: Any) -> dict[str, Any]:
-    """Read annotations, also those with names that are imported for type checkers alone."""
+    """Read annotations, also those with names that are imported for type checkers alone.
+
+    Args:
+      source: A function or a class.
+
+    Returns:
+      The annotations by name.
+    """
     try:
         return typing.get_type_hints(source, include_extras=True)
     except NameError:
@@ -188,7 +195,14 @@ def hints_of(source: Any) -> dict[str, Any]:
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Read the values that an annotation allows."""
+    """Read the values that an annotation allows.
+
+    Args:
+      annotation: A type, perhaps with limits or a shape.
+
+    Returns:
+      The test of a value, with its words and reader of text.
+    """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in SIMPLE:
         return SIMPLE[annotation]

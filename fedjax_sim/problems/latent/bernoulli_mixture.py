@@ -99,7 +99,11 @@ class BernoulliMixture(OfComponents):
         return -jax.nn.logsumexp(self._logits(self.natural(params), examples), axis=0)
 
     def penalty(self, params: Mixture) -> Array:
-        """Compute R(theta): `f[]`."""
+        """Compute R(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
         return -self.smoothing * jnp.sum(jnp.log(params.means) + jnp.log1p(-params.means))
 
     def metrics(self, statistics: Array, params: Mixture) -> Mapping[str, Array]:

@@ -128,7 +128,11 @@ class FactorAnalysis:
         return log_det + (squares - jnp.sum(scores * means, axis=1)) / 2
 
     def penalty(self, params: Factors) -> Array:
-        """Return R(theta) = 0: `f[]`."""
+        """Return R(theta) = 0: `f[]`.
+
+        Args:
+          params: theta.
+        """
         return jnp.zeros((), params.noise.dtype)
 
     def metrics(self, statistics: Array, params: Factors) -> Mapping[str, Array]:

@@ -262,7 +262,11 @@ class GaussianMixture(OfComponents):
         return jnp.log(jnp.diag(factor)).sum() + jnp.sum(jnp.square(white), axis=0) / 2 - fit
 
     def penalty(self, params: Mixture) -> Array:
-        """Compute R(theta), less the constant of the densities: `f[]`."""
+        """Compute R(theta), less the constant of the densities: `f[]`.
+
+        Args:
+          params: theta.
+        """
         if not self.prior:
             return jnp.zeros((), params.means.dtype)
         first, second = self._split(self.natural(params))

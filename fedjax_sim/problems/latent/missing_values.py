@@ -177,7 +177,11 @@ class MissingValues:
         return jnp.sum(jnp.where(examples.seen > 0, loss, 0), axis=(1, 2))
 
     def penalty(self, params: LowRank) -> Array:
-        """Compute R(theta): `f[]`."""
+        """Compute R(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
         squares = jnp.sum(jnp.square(params.rows)) + jnp.sum(jnp.square(params.columns))
         return self.ridge / 2 * squares
 

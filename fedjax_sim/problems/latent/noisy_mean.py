@@ -88,7 +88,11 @@ class NoisyMean:
         return examples.kappa / 2 * jnp.sum(jnp.square(examples.y - params[None]), axis=1)
 
     def penalty(self, params: Array) -> Array:
-        """Compute R(theta): `f[]`."""
+        """Compute R(theta): `f[]`.
+
+        Args:
+          params: theta.
+        """
         return self.ridge / 2 * jnp.sum(jnp.square(params))
 
     def metrics(self, statistics: Array, params: Array) -> Mapping[str, Array]:

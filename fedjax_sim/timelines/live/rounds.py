@@ -80,11 +80,14 @@ class LiveCohorts(Clients):
         return comes and settings.is_known(self.clock.deadline, 0)
 
     def share(self, counts: Array, clients: Array) -> Array | None:
-        """Weights of the reports of clients `i32[A]`, up to a factor, `f[A]`; None for equal ones.
+        """Weigh the reports of clients, up to a factor.
 
         Args:
           counts: Everyone's number of examples, `i32[N]`.
-          clients: Who is asked.
+          clients: Who is asked, `i32[A]`.
+
+        Returns:
+          The weights, `f[A]`; None for equal ones.
         """
         if self.weighting == "equal":
             return None
