@@ -169,25 +169,11 @@ def test_no_module_imports_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("systems.")])
 def test_systems_do_not_import_each_other(module: str) -> None:
-<<<<<<< HEAD
     """But for these two: a system may be their algorithm on another clock, or a preset of it."""
     own = module.split(".")[1]
     imported = [name.split(".") for name in imports_of(module, MODULES)]
     others = {name[1] for name in imported if name[0] == "systems"} - {own}
     assert others <= {"fedavg", "fedbuff"}
-=======
-    """A system may be another one's algorithm with a live clock, or with a setting or weights."""
-    own = module.split(".")[1]
-    imported = [name.split(".") for name in imports_of(module, MODULES)]
-    others = {name[1] for name in imported if name[0] == "systems"} - {own}
-    assert not others or (others <= {"fedavg", "fedbuff"} and takes_an_algorithm(own))
-
-
-def takes_an_algorithm(name: str) -> bool:
-    """Tell whether a system has a live clock, or no algorithm of its own."""
-    module: Any = importlib.import_module(f"fedjax_sim.systems.{name}")
-    return module.system.live is not None or not hasattr(module, "algorithm")
->>>>>>> a6a362f1c5bd37c74d59c625088ba878ed671875
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("theory.")])
